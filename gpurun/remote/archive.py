@@ -1,8 +1,8 @@
-"""What is shipped: a tar stream that is the same for the same files, made in one pass, and never holding a secret.
+"""The upload as a tar stream: the same bytes for the same files, made in one pass, and never with a secret in it.
 
-`survey` looks at every file first: its name, its kind, and its content for what has the form of a key. What may not
-leave this machine is listed by name and nothing is packed. The stream
-then carries each file with its digest in a trailing manifest, whose own sha256 names the whole pack (docs/FORMATS.md).
+`survey` first checks every file: its name, its kind, and its content for the form of a key. Files that must not leave
+this machine are listed by name, and then nothing is packed. The stream carries each file, and its digest in a trailing
+manifest, whose own sha256 names the whole pack (docs/FORMATS.md).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Sources = Mapping[str, Content]
 MANIFEST_NAME = ".manifest.json"
 MOST_FILES = 100_000
 _BLOCK_BYTES = 1 << 20
-# Measured on 16-bit tokens: tests/bench/bench_pack.py. Each thread holds some 10 MB.
+# Measured on 16-bit tokens: tests/bench/bench_pack.py. Each thread needs about 10 MB.
 _ZSTD_LEVEL = 3
 _MOST_THREADS = 4
 _GZIP_LEVEL = 1
@@ -44,7 +44,7 @@ _LEFT_OUT = frozenset(
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """The content of a file that is not here: the machine downloads it, and knows it by its digest."""
+    """The content of a file that is not here: the machine downloads it, and identifies it by its digest."""
 
     sha256: str
 
@@ -54,9 +54,9 @@ Source = str | bytes | Elsewhere
 
 @dataclass(frozen=True)
 class PackedFile:
-    """A file as it was seen: what it is called in the pack, its size, and what tells whether it has changed since.
+    """A file as it was surveyed: its name in the pack, its size, and a stamp that shows whether it has changed since.
 
-    `source` is its path, its content, or where that is known.
+    `source` is its path, its content, or a reference to its content elsewhere.
     """
 
     name: str
@@ -66,13 +66,13 @@ class PackedFile:
 
     @property
     def is_here(self) -> bool:
-        """Whether this machine has it, and can send it."""
+        """Return whether this machine has it, and can send it."""
         return not isinstance(self.source, Elsewhere)
 
 
 @dataclass(frozen=True)
 class RefusedPath:
-    """Something that may not be shipped, and why."""
+    """A path that must not be uploaded, and why."""
 
     path: str
     reason: str
@@ -81,34 +81,34 @@ class RefusedPath:
 
 @dataclass(frozen=True)
 class Survey:
-    """Everything that a pack would hold, sorted by name, and everything that stands against it."""
+    """Everything that a pack would contain, sorted by name, and every reason against it."""
 
     files: tuple[PackedFile, ...]
     refusals: tuple[RefusedPath, ...]
 
     @property
     def total_bytes(self) -> int:
-        """The files' content together."""
+        """Return the total size of the files' content."""
         return sum(file.bytes for file in self.files)
 
     def demand_clean(self) -> None:
-        """Raise a UsageError that names what may not be shipped, if there is anything."""
+        """Raise UsageError with the paths that must not be uploaded, if there are any."""
         if not self.refusals:
             return
         first, more = self.refusals[0], len(self.refusals) - 1
         others = f" ({more} more: gpurun pack --dry-run lists them)" if more else ""
         hint = "Move it out of the folder, or point --data at a folder that holds only data."
         if first.code == "pack.secret":
-            hint += " If it is no key: gpurun pack --allow-secret FILE, or gpurun run --include FILE."
-        raise UsageError(first.code, f"{first.path} is not shipped: {first.reason}{others}.", hint=hint)
+            hint += " If it is not a key: gpurun pack --allow-secret FILE, or gpurun run --include FILE."
+        raise UsageError(first.code, f"{first.path} is not uploaded: {first.reason}{others}.", hint=hint)
 
 
 def survey(sources: Sources, allowed: Collection[str] = ()) -> Survey:
-    """List what would be packed; `allowed` are whole paths that may have the name or the content of a secret.
+    """List what would be packed; `allowed` are absolute paths that may have the name or the content of a secret.
 
-    Sources map a name in the pack (`bundle/trainer`, `data`) to a file, a folder (taken with all below it) or bytes. A
+    Sources map a name in the pack (`bundle/trainer`, `data`) to a file, a folder (with everything in it) or bytes. A
     source may itself be reached through a link; below it links are never followed. Caches and version control are left
-    out; what cannot be read, or is not there, is refused.
+    out; unreadable or missing files are refused.
     """
     files: list[PackedFile] = []
     refusals: list[RefusedPath] = []
@@ -118,20 +118,20 @@ def survey(sources: Sources, allowed: Collection[str] = ()) -> Survey:
         else:
             found: list[PackedFile] = []
             _look(name, str(source.resolve()), allowed, found, refusals)
-            # A source of a file's own name counts more than what a folder has there.
+            # An explicit source for a name outranks a folder's file of that name.
             files += [file for file in found if file.name == name or file.name not in sources]
     if len(files) > MOST_FILES:
         raise UsageError(
             "pack.too_many",
-            f"There are {len(files):,} files to ship; at most {MOST_FILES:,} are.",
-            hint="Prepare the data as shards: gpurun plan says how.",
+            f"There are {len(files):,} files to upload; the limit is {MOST_FILES:,}.",
+            hint="Prepare the data as shards; gpurun plan shows how.",
         )
     ordered = sorted(files, key=lambda file: file.name.encode("utf-8", "surrogateescape"))
     return Survey(tuple(ordered), tuple(sorted(refusals, key=lambda refusal: refusal.path)))
 
 
 def _look(name: str, path: str, allowed: Collection[str], files: list[PackedFile], refusals: list[RefusedPath]) -> None:
-    """Take one path, and all below it, into the survey."""
+    """Add one path, with everything below it, to the survey."""
     try:
         reason, facts = _against(os.path.basename(path), path in allowed), os.lstat(path)
         if reason is None and stat.S_ISDIR(facts.st_mode):
@@ -154,16 +154,16 @@ def _look(name: str, path: str, allowed: Collection[str], files: list[PackedFile
 
 
 def _against(name: str, is_allowed: bool) -> tuple[str, str] | None:
-    """What a name has against it: code and reason."""
+    """Return the objection to a name: code and reason; None if there is none."""
     if is_named_like_secret(name) and not is_allowed:
-        return "pack.secret", "its name says that it holds a key or password"
+        return "pack.secret", "its name suggests that it holds a key or password"
     if not name.isprintable() or "\\" in name:
         return "pack.name", "its name has characters that other systems cannot hold"
     return None
 
 
 def _against_kind(mode: int) -> tuple[str, str] | None:
-    """What a kind of file has against it: only regular files are shipped."""
+    """Return the objection to a kind of file: only regular files are uploaded."""
     if stat.S_ISLNK(mode):
         return "pack.link", "it is a symbolic link, and links are never followed"
     if not stat.S_ISREG(mode):
@@ -172,7 +172,7 @@ def _against_kind(mode: int) -> tuple[str, str] | None:
 
 
 def _against_content(file: PackedFile) -> tuple[str, str] | None:
-    """What a file's content has against it."""
+    """Return the objection to a file's content; None if there is none."""
     found = secret_in(read_blocks(file))
     return ("pack.secret", f"it holds what looks like {found}") if found else None
 
@@ -183,9 +183,9 @@ def _stamp(facts: os.stat_result) -> tuple[int, ...]:
 
 @dataclass
 class Pack:
-    """A survey on its way: `content_bytes` have been read; `manifest_sha256` is known when all of it has been.
+    """A survey being packed: `content_bytes` have been read; `manifest_sha256` is known when everything has been read.
 
-    `known` has the sha256 of every file that was read whole so far, by name; `sent_bytes` went out for it, compressed.
+    `known` has the sha256 of every file read completely so far, by name; `sent_bytes` is the compressed size so far.
     """
 
     survey: Survey
@@ -199,9 +199,9 @@ class Pack:
         self.known |= {name: source.sha256 for name, source in elsewhere if isinstance(source, Elsewhere)}
 
     def stream(self, codec: Codec = "zstd") -> Iterator[bytes]:
-        """The pack as chunks of about 1 MB, from its beginning at each call; memory does not grow with its size.
+        """Yield the pack in chunks of about 1 MB, from its beginning at each call, in constant memory.
 
-        UsageError when the survey has refusals, or when a file is no longer as the survey saw it (`pack.changed`).
+        UsageError if the survey has refusals, or if a file has changed since the survey (`pack.changed`).
         """
         compressor = _compressor(codec)
         for block in self._tar():
@@ -210,14 +210,14 @@ class Pack:
         yield compressor.flush()
 
     def name(self) -> str:
-        """The sha256 of the manifest, found by reading every file once and sending nothing."""
+        """Return the sha256 of the manifest, by reading every file once without sending anything."""
         for _ in self._tar():
             continue
         assert self.manifest_sha256 is not None
         return self.manifest_sha256
 
     def _tar(self) -> Iterator[bytes]:
-        """The plain tar stream."""
+        """Yield the uncompressed tar stream."""
         self.survey.demand_clean()
         self.content_bytes, self.manifest_sha256 = 0, None
         for file in self.survey.files:
@@ -227,14 +227,14 @@ class Pack:
         yield _header(MANIFEST_NAME, len(manifest)) + manifest + padding + bytes(2 * tarfile.BLOCKSIZE)
 
     def manifest(self) -> bytes:
-        """What names the pack, once every file is known; its own sha256 is then `manifest_sha256`."""
+        """Return the manifest, once every file is known; its own sha256 is then `manifest_sha256`."""
         files = [{"name": f.name, "bytes": f.bytes, "sha256": self.known[f.name]} for f in self.survey.files]
         content = canonical({"v": 1, "files": files})
         self.manifest_sha256 = hashlib.sha256(content).hexdigest()
         return content
 
     def _entry(self, file: PackedFile) -> Iterator[bytes]:
-        """Header, content and padding of one file, read once."""
+        """Yield header, content and padding of one file, read once."""
         yield _header(file.name, file.bytes)
         digest = hashlib.sha256()
         for block in read_blocks(file):
@@ -246,14 +246,14 @@ class Pack:
 
 
 def read_blocks(file: PackedFile) -> Iterator[bytes]:
-    """A file's content in blocks; UsageError when it is not, from first byte to last, the file of the survey."""
+    """Yield a file's content in blocks; UsageError if it differs from the surveyed file."""
     for offset in range(0, max(1, file.bytes), _BLOCK_BYTES):
         yield content_at(file, offset, min(file.bytes - offset, _BLOCK_BYTES))
     demand_unchanged(file)
 
 
 def demand_unchanged(file: PackedFile) -> None:
-    """UsageError `pack.changed` when it is no longer the file of the survey."""
+    """Raise UsageError `pack.changed` if it is no longer the surveyed file."""
     if isinstance(file.source, str):
         try:
             same = _stamp(os.lstat(file.source)) == file.seen
@@ -264,18 +264,18 @@ def demand_unchanged(file: PackedFile) -> None:
 
 
 def content_at(file: PackedFile, offset: int, size: int) -> bytes:
-    """So much of a file from an offset on; UsageError when it is not the file of the survey, or cannot be read."""
+    """Return `size` bytes of a file from an offset on; UsageError if it has changed or cannot be read."""
     if isinstance(file.source, bytes):
         return file.source[offset : offset + size]
     if isinstance(file.source, Elsewhere):
-        raise UsageError("pack.elsewhere", f"{file.name} is not here.", hint="The machine that downloads it has it.")
+        raise UsageError("pack.elsewhere", f"{file.name} is not here.", hint="The machine downloads it itself.")
     try:
         descriptor = os.open(file.source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             content = os.pread(descriptor, size, offset)
             while len(content) < size and (more := os.pread(descriptor, size - len(content), offset + len(content))):
                 content += more
-            # After the reading, which tells a change before it as well.
+            # Checked after reading, which also reveals an earlier change.
             if len(content) != size or _stamp(os.fstat(descriptor)) != file.seen:
                 raise _changed(file.source)
         finally:
@@ -299,7 +299,7 @@ def _changed(path: str) -> UsageError:
 
 
 def _header(name: str, size: int) -> bytes:
-    """One tar header; everything but name and size is the same for every file."""
+    """Return one tar header; everything except name and size is the same for every file."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = size, 0o644
     return entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "strict")
@@ -321,26 +321,26 @@ def _compressor(codec: Codec) -> _Compressor:
 
 
 def is_named_like_secret(name: str) -> bool:
-    """Return whether files of this base name hold keys or passwords."""
+    """Return whether files with this base name hold keys or passwords."""
     return forms.SECRET_NAME.match(name.lower()) is not None and not forms.SOURCE_NAME.fullmatch(name.lower())
 
 
 def secret_in(blocks: Iterable[bytes]) -> str:
-    """Return what kind of key the content holds, "" if none was found; it is read once, in blocks."""
+    """Return the kind of key in the content, "" if none was found; the content is read once, in blocks."""
     stream = iter(blocks)
     first = next(stream, b"")
     opener = next((opener for magic, opener in forms.PACKED.items() if first.startswith(magic)), None)
     stream = chain([first], stream)
-    is_wide, seen = first.startswith(forms.UTF_16), b""
+    is_wide, tail = first.startswith(forms.UTF_16), b""
     for block in stream if opener is None else _unpacked(opener, stream):
-        seen = seen[-forms.OVERLAP_BYTES :] + (block.replace(b"\0", b"") if is_wide else block)
-        if found := _form_in(seen):
+        tail = tail[-forms.OVERLAP_BYTES :] + (block.replace(b"\0", b"") if is_wide else block)
+        if found := _form_in(tail):
             return found
     return ""
 
 
 def _form_in(content: bytes) -> str:
-    """Return what kind of key some bytes hold, "" if none."""
+    """Return the kind of key in some bytes, "" if there is none."""
     if b"\0" in content:
         return forms.PRIVATE_KEY if _has_private_key(content) else ""
     for what, words, form in forms.FORMS:
@@ -363,7 +363,7 @@ def _has_private_key(content: bytes) -> bool:
 
 
 class _Blocks(io.RawIOBase):
-    """Lets a decompressor read what comes in blocks."""
+    """Lets a decompressor read from an iterator of blocks."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._left = blocks, b""
@@ -379,7 +379,7 @@ class _Blocks(io.RawIOBase):
 
 
 def _unpacked(opener: Any, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield what a compressed file holds, up to the limit; a damaged one ends where the damage is."""
+    """Yield the content of a compressed file, up to the limit; a damaged one ends at the damage."""
     with opener(io.BufferedReader(_Blocks(blocks))) as file:
         for _ in range(forms.MOST_UNPACKED_BYTES // _BLOCK_BYTES):
             try:

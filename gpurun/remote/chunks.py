@@ -1,20 +1,20 @@
-"""How a pack travels in parts and a file comes back in ranges: the whole protocol, and the parts of a pack.
+"""How a pack is sent in parts and a file comes back in ranges: the whole protocol, and the parts of a pack.
 
-A pack is the content of its files, one after the other, cut into parts of one size, each with its sha256 and compressed
-by itself. To the machine (`upload.py` here, `agent/receive.py` and `agent/finish_upload.py` there):
+A pack is the content of its files, joined, cut into parts of one size, each with its sha256 and compressed
+separately. To the machine (`upload.py` here, `agent/receive.py` and `agent/finish_upload.py` there):
 
-1. `begin` announces the layout: part size, names and sizes of the files. With `--held ask` it answers first with the
-   digests of whole files that an earlier pack or a bucket has brought; the rest is announced again (`--held settled`).
-   Then it answers which parts are there, one `INDEX SHA256` a line: what a cut or a restart has left.
-2. `receive`, in several lanes at once, takes a stream of parts: each `PART_HEAD` (index, length, length as sent,
-   sha256), then so many bytes; `END_OF_PARTS` ends it. A part that is verified is written to its place in the files
-   and noted in `.incoming/LAYOUT/verified`, whose first line names the boot: nothing is synced, so a reboot voids it.
-   After a cut, `begin` says which of the parts under way have arrived; only the others are sent again.
+1. `begin` announces the layout: part size, names and sizes of the files. With `--held ask` it first answers with the
+   digests of complete files that an earlier pack or a bucket has brought; the rest is announced again
+   (`--held settled`). Then it answers which parts are there, one `INDEX SHA256` per line: left from an interruption.
+2. `receive`, in several lanes at once, reads a stream of parts: each is a `PART_HEAD` (index, length, length as sent,
+   sha256) and its bytes; `END_OF_PARTS` ends the stream. A verified part is written to its place in the files
+   and recorded in `.incoming/LAYOUT/verified`, whose first line names the boot: a reboot voids it (nothing is synced).
+   After an interruption, `begin` says which of the parts under way have arrived; only the others are sent again.
 3. `settle` has all digests and the manifest checked, and renames the files into place: all of them, or none.
 
 From the machine (`download.py` and `resumable_file.py` here, `agent/job_status.py` there): `get` answers a range of a
-file of the manifest. Ranges come over several lanes; what has arrived is listed beside the content in
-`.partial/SHA256.parts`, and the file gets its name once its sha256 holds.
+file of the manifest. Ranges come over several lanes; arrived ranges are listed beside the content in
+`.partial/SHA256.parts`, and the file gets its name once its sha256 is right.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from gpurun.remote.archive import Codec, PackedFile, content_at
 LEAST_PART_BYTES = 1 << 20
 MOST_PART_BYTES = 8 << 20
 MOST_SENT_BYTES = 2 * MOST_PART_BYTES + 4096
-"""What a part may take as it is sent: one that cannot be compressed grows by little."""
+"""The limit for a part as it is sent: incompressible content grows a little."""
 PART_HEAD = struct.Struct(">QII32s")
 END_OF_PARTS = PART_HEAD.pack((1 << 64) - 1, 0, 0, bytes(32))
-# More parts than this are made larger: every part costs a line over there, and a digest here.
+# Above this number, parts are made larger: every part costs a line there, and a digest here.
 _MANY_PARTS = 8192
-# Of 16-bit tokens level 3 makes 7 % fewer bytes and takes twice as long: slower wherever two cores are the limit.
+# For 16-bit tokens level 3 makes 7 % fewer bytes and takes twice as long: slower where two cores are the limit.
 _ZSTD_LEVEL = 1
 _GZIP_LEVEL = 1
 
 
 @dataclass(frozen=True)
 class Part:
-    """One piece of the content, its length and sha256."""
+    """One piece of the content, with its length and sha256."""
 
     index: int
     size_bytes: int
@@ -53,7 +53,7 @@ class Part:
 
 
 class Parts:
-    """The parts of some files. They are read in order once; the digests of whole files are then in `known`, by name."""
+    """The parts of some files. They are read once, in order; then `known` has the digests of whole files, by name."""
 
     def __init__(self, files: Sequence[PackedFile], known: dict[str, str]) -> None:
         self._files = [file for file in files if file.bytes]
@@ -68,14 +68,14 @@ class Parts:
         self.digests: list[str] = []
         self._file_digest = hashlib.sha256()
         known.update({file.name: hashlib.sha256().hexdigest() for file in files if not file.bytes})
-        # Stamps are part of it: other content under the same names and sizes is another pack.
+        # Stamps are included: other content under the same names and sizes is another pack.
         stamps = [hashlib.sha256(f.source).hexdigest() if isinstance(f.source, bytes) else f.seen for f in files]
         named = [[file.name, file.bytes] for file in files]
         self.layout = canonical({"v": 1, "part_bytes": self.part_bytes, "files": named, "stamps": digest_json(stamps)})
         self.layout_sha256 = hashlib.sha256(self.layout).hexdigest()
 
     def read(self, index: int) -> Part:
-        """One part; UsageError `pack.changed` when a file is no longer as the survey saw it."""
+        """Return one part; UsageError `pack.changed` if a file has changed since the survey."""
         if index > len(self.digests):
             raise ValueError(f"part {index} is read before part {len(self.digests)}")
         pieces = [(file, offset, content_at(file, offset, size)) for file, offset, size in self._places(index)]
@@ -88,11 +88,11 @@ class Parts:
         return Part(index, len(content), sha256, content)
 
     def size_of(self, index: int) -> int:
-        """How long a part is."""
+        """Return the length of a part."""
         return min(self.part_bytes, self.total_bytes - index * self.part_bytes)
 
     def _learn(self, file: PackedFile, offset: int, piece: bytes) -> None:
-        """Take the next piece of a file into the file's own digest."""
+        """Add the next piece of a file to the file's own digest."""
         if offset == 0:
             self._file_digest = hashlib.sha256()
         self._file_digest.update(piece)
@@ -100,7 +100,7 @@ class Parts:
             self._known[file.name] = self._file_digest.hexdigest()
 
     def _places(self, index: int) -> Iterator[tuple[PackedFile, int, int]]:
-        """Where a part comes from: file, offset in it, bytes."""
+        """Yield where a part comes from: file, offset in it, bytes."""
         start = index * self.part_bytes
         end, place = start + self.size_of(index), bisect_right(self._starts, start) - 1
         while start < end:
@@ -111,7 +111,7 @@ class Parts:
 
 
 def part_bytes_for(total_bytes: int) -> int:
-    """How large parts are: small, as a cut costs those under way; larger only where there would be very many."""
+    """Return the part size: small, because an interruption loses the parts under way; larger for very many parts."""
     size = LEAST_PART_BYTES
     while size < MOST_PART_BYTES and total_bytes > size * _MANY_PARTS:
         size *= 2
@@ -119,7 +119,7 @@ def part_bytes_for(total_bytes: int) -> int:
 
 
 def compressed(content: bytes, codec: Codec) -> bytes:
-    """One part as it is sent; any number of threads may ask at once."""
+    """Return one part as it is sent; safe to call from several threads."""
     if codec == "gzip":
         return gzip.compress(content, _GZIP_LEVEL, mtime=0)
     import zstandard

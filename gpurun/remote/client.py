@@ -1,4 +1,4 @@
-"""The far side as its callers see it: one typed method a verb, over any `Machine`; every answer is checked."""
+"""The remote side for its callers: one typed method per verb, over any `Machine`; every answer is checked."""
 
 from __future__ import annotations
 
@@ -46,29 +46,29 @@ from gpurun.remote.upload import send_pack
 AGENT = Path(__file__).parent / "agent"
 _DIGEST_OF_AGENT = "import hashlib; print(hashlib.sha256(open('agent.pyz', 'rb').read()).hexdigest())"
 EACH_NODE = ("pilot.sh", "nodes")
-"""What `sh` runs in the folder of a job to have a command on each of its nodes (providers/slurm/pilot.sh)."""
+"""What `sh` runs in the folder of a job to run a command on each of its nodes (providers/slurm/pilot.sh)."""
 ANY_ON_EACH_NODE = (EACH_NODE[0], "each")
-"""The same for a command of the user's own, which is told of a stop by a signal."""
+"""The same for a user's command, which is told about a stop by a signal."""
 IN_IMAGE, PYTHON_IN_IMAGE = "in-image", "in-image-python"
-"""What the same pilot writes there: they run the words, or a Python with the words, that follow in the job's image."""
+"""Scripts that the same pilot writes: they run the following words, or a Python with them, in the job's image."""
 NODES_SILENT = "nodes_silent"
 TORCHRUN = "torch.distributed.run"
 LOOK_S = 180
-"""How long a look around may wait for the Pythons there (torch_look.LIMIT_S)."""
+"""How long the first look may wait for the Pythons there (torch_look.LIMIT_S)."""
 _QUICK_S = 30.0
 _START_S = 180.0
 _PART_S = 300.0
-_LANE_BYTES = 8 << 20  # A file that is smaller than this for each lane is not worth another login.
+_LANE_BYTES = 8 << 20  # A smaller share of a file is not worth another login.
 _SHARED_LANES = 3
 MOST_LANES = 8
-# Until a program runs, a server's kernel may keep an answer back for so long: a way that seems no longer may be short.
+# Before a program runs, a server's kernel may delay its answer by this much: a short round trip may look this long.
 DELAYED_ANSWER_S = 0.04
 SHORT_S = 0.01
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Bytes of a file that grows, from `offset` on; `size` is how long the whole file was then."""
+    """Bytes of a growing file, from `offset` on; `size` was the length of the whole file then."""
 
     offset: int
     data: bytes
@@ -77,7 +77,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Poll:
-    """The status, and a chunk for every file that was asked for."""
+    """The status, and a chunk of every requested file."""
 
     status: Status
     chunks: Mapping[str, Chunk]
@@ -91,9 +91,9 @@ class FarSide:
     def __init__(
         self, machine: Machine, python: str = "python3", private: Machine | None = None, job_python: str = ""
     ) -> None:
-        """`private` is a way to the machine on which standard input lies on no disk, where `machine` is none.
+        """`private` is a connection that stores no standard input on disk, if `machine` is not one.
 
-        `python` runs the agent. `job_python` is the path of the job's own, where it is certainly another.
+        `python` runs the agent. `job_python` is the path of the job's own Python, if that is certainly another.
         """
         self._machine = machine
         self._private = private
@@ -101,20 +101,20 @@ class FarSide:
         self._job_python = job_python or (python if "/" in python else "")
 
     def answers(self, limit_s: float) -> bool:
-        """Return whether the machine gives a sign of life within so many seconds; False where it cannot be asked."""
+        """Return whether the machine shows a sign of life within `limit_s`; False if it cannot be asked."""
         return isinstance(self._machine, Answers) and self._machine.answers(limit_s)
 
     def install_agent(self) -> None:
-        """Put the agent there and read it back."""
+        """Upload the agent and read it back."""
         self._put("agent.pyz", agent_zip())
         if words := self._agent_amiss():
-            raise FarRefusal("agent_damaged", f"agent.pyz did not arrive whole: {words}")
+            raise FarRefusal("agent_damaged", f"agent.pyz arrived damaged: {words}")
 
     def hello(self, python: str | None = None, on_wait: Callable[[int, str], None] = lambda *_: None) -> MachineFacts:
-        """What the machine is and has; importing torch there may take minutes on a cold disk.
+        """Return the machine's facts; importing torch there may take minutes on a cold disk.
 
-        A Python named by its path, here or for this far side, is the only one that is asked for torch; else any.
-        `on_wait` is told for how many seconds it is looked by now, and whom that waits for.
+        If a Python is named by its path, here or for this object, only that one is checked for torch.
+        `on_wait` is called with the seconds so far, and what they are spent waiting for.
         """
         chosen = python or self._job_python
         options = ["--python", chosen] if chosen else []
@@ -122,16 +122,16 @@ class FarSide:
         return understood(MachineFacts, line)
 
     def missing_imports(self, names: Sequence[str], python_path: str = "") -> Missing:
-        """Which top-level modules the Python of the job does not find; after `hello`, and none of them is run."""
+        """Return which top-level modules the job's Python cannot find; call after `hello`; none of them is run."""
         path = ["--path", python_path] if python_path else []
         path += ["--python", self._job_python] if self._job_python else []
         line, _ = self.ask("imports", "--names", ",".join(names), *path, timeout_s=_PART_S)
         return understood(Missing, line)
 
     def measure(self, program: bytes, processes_per_node: int, seconds: float, python: str) -> LinkSpeed:
-        """What each node of a job has, and how fast they reach one another: trainer/network.py on all of them at once.
+        """Return the hardware of each node of a job, and the speed between them: trainer/network.py run on all at once.
 
-        FarRefusal NODES_SILENT where not all of them answered.
+        FarRefusal NODES_SILENT if not all of them answered.
         """
         self._put("network.py", program)
         words = [*EACH_NODE, python, "-m", TORCHRUN, f"--nproc-per-node={processes_per_node}", "network.py"]
@@ -148,98 +148,98 @@ class FarSide:
         on_progress: Callable[[int], None] | None = None,
         timeout_s: float = 3600.0,
     ) -> Shipped:
-        """Ship a pack; it is in place and verified there, or nothing of it is (`remote.upload`)."""
+        """Upload a pack; either all of it is in place and verified there, or nothing of it is (`remote.upload`)."""
         return send_pack(self, pack, codec, on_progress=on_progress, timeout_s=timeout_s)
 
     def start(self, job: Mapping[str, Any]) -> Started:
         """Start the job (docs/FORMATS.md has its keys) unless it was started.
 
-        Then an earlier lease in it shortens the lease and a later one changes nothing; another run, argv, cwd or env is
+        If it was, an earlier lease shortens the lease and a later one changes nothing; another run, argv, cwd or env is
         FarRefusal `other_job`.
         """
         self._put("job.json", canonical(dict(job)))
         return understood(Started, self.ask("start", "--job", "job.json", timeout_s=_START_S)[0])
 
     def hand_secrets(self, secrets: Mapping[str, str]) -> None:
-        """Leave the values of --secret for the job that is started next."""
+        """Hand over the values of --secret for the job that is started next."""
         far = self if self._private is None else FarSide(self._private, self._python)
         far.ask("secrets", stdin=[json.dumps(dict(secrets)).encode()])
 
     def _agent_amiss(self) -> str:
-        """What is said where the agent is not as it is here; nothing where it is."""
+        """Return the output of a check if the agent there differs from the one here; "" if it does not."""
         reply = self._run(["-I", "-c", _DIGEST_OF_AGENT], timeout_s=_QUICK_S)
         is_same = reply.stdout.strip() == hashlib.sha256(agent_zip()).hexdigest().encode()
         return "" if is_same else _words(reply.stderr)
 
     def let_push(self, order: bytes) -> None:
-        """Give the agent URLs to push checkpoints by; they are a secret, and replace those before."""
+        """Give the agent URLs to push checkpoints to; they are secret, and replace earlier ones."""
         self._put("agent/push.json", order)
 
     def poll(self, wants: Mapping[str, tuple[int, int]]) -> Poll:
-        """The status, and of each wanted file at most so many bytes from an offset on.
+        """Return the status, and of each requested file at most `most` bytes from an offset on.
 
         `wants` maps `events.jsonl`, `trainer.log` or `agent.log` to (offset, most).
         """
         line, content = self.ask("poll", "--want", json.dumps({name: list(want) for name, want in wants.items()}))
-        said = understood(Polled, line)
+        answer = understood(Polled, line)
         chunks = {}
         at = 0
-        for piece in said.chunks:
+        for piece in answer.chunks:
             if piece.name not in wants or piece.name in chunks:
-                raise FarRefusal("nonsense", "The instance answered for a file that was not asked for.")
+                raise FarRefusal("nonsense", "The instance sent a file that was not requested.")
             data = _cut(content, at, piece, *wants[piece.name])
             chunks[piece.name] = Chunk(piece.offset, data, piece.size)
             at += len(data)
         if at != len(content) or set(chunks) != set(wants):
-            raise FarRefusal("nonsense", "The instance answered less or more than was asked for.")
-        return Poll(said.status, chunks)
+            raise FarRefusal("nonsense", "The instance sent less or more than was requested.")
+        return Poll(answer.status, chunks)
 
     def doors(self) -> Doors:
-        """Where people work on a dev box."""
+        """Return where people work on a dev box."""
         return understood(Doors, self.ask("doors")[0])
 
     def unsaved(self) -> Unsaved:
-        """What of a dev box its end would take away, and how many terminals are open there."""
+        """Return what a dev box's end would destroy, and how many terminals are open there."""
         return understood(Unsaved, self.ask("unsaved", timeout_s=2 * _QUICK_S)[0])
 
     def stop(self, *, now: bool = False, reason: str = "user") -> bool:
-        """Ask for the trainer's end: save and stop, or KILL with `now`. False when there is no trainer to ask."""
+        """Request the trainer's end: save and stop, or KILL with `now`. Return False if there is no trainer."""
         line, _ = self.ask("stop", *(["--now"] if now else []), "--reason", reason)
         return understood(StopAnswer, line).asked
 
     def shorten(self, soft_stop_wall: float, hard_stop_wall: float) -> LeaseAnswer:
-        """Bring the lease forward; the answer is what holds now, never later than before."""
+        """Shorten the lease; return the lease that holds now, which is never longer than before."""
         line, _ = self.ask("shorten", "--soft", repr(float(soft_stop_wall)), "--hard", repr(float(hard_stop_wall)))
         return understood(LeaseAnswer, line)
 
     def end(self, folder: str, at_wall: float = 0.0) -> EndAnswer:
-        """Have the machine end itself at a time by its own clock (0: now), by the dead-man timer of that folder.
+        """Let the machine end itself at a time by its own clock (0: now), by the dead-man timer of that folder.
 
-        Nothing lengthens its time. Once that is over the machine may be gone before it answers: MachineLost.
+        Nothing extends its time. Once that is over, the machine may be gone before it answers: MachineLost.
         """
         return understood(EndAnswer, self.ask("end", "--folder", folder, "--at", repr(float(at_wall)))[0])
 
     def set_up(self, script: bytes, *, limit_s: float, offset: int, most: int) -> tuple[SetUp, bytes]:
-        """How the user's own script is, and a part of its log; it is begun only where it never was, and not waited for.
+        """Return the state of the user's set-up script, and a part of its log; it is started only if it never was.
 
-        There it is ended after `limit_s`, whether somebody asks or not.
+        The call does not wait for it. It is ended there after `limit_s`, with or without a client.
         """
         options = ("--from", str(offset), "--most", str(most))
         line, content = self.ask("setup", *options)
-        said = understood(SetUp, line)
-        if said.state == "none":
+        answer = understood(SetUp, line)
+        if answer.state == "none":
             self._put("setup.sh", script)
             line, content = self.ask("setup", "--limit", repr(float(limit_s)), *options)
-            said = understood(SetUp, line)
-        if said.bytes != len(content) or said.bytes > most:
-            raise FarRefusal("nonsense", "The instance answered another part of its log than was asked for.")
-        return said, content
+            answer = understood(SetUp, line)
+        if answer.bytes != len(content) or answer.bytes > most:
+            raise FarRefusal("nonsense", "The instance sent another part of its log than requested.")
+        return answer, content
 
     def farewell(self, *, keep_results: bool = False, keep_work: bool = False) -> int:
-        """End the trainer at once and remove the run's whole folder; how many of its processes were ended.
+        """End the trainer at once and remove the run's whole folder; return how many of its processes were ended.
 
-        With `keep_results` what the trainer has written stays, with `keep_work` a command's own folder. It may be asked
-        again, and where the disk is full: the agent is put there only where it is missing.
+        With `keep_results` the trainer's outputs stay, with `keep_work` a command's own folder. It may be repeated,
+        also with a full disk: the agent is uploaded only if it is missing.
         """
         if self._agent_amiss():
             self.install_agent()
@@ -248,9 +248,9 @@ class FarSide:
         return understood(FarewellAnswer, self.ask("farewell", *kept, timeout_s=_START_S)[0]).killed
 
     def manifest(self, most_bytes: int) -> Manifest:
-        """The finished files, none before there are any.
+        """Return the finished files, empty before there are any.
 
-        FarRefusal when a single one of them is not acceptable, or they announce more than `most_bytes` in all.
+        FarRefusal if one of them is not acceptable, or they announce more than `most_bytes` in total.
         """
         arriving = Whole(MOST_MANIFEST_BYTES)
         try:
@@ -262,22 +262,22 @@ class FarSide:
         return understood_manifest(arriving.content(), most_bytes)
 
     def gather(self, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
-        """Have many small files handed over (`remote.small_files`); those that are not there any more."""
+        """Receive many small files (`remote.small_files`); return those that no longer exist."""
         return fetch_small_files(self, files, take)
 
     def fetch(
         self, name: str, size_bytes: int, sha256: str, into: Path, *,
         on_progress: Callable[[int], None] | None = None, aside: bool = False,
     ) -> Path:  # fmt: skip
-        """Bring a file of the manifest home, verified, over lanes that stay open (`remote.download.fetch`)."""
+        """Download a file of the manifest, verified, over lanes that stay open (`remote.download.fetch`)."""
         pulls = [partial(fetch_part, lane, name) for lane in self.lanes(1 + size_bytes // _LANE_BYTES)]
         return fetch(WantedFile(name, size_bytes, sha256, on_progress, aside), into, *pulls)
 
     def lanes(self, most: int, *, least: int = 1) -> list[FarSide]:
-        """Ways there that may be used at once, as many as one this long is worth; they stay until `close_lanes`.
+        """Return lanes to use in parallel, as many as the round trip justifies; they stay open until `close_lanes`.
 
-        The first ones are this one, whose connection they share, as another login takes a while; the others have each
-        their own, as a line that loses packets holds every connection back by itself.
+        The first ones share this object's connection, because another login takes a while; the others have
+        their own, because packet loss slows each connection separately.
         """
         count = min(most, max(least, lanes_for(self.round_trip_s)))
         shared = min(count, _SHARED_LANES)
@@ -286,25 +286,25 @@ class FarSide:
         return [self] * shared + list(self._lanes[: count - shared])
 
     def lane(self) -> FarSide:
-        """The same far side over a connection of its own, for one more thread."""
+        """Return the same remote side over a separate connection, for one more thread."""
         return FarSide(self._machine.lane(), self._python, job_python=self._job_python)
 
     @contextmanager
     def many_lanes(self) -> Iterator[None]:
-        """A time in which lanes are used: whatever ends it, none stays open."""
+        """Use lanes within this context; at its end, none stays open."""
         try:
             yield
         finally:
             self.close_lanes()
 
     def close_lanes(self) -> None:
-        """End what `lanes` has made."""
+        """Close what `lanes` has made."""
         for lane in self._lanes:
             lane.close()
         self._lanes = ()
 
     def close(self) -> None:
-        """End every connection; the next call makes a new one."""
+        """Close every connection; the next call makes a new one."""
         self.close_lanes()
         self._machine.close()
         if self._private is not None:
@@ -312,7 +312,7 @@ class FarSide:
 
     @property
     def round_trip_s(self) -> float:
-        """How long the way there and back takes."""
+        """Return the round-trip time."""
         return self._machine.round_trip_s
 
     def _put(self, name: str, content: bytes) -> None:
@@ -330,7 +330,7 @@ class FarSide:
         site: bool = False,
         timeout_s: float = _QUICK_S,
     ) -> tuple[bytes, bytes]:
-        """One call of the agent: its line and what follows, which goes into the sink as it comes, if there is one.
+        """Make one call of the agent; return its line and what follows, which goes to the sink, if there is one.
 
         Without `site` Python starts in half the time.
         """
@@ -354,7 +354,7 @@ class FarSide:
         sink: Take | None = None,
         timeout_s: float = _QUICK_S,
     ) -> Reply:
-        """Run the Python of the machine; FarRefusal `no_python` where it has none."""
+        """Run the machine's Python; FarRefusal `no_python` if it has none."""
         reply = self._machine.call([self._python, *words], stdin=stdin, sink=sink, timeout_s=timeout_s)
         if reply.exit_code in (126, 127):
             raise FarRefusal("no_python", f"The machine has no {self._python} (3.8 or newer is needed).")
@@ -362,7 +362,7 @@ class FarSide:
 
 
 class _Looking:
-    """The answer to `hello` as it comes: lines that tell whom it waits for, and a last one, which is kept."""
+    """The answer to `hello` as it arrives: lines that say what it waits for, and a last one, which is kept."""
 
     def __init__(self, on_wait: Callable[[int, str], None]) -> None:
         self.line = bytearray()
@@ -377,13 +377,13 @@ class _Looking:
                 waiting = understood(Looking, bytes(self.line)).looking
                 self._on_wait(waiting.seconds, waiting.waits_for)
         if len(self._rest) > MOST_LINE_BYTES:
-            raise FarRefusal("nonsense", f"The instance answered {len(self._rest)} bytes without an end of line.")
+            raise FarRefusal("nonsense", f"The instance sent {len(self._rest)} bytes without a line end.")
 
 
 def lanes_for(round_trip_s: float) -> int:
-    """How many lanes keep a way of this length busy, as each carries a window a round trip, and no more.
+    """Return how many lanes keep a connection with this round trip busy, each carrying one window per round trip.
 
-    What comes home is taken in by one thread a connection: on a short way a second lane only has the digest wait.
+    One thread per connection receives a download: with a short round trip a second lane would only delay the digest.
     """
     if round_trip_s < SHORT_S + DELAYED_ANSWER_S:
         return 1
@@ -391,22 +391,22 @@ def lanes_for(round_trip_s: float) -> int:
 
 
 def _cut(content: bytes, at: int, piece: Piece, offset: int, most: int) -> bytes:
-    """The bytes that a piece announces, if it is the piece that was asked for."""
+    """Return the bytes that a piece announces, if it is the requested piece."""
     data = content[at : at + piece.bytes]
     if piece.offset != offset or piece.bytes > most or len(data) != piece.bytes:
-        raise FarRefusal("nonsense", f"The instance answered another part of {piece.name!r} than was asked for.")
+        raise FarRefusal("nonsense", f"The instance sent another part of {piece.name!r} than requested.")
     return data
 
 
 def _words(stderr: bytes) -> str:
-    """The end of what a program said on its way out."""
+    """Return the end of a program's error output."""
     return stderr[-500:].decode("utf-8", "replace").strip() or "it said nothing"
 
 
 def agent_zip() -> bytes:
-    """The agent as the one file that is shipped: a zip that Python runs as it is, the same bytes for the same sources.
+    """Return the agent as the one uploaded file: a zip that Python runs directly, the same bytes for the same sources.
 
-    It is not compressed, as it would cost every call more to inflate it than it costs once to send it.
+    It is not compressed: inflating it at every call would cost more than sending it once.
     """
     package = ["gpurun", "remote", "agent"]
     content = {"/".join([*package[:depth], "__init__.py"]): b"" for depth in (1, 2)}

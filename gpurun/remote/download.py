@@ -1,4 +1,4 @@
-"""One file brought home: over one lane or several, resumed where it stopped, and named only when its digest holds.
+"""Downloads one file: over one lane or several, resumed where it stopped, and named only when its digest is right.
 
 `chunks.py` has the protocol.
 """
@@ -23,7 +23,7 @@ from gpurun.remote.interface import FarRefusal, MachineLost, Take
 from gpurun.remote.messages import MOST_LINE_BYTES, Piece, Sized, locate_file, refusal_in, understood
 from gpurun.remote.resumable_file import Partial, Taker, arrived_bytes, locate_notes
 
-# A range takes a lane about so long from its first byte on: each costs a start over there, and the last ones should end
+# The time for a range on a lane, from its first byte on: each range has a start-up cost, and the last ones should end
 # together.
 RANGE_S = 5.0
 MOST_RANGE_BYTES = 2 << 30
@@ -36,15 +36,15 @@ LEFT_FREE_BYTES = 10 * 10**9
 _REFETCHES = 3
 _PULL_S = 300.0
 
-# Asks for `most` bytes from an offset on, and hands them over as they come; fewer may come.
+# Requests `most` bytes from an offset on, and passes them on as they arrive; fewer may arrive.
 Pull = Callable[[int, int, Take], None]
 
 
 @dataclass(frozen=True)
 class WantedFile:
-    """A file of a verified manifest, and what is told as it arrives (bytes so far; 0 where it begins again).
+    """A file of a verified manifest, and the callback for its progress (bytes so far; 0 when it starts again).
 
-    `aside`: what arrives is kept apart from what somebody else, who does not go on, has of it.
+    `aside`: the partial file is kept separate from one of another process that does not continue.
     """
 
     name: str
@@ -54,18 +54,18 @@ class WantedFile:
     aside: bool = False
 
     def tell(self, have_bytes: int) -> None:
-        """Say how much is there; what that raises ends the download."""
+        """Report how much has arrived; an exception of the callback ends the download."""
         if self.on_progress is not None:
             self.on_progress(have_bytes)
 
 
 def fetch(wanted: WantedFile, into: Path, *pulls: Pull) -> Path:
-    """Bring one file to `into`/name and return its path; a file that is there already, digest verified, is left alone.
+    """Download one file to `into`/name and return its path; an existing file with the right digest is left alone.
 
-    Each of the pulls is a lane of its own; all are used at once. What has arrived is kept in `into`/.partial under its
-    digest, so a later call fetches only the rest. A wrong digest is fetched again three times. CollectFailed: the
-    digest never held; StoreFull: the file could not be stored; files that were verified before stay as they are.
-    HeldElsewhere, a MachineLost: somebody else is at it.
+    Each pull is a separate lane; all are used at once. Arrived content is kept in `into`/.partial under its digest, so
+    a later call fetches only the rest. After a wrong digest it is fetched again three times. CollectFailed: the digest
+    was never right; StoreFull: the file could not be stored. Files that were verified before stay unchanged.
+    HeldElsewhere, a MachineLost: another process is downloading it.
     """
     target = locate_file(into, wanted.name)
     if holds(target, wanted):
@@ -75,7 +75,7 @@ def fetch(wanted: WantedFile, into: Path, *pulls: Pull) -> Path:
             make_private(folder)
         name = f"{wanted.sha256}.aside" if wanted.aside else wanted.sha256
         with Partial(into / PARTIAL_FOLDER / name, wanted.size_bytes) as partial:
-            if holds(target, wanted):  # The one that was waited for has brought it.
+            if holds(target, wanted):  # The process that was waited for has downloaded it.
                 partial.remove()
                 return target
             _fill(partial, wanted, pulls, room=lambda: room_in(into))
@@ -87,7 +87,7 @@ def fetch(wanted: WantedFile, into: Path, *pulls: Pull) -> Path:
 
 
 def holds(target: Path, wanted: WantedFile) -> bool:
-    """Whether the file is at `target` already, by its size and digest; one that cannot be read is not."""
+    """Return whether `target` has the right size and digest; an unreadable file does not."""
     try:
         with os.fdopen(os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if os.fstat(file.fileno()).st_size != wanted.size_bytes:
@@ -98,7 +98,7 @@ def holds(target: Path, wanted: WantedFile) -> bool:
 
 
 def noted_bytes(into: Path, sha256: str) -> int:
-    """How much has arrived of a file by its notes; it grows while somebody brings it home."""
+    """Return how much of a file has arrived by its notes; it grows while a process downloads it."""
     try:
         return arrived_bytes(locate_notes(into / PARTIAL_FOLDER / sha256).read_bytes())
     except OSError:
@@ -106,7 +106,7 @@ def noted_bytes(into: Path, sha256: str) -> int:
 
 
 def room_in(folder: Path) -> int:
-    """How much may come: a full disk stops more than a download, so a twentieth of it, at most 10 GB, stays free."""
+    """Return how much may be downloaded: a twentieth of the disk, at most 10 GB, stays free for everything else."""
     usage = shutil.disk_usage(folder if folder.exists() else folder.parent)
     return usage.free - min(usage.total // 20, LEFT_FREE_BYTES)
 
@@ -127,12 +127,12 @@ def _fill(partial: Partial, wanted: WantedFile, pulls: Sequence[Pull], room: Cal
     raise CollectFailed(
         "collect.wrong_digest",
         f"{wanted.name} came back {1 + _REFETCHES} times with another digest or size than the instance announced.",
-        hint="What was verified before is kept in artifacts/. The instance or the way to it is damaged.",
+        hint="Files verified before are kept in artifacts/. The instance or the connection to it is damaged.",
     )
 
 
 class Fetching:
-    """The gaps of one file on their way home, and the threads that pull them: one for each lane."""
+    """The gaps of one file being downloaded, and the threads that pull them: one for each lane."""
 
     def __init__(self, partial: Partial, wanted: WantedFile, pulls: Sequence[Pull]) -> None:
         self._partial, self._wanted, self._pulls = partial, wanted, pulls
@@ -143,7 +143,7 @@ class Fetching:
         self._todo = deque(partial.gaps())
 
     def run(self) -> None:
-        """Pull all gaps once; MachineLost when some are left because no lane stood."""
+        """Pull all gaps once; MachineLost if some are left because every lane failed."""
         threads = [threading.Thread(target=self._work, args=(pull,), daemon=True) for pull in self._pulls]
         syncing = threading.Thread(target=self._sync, daemon=True)
         for thread in (*threads, syncing):
@@ -165,7 +165,7 @@ class Fetching:
             raise self._lost
 
     def _sync(self) -> None:
-        """Bring to the disk what has come, again and again: it is less at the end, and a power cut costs little."""
+        """Sync what has arrived, repeatedly: so less is left for the end, and a power failure loses little."""
         while not self._stop.wait(SYNC_S):
             try:
                 self._partial.sync()
@@ -174,7 +174,7 @@ class Fetching:
                 self._stop.set()
 
     def _work(self, pull: Pull) -> None:
-        """Pull one range after the other over one lane; a range that was cut goes back to be pulled again."""
+        """Pull one range after another over one lane; an interrupted range is put back."""
         fruitless, size_bytes = 0, LEAST_RANGE_BYTES
         while not self._stop.is_set() and fruitless < MOST_FRUITLESS and (taken := self._take(size_bytes)):
             (start, end), before = taken, self._partial.have_bytes
@@ -192,7 +192,7 @@ class Fetching:
                 self._stop.set()
 
     def _take(self, size_bytes: int) -> tuple[int, int] | None:
-        """The next range, of about that size; smaller towards the end, so that no lane is left with a large one."""
+        """Return the next range, of about that size; smaller towards the end, so that all lanes end together."""
         with self._taking:
             if not self._todo:
                 return None
@@ -206,7 +206,7 @@ class Fetching:
             return start, cut
 
     def _pull_range(self, pull: Pull, start: int, end: int) -> float:
-        """Bring one range, and keep what has come of it whatever happens; the seconds from its first byte on."""
+        """Pull one range, keeping what has arrived in any case; return the seconds from its first byte on."""
         taker, begun = Taker(self._partial, start), 0.0
 
         def take(block: bytes) -> None:
@@ -224,7 +224,7 @@ class Fetching:
 
 
 class _Stopped(GpurunError):
-    """This side has ended the fetching; never seen outside."""
+    """This side has ended the download; never seen outside."""
 
     def __init__(self) -> None:
         super().__init__("fetch.stopped", "The fetching was ended.", hint="Nothing to do.")
@@ -235,18 +235,18 @@ def _cannot_store(target: Path, wanted: WantedFile, error: OSError) -> StoreFull
         return StoreFull(
             "collect.disk_full",
             f"There is no room for {wanted.name} ({wanted.size_bytes:,} bytes) in {target.parent}.",
-            hint="Free some space: the download goes on by itself where it stopped, and leaves a twentieth of the "
+            hint="Free disk space: the download then resumes automatically, and leaves a twentieth of the "
             "disk (at most 10 GB) free. The lease keeps counting.",
         )
     return StoreFull(
         "collect.cannot_store",
         f"{target} cannot be written: {error.strerror}.",
-        hint="Mend what the message names: the download goes on by itself where it stopped. The lease keeps counting.",
+        hint="Fix the fault named in the message: the download then resumes automatically. The lease keeps counting.",
     )
 
 
 class Arriving:
-    """What `get` answers, as it comes: its line, and then as many bytes as that says, which are passed on."""
+    """The answer of `get`, as it arrives: its line, and then the announced bytes, which are passed on."""
 
     def __init__(self, name: str, offset: int, most: int, take: Take) -> None:
         self.line = bytearray()
@@ -258,12 +258,12 @@ class Arriving:
         self._has_line = False
 
     def __call__(self, block: bytes) -> None:
-        """Take what has come next; FarRefusal `nonsense` when it is more than was announced, or something else."""
+        """Add the next block; FarRefusal `nonsense` if it is more than was announced, or something else."""
         if not self._has_line:
             head, newline, block = block.partition(b"\n")
             self.line += head
             if len(self.line) > MOST_LINE_BYTES:
-                raise FarRefusal("nonsense", f"The instance answered {len(self.line)} bytes without an end of line.")
+                raise FarRefusal("nonsense", f"The instance sent {len(self.line)} bytes without a line end.")
             if not newline:
                 return
             self._read_line()
@@ -278,12 +278,12 @@ class Arriving:
             return
         piece = understood(Piece, bytes(self.line))
         if piece.offset != self._offset or piece.bytes > self._most:
-            raise FarRefusal("nonsense", f"The instance answered another part of {piece.name!r} than was asked for.")
+            raise FarRefusal("nonsense", f"The instance sent another part of {piece.name!r} than requested.")
         self.left_bytes = piece.bytes
 
 
 class Whole:
-    """What answers with a line about its length and digest and then so many bytes, kept until all are here."""
+    """An answer with a line for its length and digest, and then its bytes, kept until all are here."""
 
     def __init__(self, most: int) -> None:
         self.line = bytearray()
@@ -292,33 +292,33 @@ class Whole:
         self._has_line = False
 
     def __call__(self, block: bytes) -> None:
-        """Take what has come next; FarRefusal `nonsense` where that is more than makes sense."""
+        """Add the next block; FarRefusal `nonsense` if it is too much."""
         if not self._has_line:
             head, newline, block = block.partition(b"\n")
             self.line += head
             self._has_line = bool(newline)
         self._content += block
         if len(self.line) > MOST_LINE_BYTES or len(self._content) > self._most:
-            raise FarRefusal("nonsense", f"The instance answered more than {self._most:,} bytes.")
+            raise FarRefusal("nonsense", f"The instance sent more than {self._most:,} bytes.")
 
     def content(self) -> bytes:
-        """All of it; FarRefusal `nonsense` where it is not what was announced."""
+        """Return all of it; FarRefusal `nonsense` if it differs from the announcement."""
         sized, content = understood(Sized, bytes(self.line)), bytes(self._content)
         if sized.bytes != len(content) or sized.sha256 != hashlib.sha256(content).hexdigest():
-            raise FarRefusal("nonsense", "The instance's answer did not arrive whole.")
+            raise FarRefusal("nonsense", "The instance's answer did not arrive complete.")
         return content
 
 
 class Gets(Protocol):
-    """A far side, as far as this needs it."""
+    """The part of a remote side that downloads need."""
 
     def ask(self, verb: str, *options: str, sink: Arriving, timeout_s: float) -> tuple[bytes, bytes]:
-        """One call of the agent, whose answer goes into the sink."""
+        """Make one call of the agent, whose answer goes to the sink."""
         ...
 
 
 def fetch_part(far: Gets, name: str, offset: int, most: int, take: Take) -> None:
-    """Have a part of a file of the manifest handed over as it comes; fewer bytes than asked for may."""
+    """Receive a part of a file of the manifest as it arrives; fewer bytes than requested may come."""
     sink = Arriving(name, offset, most, take)
     options = ("--name", name, "--offset", str(offset), "--most", str(most))
     far.ask("get", *options, sink=sink, timeout_s=_PULL_S)

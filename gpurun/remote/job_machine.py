@@ -1,7 +1,7 @@
-"""A job of a cluster as `Machine`: each call is left in the folder that it shares with the login node, and run there.
+"""A job of a cluster as `Machine`: each call is written to the folder shared with the login node, and run in the job.
 
-The job's own first program (`providers/slurm/pilot.sh`) takes it up, so that what it starts is the job's and ends with
-it, and so that the cards that are asked about are the job's.
+The job's own first program (`providers/slurm/pilot.sh`) picks it up, so that its processes belong to the job and end
+with it, and the GPUs that it sees are the job's.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from gpurun.remote.interface import Machine, MachineLost, Reply, Take
 NOT_TAKEN = 75
 KILL_S = 5
 TAKEN_S = 60
-"""So long a call waits to be taken up: a job that runs does so at once, but a shared file system may tell it late."""
-# $1 the call's name, $2 the command line, $3 for how many tenths of a second its end is waited for, and $4 what is left
-# of them once it must have been taken up. The folder is listed each time, as a shared file system may remember for a
-# minute that a name is not there.
+"""How long a call waits to be picked up: a running job does so at once, but a shared file system may be late."""
+# $1 the call's name, $2 the command line, $3 the tenths of a second to wait for its end, and $4 how many of them are
+# left when it must have been picked up. The folder is listed each time, because a shared file system may cache a
+# missing name for a minute.
 _CALL = f"""
 call="calls/$1"
 mkdir -p calls "$call.new" && printf '%s\n' "$2" >"$call.new/call" && cat >"$call.new/in" &&
@@ -38,7 +38,7 @@ rm -rf "$call.done"
 exit "$code"
 """
 
-# As the pilot has it: `module` and conda are functions of a login shell, and nothing runs without what it sets up.
+# As in the pilot: `module` and conda are functions of a login shell, and nothing runs without the set-up.
 _LOGIN_SHELL = '[ ! -x /bin/bash ] || exec /bin/bash -lc "$0" "$@"; exec sh -c "$0" "$@"'
 _SET_UP = 'eval "$0" </dev/null >&2 || exit; exec "$@"'
 
@@ -46,7 +46,7 @@ _SET_UP = 'eval "$0" </dev/null >&2 || exit; exec "$@"'
 class JobMachine:
     """Runs programs in a job, over a machine whose folder is the job's own on the login node.
 
-    `find` gives that machine at the first call, and may raise MachineLost.
+    `find` returns that machine at the first call, and may raise MachineLost.
     """
 
     def __init__(self, find: Callable[[], Machine]) -> None:
@@ -56,14 +56,14 @@ class JobMachine:
     def call(
         self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float
     ) -> Reply:
-        """See `Machine.call`; the program's output comes once it has ended."""
+        """See `Machine.call`; the program's output arrives once it has ended."""
         limit_s = max(1, ceil(timeout_s))
         command = f"exec timeout -k {KILL_S} {limit_s} {shlex.join(argv)}"
         tenths = (10 * limit_s, 10 * max(0, limit_s - TAKEN_S))
         relay = ["sh", "-c", _CALL, "gpurun", secrets.token_hex(8), command, *map(str, tenths)]
         reply = self._login.call(relay, stdin=stdin or [], sink=sink, timeout_s=timeout_s)
         if reply.exit_code == NOT_TAKEN:
-            raise MachineLost("The job has taken up no call: its node or the shared folder does not answer.")
+            raise MachineLost("The job picked up no call: its node or the shared folder does not answer.")
         return reply
 
     def put(self, path: str, content: bytes) -> None:
@@ -91,16 +91,16 @@ class JobMachine:
 
 
 def step_argv(number: str, folder: str, setup: str, *more: str) -> list[str]:
-    """Return the words that run what follows them as a step of a job; `more` are further options of srun."""
+    """Return the words that run the following words as a step of a job; `more` are further options of srun."""
     step = ["srun", "--overlap", f"--jobid={number}", "--nodes=1", "--ntasks=1", "--quiet", *more]
-    # Where there is no setup it is no colon: srun takes a lone one for the end of a component.
+    # Without a setup the command is `true`, not a colon: srun treats a lone colon as the end of a component.
     return [*step, f"--chdir={folder}", "sh", "-c", _LOGIN_SHELL, _SET_UP, setup or "true"]
 
 
 class JobStep(JobMachine):
-    """Runs programs in a job as steps of its own: slower, but their standard input lies on no shared disk.
+    """Runs programs in a job as separate steps: slower, but their standard input is not on a shared disk.
 
-    `number` is the job's, `folder` where they run, `setup` a line of shell that comes first.
+    `number` is the job's, `folder` where they run, `setup` a shell line that runs first.
     """
 
     def __init__(self, find: Callable[[], Machine], number: str, folder: str, setup: str) -> None:
@@ -114,5 +114,5 @@ class JobStep(JobMachine):
         return self._login.call([*self._step, *argv], stdin=stdin or [], sink=sink, timeout_s=timeout_s)
 
     def lane(self) -> JobStep:
-        """See `Machine.lane`: each call is a step of its own."""
+        """See `Machine.lane`: each call is a separate step."""
         return self

@@ -1,4 +1,4 @@
-"""Key pairs in OpenSSH's form: the two of a run (who may log in, whom to expect there), and the user's own key."""
+"""Key pairs in OpenSSH's form: the two of a run (for login, and for recognising the host), and the user's own key."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gpurun.core.untrusted import error_words
 
 COMMENT = "gpurun"
 AGENT = "agent"
-"""In the place of a private key's file: whichever of the keys that the user's SSH agent holds."""
+"""Used in place of a private key file: any key that the user's SSH agent holds."""
 _DIGEST = "SHA256:"
 _PUBLIC = ("ssh-", "ecdsa-", "sk-")
 
 
 def make_keys(folder: Path) -> RunKeys:
-    """The key pairs in `folder` (client, client.pub, host, host.pub); what is not there yet is made.
+    """Return the key pairs in `folder` (client, client.pub, host, host.pub); missing ones are made.
 
-    Both private keys are on disk, mode 0600, before it returns, so that after a crash the same keys are told again. A
-    key that is there and cannot be read is a SetupError, never replaced: a machine may have been told the other half.
+    Both private keys are on disk, mode 0600, before it returns, so that after a crash the same keys are used again. An
+    existing unreadable key is a SetupError, never replaced, because a machine may have the other half.
     """
     make_private(folder)
     with exclusive(folder / ".lock"):
@@ -37,14 +37,14 @@ def make_keys(folder: Path) -> RunKeys:
 
 
 def forget_client_key(folder: Path) -> None:
-    """Remove the private key that logs in; harmless when it is gone, or was never made."""
+    """Delete the private key for login; harmless if it is gone, or was never made."""
     (folder / "client").unlink(missing_ok=True)
     if folder.is_dir():
         fsync_folder(folder)
 
 
 def fingerprint(public: str) -> str:
-    """The SHA256 fingerprint of a public key, as ssh-keygen prints it; what is a fingerprint already stays as it is.
+    """Return the SHA256 fingerprint of a public key, as ssh-keygen prints it; a fingerprint is returned unchanged.
 
     Anything else is a UsageError.
     """
@@ -67,7 +67,7 @@ def fingerprint(public: str) -> str:
 
 
 def public_part(path: Path) -> bytes | None:
-    """Return the key of a public file (KEY.pub), by which an agent's key can be picked; None for any other file."""
+    """Return the key of a public file (KEY.pub), which selects one of an agent's keys; None for any other file."""
     try:
         words = _text(path.read_bytes()).split()
     except OSError:
@@ -76,34 +76,34 @@ def public_part(path: Path) -> bytes | None:
 
 
 def private_key(path: Path) -> tuple[str, str]:
-    """The type of the private key in a file, and its text in OpenSSH's form; any form is taken that OpenSSH takes.
+    """Return the type of the private key in a file, and its text in OpenSSH's form; OpenSSH's input forms all work.
 
-    SetupError where it cannot be used as it is.
+    SetupError if it cannot be used.
     """
     why, hint = "", "Name another with --identity, or leave that out to use gpurun's own."
     try:
         text = _text(path.read_bytes())
         if text.startswith("PuTTY-"):
-            why, hint = "is PuTTY's", f"Write it as OpenSSH does: puttygen {path} -O private-openssh -o NEW"
+            why, hint = "is PuTTY's", f"Convert it to OpenSSH's form: puttygen {path} -O private-openssh -o NEW"
         else:
             return _as_openssh(text)
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
     except TypeError:
-        why, hint = "has a passphrase", f"Give it to your SSH agent and name that: ssh-add {path}; --identity agent"
-    except Exception as error:  # noqa: BLE001 - a file can be anything, and every format has errors of its own
-        why = "is not a private key that can be used: " + error_words(error).partition(". ")[0]
+        why, hint = "has a passphrase", f"Add it to your SSH agent and use that: ssh-add {path}; --identity agent"
+    except Exception as error:  # noqa: BLE001 - a file can be anything, and every format has its own errors
+        why = "is not a usable private key: " + error_words(error).partition(". ")[0]
     raise SetupError("ssh.identity", f"The key file {path} {why}.", hint=hint)
 
 
 def _text(content: bytes) -> str:
-    """The text of a file that an editor of Windows may have saved."""
+    """Return the text of a file, which may come from a Windows editor."""
     is_wide = content.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
     return content.decode("utf-16" if is_wide else "utf-8-sig", "replace")
 
 
 def _as_openssh(text: str) -> tuple[str, str]:
-    """The type and the text in OpenSSH's form; TypeError where it has a passphrase."""
+    """Return the type and the text in OpenSSH's form; TypeError if it has a passphrase."""
     from cryptography.hazmat.primitives import serialization as form
 
     load = form.load_ssh_private_key if "BEGIN OPENSSH" in text else form.load_pem_private_key
@@ -114,7 +114,7 @@ def _as_openssh(text: str) -> tuple[str, str]:
 
 
 def _pair(folder: Path, name: str) -> tuple[str, str]:
-    """The public line and the private text of one key, made where it is missing."""
+    """Return the public line and the private text of one key, which is made if it is missing."""
     from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -126,7 +126,7 @@ def _pair(folder: Path, name: str) -> tuple[str, str]:
     try:
         key = form.load_ssh_private_key(private, password=None)
     except (ValueError, TypeError) as error:
-        hint = "Put it back from a copy. If no run uses it any more, remove it: a new one is made."
+        hint = "Restore it from a copy. If no run uses it any more, remove it: a new one will be made."
         raise SetupError("ssh.key_damaged", f"The key {path} cannot be read: {error}", hint=hint) from None
     encoded = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
     line = f"{encoded.decode('ascii')} {COMMENT}"
@@ -137,7 +137,7 @@ def _pair(folder: Path, name: str) -> tuple[str, str]:
 
 
 def _decoded(text: str) -> bytes | None:
-    """Base64, with or without its padding."""
+    """Decode base64, with or without its padding; None if invalid."""
     try:
         return base64.b64decode(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4), validate=True)
     except (binascii.Error, ValueError):

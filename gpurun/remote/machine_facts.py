@@ -1,4 +1,4 @@
-"""What a machine says of itself when it is looked at, in strict types."""
+"""The facts that a machine reports about itself, in strict types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Wall = Annotated[float, Field(ge=0, le=1e12)]
 Text = Annotated[str, Field(max_length=500)]
 Words = Annotated[str, Field(max_length=500), AfterValidator(safe_line)]
-"""What programs there have said, made harmless: it stands in messages."""
+"""Output of programs there, made harmless for messages."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -23,7 +23,7 @@ class MachineAnswer(BaseModel):
 
 
 class Gpu(MachineAnswer):
-    """One CUDA device; `error` is what a small kernel on it ended with."""
+    """One CUDA device; `error` is how a small kernel on it failed."""
 
     name: Text
     memory_bytes: Count
@@ -34,9 +34,9 @@ class Gpu(MachineAnswer):
 
 
 class CardFacts(MachineAnswer):
-    """One GPU as nvidia-smi tells it; `ecc_errors` are those that nothing corrected since the driver was loaded.
+    """One GPU as reported by nvidia-smi; `ecc_errors` are the uncorrected ones since the driver was loaded.
 
-    `used_bytes` were used before anything of ours was on it, by `holders`, as far as they can be seen from there.
+    `used_bytes` were in use before ours, by `holders`, as far as they are visible from there.
     """
 
     name: Text
@@ -50,7 +50,7 @@ class CardFacts(MachineAnswer):
 
 
 class FailedTorchLook(MachineAnswer):
-    """A Python that was asked for torch in vain, and its last words; `answered` is false where it ran to the limit."""
+    """A Python without a working torch, and its last output; `answered` is false if it reached the time limit."""
 
     python: Words
     answered: bool
@@ -65,10 +65,10 @@ class Packages(MachineAnswer):
 
 
 class Torch(MachineAnswer):
-    """The Python that has torch; `cuda` is torch's CUDA version, or None where no device can be used.
+    """The Python that has torch; `cuda` is torch's CUDA version, or None if no device can be used.
 
-    `built_for` is the CUDA that it was made for, `archs` the cards; `error` is what it said of them. `packages` are
-    what is installed in that Python, after --setup.
+    `built_for` is the CUDA version that it was built for, `archs` the GPU architectures; `error` is its error about
+    them. `packages` are the packages in that Python, after --setup.
     """
 
     found: bool
@@ -88,7 +88,7 @@ _Names = Annotated[tuple[Words, ...], FailFast(), Field(max_length=256)]
 
 
 class Exported(MachineAnswer):
-    """The names of what a login there exports: what the job gets, what it does not, and what of that is like a key."""
+    """The names of a login's exports there: what the job gets, what it does not, and which of those look like keys."""
 
     passed: _Names = ()
     withheld: _Names = ()
@@ -102,13 +102,13 @@ class _Waiting(MachineAnswer):
 
 
 class Looking(MachineAnswer):
-    """How long a look around takes so far, and which Pythons it waits for."""
+    """How long the first look has taken, and which Pythons it waits for."""
 
     looking: _Waiting
 
 
 class Missing(MachineAnswer):
-    """The modules that the Python of the job does not find; `note` says what could not be found out."""
+    """The modules that the job's Python cannot find; `note` says what could not be determined."""
 
     python: Words
     missing: _Names
@@ -116,7 +116,7 @@ class Missing(MachineAnswer):
 
 
 class MachineFacts(MachineAnswer):
-    """What the machine is and has."""
+    """The facts of the machine."""
 
     v: Literal[1]
     python: Text
@@ -143,9 +143,9 @@ class Node(MachineAnswer):
 
 
 class LinkSpeed(MachineAnswer):
-    """What an all-reduce over all nodes of a job showed: the bytes that each process moved, in GB/s.
+    """The result of an all-reduce over all nodes of a job: the speed of each process, in GB/s.
 
-    None where a node has fewer devices than processes: nothing was measured then.
+    None if a node has fewer devices than processes: then nothing was measured.
     """
 
     nodes: Annotated[tuple[Node, ...], FailFast(), Field(max_length=1024)]

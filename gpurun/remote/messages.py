@@ -1,4 +1,4 @@
-"""What the far side may say, and nothing else: the instance is hostile, so a wrong shape, size or name is refused."""
+"""The allowed messages of the remote side: the instance may be hostile, so a wrong shape, size or name is refused."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gpurun.remote.machine_facts import MachineAnswer as _Said
 MOST_LINE_BYTES = 1 << 20
 MOST_MANIFEST_BYTES = 256 << 20
 MOST_MANIFEST_FILES = 1_000_000
-# Whether there is room for it is seen file by file: one may fit where all do not.
+# Free space is checked file by file: one may fit although all do not.
 MOST_ANNOUNCED_BYTES = 1 << 50
 MOST_GATHERED = 8192
-"""How many small files one call asks for."""
+"""How many small files one call requests."""
 MOST_CHECKPOINTS = 16  # The trainer keeps three.
 
-Name = Annotated[str, Field(max_length=3 * MOST_PATH_BYTES)]  # Each byte of a path may be written as %XX.
+Name = Annotated[str, Field(max_length=3 * MOST_PATH_BYTES)]  # Each byte of a path may be encoded as %XX.
 
 _PART = re.compile(r"[A-Za-z0-9._=+@,-]{1,80}")
 _MOST_PARTS = 9
@@ -32,7 +32,7 @@ _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECAS
 
 
 class BeginAnswer(_Said):
-    """What the far side has of a pack that is to come: `bytes` of lines follow, about parts or about whole files."""
+    """What the remote side has of an announced pack: `bytes` of lines follow, about parts or about whole files."""
 
     codecs: Annotated[tuple[Literal["zstd", "gzip"], ...], FailFast(), Field(min_length=1, max_length=2)]
     kind: Literal["held", "verified"]
@@ -47,7 +47,7 @@ class Received(_Said):
 
 
 class Shipped(_Said):
-    """What was unpacked and verified over there; how long the last of it took, once all was sent, is measured here."""
+    """What was unpacked and verified there; the time of the last step, after everything was sent, is measured here."""
 
     files: Count
     bytes: Count
@@ -56,9 +56,9 @@ class Shipped(_Said):
 
 
 class SetUp(_Said):
-    """How the user's own script is over there, and how much of its log follows; `tail` is the end of that log.
+    """The state of the user's set-up script there, and how much of its log follows; `tail` is the end of that log.
 
-    It is "lost" where nobody attends to it and no end of it is on record, and "rebooted" where the machine was.
+    It is "lost" if no process watches it and no end is recorded, and "rebooted" if the machine was rebooted.
     """
 
     state: Literal["none", "running", "ended", "killed", "lost", "rebooted"]
@@ -71,7 +71,7 @@ class SetUp(_Said):
 
 
 class Started(_Said):
-    """The job's keeper; `already` when an earlier call had started it."""
+    """The job's keeper; `already` if an earlier call had started it."""
 
     keeper_pid: Count
     already: bool
@@ -79,7 +79,7 @@ class Started(_Said):
 
 
 class GpuNow(_Said):
-    """What one card does, where it tells that."""
+    """The current figures of one GPU, as far as it reports them."""
 
     use_percent: Count | None
     memory_mib: Count | None
@@ -89,7 +89,7 @@ class GpuNow(_Said):
 
 
 class GpuTally(_Said):
-    """How often the cards were looked at while the job ran: at work, held by a process of the job, with most memory."""
+    """How often the GPUs were sampled while the job ran: busy, held by a process of the job; with the most memory."""
 
     looks: Count
     busy: Count
@@ -98,7 +98,7 @@ class GpuTally(_Said):
 
 
 class Sessions(_Said):
-    """How people used a dev box: terminals that were opened and that are open, the seconds with one open, or in use."""
+    """How people used a dev box: terminals opened and open now, the seconds with an open terminal, or in use."""
 
     terminals: Count
     open: Count
@@ -109,9 +109,9 @@ class Sessions(_Said):
 class Status(_Said):
     """The heartbeat: `wall` is when the keeper last wrote it, by the machine's own clock.
 
-    `silent_since_wall` is when the job last wrote a log line or a file, once that is long ago. `idle_at_wall` is when a
-    dev box will be ended as idle, once that is soon. Of a job that has ended `oom_kills` are the processes that the
-    kernel killed for want of memory while it ran.
+    `silent_since_wall` is when the job last wrote a log line or a file, if that is long ago. `idle_at_wall` is when a
+    dev box will be ended as idle, if that is soon. For an ended job, `oom_kills` counts the processes that the
+    kernel killed for lack of memory while it ran.
     """
 
     v: Literal[1]
@@ -135,14 +135,14 @@ class Status(_Said):
 
 
 class Lab(_Said):
-    """Where JupyterLab listens on the machine's loopback, and the token that it wants."""
+    """JupyterLab's address on the machine's loopback, and its token."""
 
     port: Annotated[int, Field(gt=0, lt=65536)]
     token: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,200}$")]
 
 
 class Doors(_Said):
-    """Where people work on a dev box: the folder there, and JupyterLab once it has begun."""
+    """Where people work on a dev box: the folder there, and JupyterLab once it has started."""
 
     folder: Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f]*$", max_length=MOST_PATH_BYTES)]
     jupyter: Lab | None
@@ -156,7 +156,7 @@ class UnsavedFile(_Said):
 
 
 class Unsaved(_Said):
-    """What of a dev box its end would take away, the first of it by name, and how many terminals are open."""
+    """What a dev box's end would destroy, the first of it by name, and how many terminals are open."""
 
     files: Count
     bytes: Count
@@ -166,7 +166,7 @@ class Unsaved(_Said):
 
 
 class Piece(_Said):
-    """Where the raw bytes that follow belong: `size` is the whole file's."""
+    """Where the following raw bytes belong: `size` is the whole file's."""
 
     name: Name
     offset: Count
@@ -175,7 +175,7 @@ class Piece(_Said):
 
 
 class Polled(_Said):
-    """The line that `poll` answers."""
+    """The line that answers `poll`."""
 
     status: Status
     chunks: Annotated[tuple[Piece, ...], FailFast(), Field(max_length=16)]
@@ -189,15 +189,15 @@ class LeaseAnswer(_Said):
 
 
 class StopAnswer(_Said):
-    """Whether there was anybody to ask."""
+    """Whether there was a trainer to ask."""
 
     asked: bool
 
 
 class EndAnswer(_Said):
-    """Whether the machine's dead-man timer goes by the time that it was given, or by an earlier one.
+    """Whether the machine's dead-man timer accepted the given time, or has an earlier one.
 
-    `deadline` is the timer's own word, in whole seconds by the machine's clock; `message` says what could not be done.
+    `deadline` is read back from the timer, in whole seconds by the machine's clock; `message` says what failed.
     """
 
     taken: bool
@@ -206,13 +206,13 @@ class EndAnswer(_Said):
 
 
 class FarewellAnswer(_Said):
-    """How many processes of the run were ended; nothing of it is there any more, but what was to be kept."""
+    """How many processes of the run were ended; everything of it is gone except what was kept on request."""
 
     killed: Count
 
 
 class Gathered(_Said):
-    """How many bytes of small files follow, and the places of those in the list that are not there."""
+    """How many bytes of small files follow, and the positions of missing ones in the list."""
 
     bytes: Count
     left: Annotated[tuple[Count, ...], FailFast(), Field(max_length=MOST_GATHERED)]
@@ -239,9 +239,9 @@ class _Refused(_Said):
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
 class ManifestFile:
-    """A finished file: its name below `out/`, percent-encoded, and what it must weigh and hash to.
+    """A finished file: its percent-encoded name below `out/`, with its size and digest.
 
-    There may be a million of them: a model of each would take three times the room.
+    There may be a million of them, and a pydantic model for each would need three times the memory.
     """
 
     name: Name
@@ -251,7 +251,7 @@ class ManifestFile:
     step: Count
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain data, for a record."""
+        """Return the same as plain data, for a record."""
         return {"name": self.name, "bytes": self.bytes, "sha256": self.sha256, "kind": self.kind, "step": self.step}
 
 
@@ -263,7 +263,7 @@ class Best(_Said):
 
 
 class Manifest(_Said):
-    """Everything that is finished; a file that is not here does not exist."""
+    """Everything that is finished; a file that is not listed does not exist."""
 
     v: Literal[1] = 1
     latest: Count | None = None
@@ -272,7 +272,7 @@ class Manifest(_Said):
 
     @property
     def total_bytes(self) -> int:
-        """All files together."""
+        """Return the size of all files together."""
         return sum(file.bytes for file in self.files)
 
 
@@ -280,9 +280,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def understood(model: type[Model], line: bytes, most_bytes: int = MOST_LINE_BYTES) -> Model:
-    """One JSON text as the model; FarRefusal `nonsense` when it is anything else."""
+    """Parse one JSON text into the model; FarRefusal `nonsense` if it is anything else."""
     if len(line) > most_bytes:
-        raise FarRefusal("nonsense", f"The instance answered {len(line)} bytes where at most {most_bytes} make sense.")
+        raise FarRefusal("nonsense", f"The instance sent {len(line)} bytes, but at most {most_bytes} make sense.")
     try:
         return model.model_validate_json(line)
     except ValidationError as error:
@@ -294,7 +294,7 @@ def understood(model: type[Model], line: bytes, most_bytes: int = MOST_LINE_BYTE
 
 
 def refusal_in(line: bytes) -> FarRefusal | None:
-    """The far side's refusal, if this line is one."""
+    """Return the remote side's refusal, if this line is one."""
     try:
         no = understood(_Refused, line).error
     except FarRefusal:
@@ -303,14 +303,14 @@ def refusal_in(line: bytes) -> FarRefusal | None:
 
 
 def understood_manifest(content: bytes, most_bytes: int) -> Manifest:
-    """MANIFEST.json as the trainer wrote it; one bad name, size or double makes all of it `bad_manifest`."""
+    """Parse MANIFEST.json as the trainer wrote it; one bad name, size or duplicate makes all of it `bad_manifest`."""
     manifest = understood(Manifest, content, MOST_MANIFEST_BYTES)
     demand_sound(manifest, most_bytes)
     return manifest
 
 
 def demand_sound(manifest: Manifest, most_bytes: int) -> None:
-    """FarRefusal `bad_manifest` where its names could not lie side by side in one folder, or it announces too much."""
+    """Raise FarRefusal `bad_manifest` if its names cannot exist together in one folder, or it announces too much."""
     taken, folders = set[str](), set[str]()
     for file in manifest.files:
         check_name(file.name)
@@ -323,7 +323,7 @@ def demand_sound(manifest: Manifest, most_bytes: int) -> None:
             folders.add(folder)
             folder = folder.rpartition("/")[0]
     if not folders.isdisjoint(taken):
-        raise FarRefusal("bad_manifest", "The instance's manifest has a name that is a file and a folder.")
+        raise FarRefusal("bad_manifest", "The instance's manifest has a name that is both a file and a folder.")
     if len({file.step for file in manifest.files if file.kind in ("weights", "optimizer", "state")}) > MOST_CHECKPOINTS:
         raise FarRefusal("bad_manifest", f"The instance's manifest has more than {MOST_CHECKPOINTS} checkpoints.")
     if manifest.total_bytes > most_bytes:
@@ -334,9 +334,9 @@ def demand_sound(manifest: Manifest, most_bytes: int) -> None:
 
 
 def check_name(name: str) -> None:
-    """FarRefusal `bad_manifest` for a name that leads out of its folder, or out of its own list (FORMATS.md).
+    """Raise FarRefusal `bad_manifest` for a name that leads out of its folder, or out of its own list (FORMATS.md).
 
-    What a command leaves may have any name that Linux allows, percent-encoded; other names are plain ones.
+    A command's outputs may have any name that Linux allows, percent-encoded; other names must be plain.
     """
     try:
         harmless = bool(raw_name(name)) if name.startswith(ANY_NAME_BELOW) else _is_plain(name)
@@ -347,13 +347,13 @@ def check_name(name: str) -> None:
 
 
 def locate_file(folder: Path, name: str) -> Path:
-    """Where a file of that name lies below a folder; FarRefusal as `check_name`."""
+    """Return where the file with this name is below a folder; FarRefusal as in `check_name`."""
     check_name(name)
     return path_of(folder, name) if name.startswith(ANY_NAME_BELOW) else folder / name
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name is harmless on every file system."""
+    """Return whether a name is harmless on every file system."""
     parts = name.split("/")
     return len(parts) <= _MOST_PARTS and all(
         _PART.fullmatch(part) and part[0] != "." and part[-1] != "." and not _DEVICE.fullmatch(part) for part in parts

@@ -1,8 +1,8 @@
-"""A file that is coming home: what of it has arrived, in any order, and remembered over any number of cuts.
+"""A file that is being downloaded: which parts have arrived, in any order, remembered over any number of interruptions.
 
-Beside the content lies a list of what was written. Until the next boot all of it counts, whichever process is killed
-meanwhile; after that what was on the disk by then, which the list says too. Whether the whole is right is for its
-sha256 alone to say. The process that has it open holds its kernel lock, so that nobody else can write to a file whose
+A list beside the content records what was written. Until the next boot all of it counts, whichever process is killed
+meanwhile; after a boot only what was synced, which the list also records. Only the sha256 decides whether the whole
+is right. The process that has it open holds its kernel lock, so that no other process can write to a file whose
 digest was verified.
 """
 
@@ -32,13 +32,13 @@ _SYNCED = re.compile(rb"^synced (\d{1,18})$", re.MULTILINE)
 
 
 class HeldElsewhere(MachineLost):
-    """Somebody else is bringing that file home; it may be here soon, so ask again."""
+    """Another process is downloading that file; it may be here soon, so ask again."""
 
 
 class Partial:
-    """The content at `path`, of which `size_bytes` are wanted. Any number of threads may write at once.
+    """The content at `path`, with `size_bytes` when complete. Several threads may write at once.
 
-    HeldElsewhere when somebody else has it open for longer than WAIT_S.
+    HeldElsewhere if another process has it open for longer than WAIT_S.
     """
 
     def __init__(self, path: Path, size_bytes: int) -> None:
@@ -66,25 +66,25 @@ class Partial:
 
     @property
     def have_bytes(self) -> int:
-        """How much has arrived."""
+        """Return how much has arrived."""
         return sum(end - start for start, end in self._have)
 
     def gaps(self) -> list[tuple[int, int]]:
-        """What has not arrived: each gap's start and end, in order."""
+        """Return what has not arrived: each gap's start and end, in order."""
         edges = [0, *(edge for extent in self._have for edge in extent), self._size_bytes]
         return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
 
     def write(self, offset: int, block: bytes) -> None:
-        """Put a block where it belongs; it counts when it is remembered."""
+        """Write a block to its place; it counts once it is remembered."""
         view = memoryview(block)
         while view:
             written = os.pwrite(self._content, view, offset)
             view, offset = view[written:], offset + written
 
     def remember(self, offset: int, length: int) -> None:
-        """Count what was written there."""
+        """Record that this range was written."""
         os.write(self._list, b"%d %d\n" % (offset, length))
-        with self._lock:  # Readers need none: the list is never altered, only replaced.
+        with self._lock:  # Readers need no lock: the list is replaced, never changed.
             self._have = _merged([*self._have, (offset, offset + length)])
 
     def discard(self) -> None:
@@ -96,7 +96,7 @@ class Partial:
         self._digested = 0
 
     def digest_on(self) -> None:
-        """Take what has arrived without a gap before it into the digest: meant to be called while more arrives."""
+        """Add the contiguous beginning to the digest: meant to be called while more arrives."""
         end = self._have[0][1] if self._have and self._have[0][0] == 0 else 0
         while self._digested < end:
             room = memoryview(self._room)[: end - self._digested]
@@ -107,13 +107,13 @@ class Partial:
             self._digested += read_bytes
 
     def is_whole(self, sha256: str) -> bool:
-        """Whether all of it is here and has this digest."""
+        """Return whether all of it is here and has this digest."""
         self.digest_on()
         is_here = self._digested == self._size_bytes == os.fstat(self._content).st_size
         return is_here and self._digest.hexdigest() == sha256
 
     def sync(self) -> None:
-        """Bring what was written so far to the disk, and note that it is there."""
+        """Sync what was written so far, and record that."""
         noted_bytes = os.fstat(self._list).st_size
         getattr(os, "fdatasync", fsync_file)(self._content)
         os.write(self._list, b"synced %d\n" % noted_bytes)
@@ -126,12 +126,12 @@ class Partial:
             os.unlink(self._list_path)
 
     def remove(self) -> None:
-        """Leave nothing of it: what it was to become is here."""
+        """Delete it: the finished file is here already."""
         for path in (self._list_path, self._path):
             path.unlink(missing_ok=True)
 
     def _noted(self) -> list[tuple[int, int]]:
-        """What the list says that still counts; it goes on from there."""
+        """Return the part of the list that still counts, and continue the list."""
         with open(os.dup(self._list), "rb") as file:
             file.seek(0)
             text = file.read()
@@ -144,12 +144,12 @@ class Partial:
         if not is_this_boot:
             self._note_again(have)
         elif not text.endswith(b"\n"):
-            os.write(self._list, b"\n")  # A process that was killed left half a line.
+            os.write(self._list, b"\n")  # A killed process left an incomplete line.
         os.ftruncate(self._content, here_bytes)
         return have
 
     def _note_again(self, on_disk: list[tuple[int, int]]) -> None:
-        """Begin the list again, with what is on the disk."""
+        """Start the list again, with what is on disk."""
         text = _boot_line() + b"".join(b"%d %d\n" % (start, end - start) for start, end in on_disk)
         os.ftruncate(self._list, 0)
         os.write(self._list, text + b"synced %d\n" % len(text))
@@ -160,12 +160,12 @@ def _boot_line() -> bytes:
 
 
 def locate_notes(path: Path) -> Path:
-    """Where it is noted what has arrived of the content at `path`."""
+    """Return the file that records what has arrived of the content at `path`."""
     return path.with_name(f"{path.name}.parts")
 
 
 def forget_others(folder: Path, digests: Collection[str]) -> None:
-    """Give back the room of what has arrived of other digests than these; what somebody has open stays."""
+    """Delete partial files with other digests than these, except those that a process has open."""
     for path in folder.glob("*"):
         found = _CONTENT.fullmatch(path.name)
         if found is None or found[1] in digests:
@@ -178,25 +178,25 @@ def forget_others(folder: Path, digests: Collection[str]) -> None:
 
 
 def _opened_alone(path: Path) -> int:
-    """The file of that name, made if need be, under its kernel lock; closing it frees it."""
+    """Return the file with that name, created if necessary, under its kernel lock; closing it releases the lock."""
     for _ in ticks(SystemClock(), _LOOK_S, WAIT_S):
         descriptor = _tried_alone(path)
         if descriptor >= 0:
             return descriptor
-    raise HeldElsewhere(f"{path.name[:12]}… is being brought home by somebody else just now.")
+    raise HeldElsewhere(f"{path.name[:12]}… is being downloaded by another process.")
 
 
 def arrived_bytes(notes: bytes) -> int:
-    """How much has arrived by such a list, which also grows when nothing has: at each sync, and after each boot."""
+    """Return how much has arrived by such a list; the list itself also grows at each sync, and after each boot."""
     return sum(int(found[2]) for found in _PIECE.finditer(notes))
 
 
 def _tried_alone(path: Path) -> int:
-    """The same at the first try; -1 where somebody else has it open."""
+    """Try that once; return -1 if another process has it open."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         with suppress(FileNotFoundError):
-            # Who held it may have given it its name meanwhile: it is finished then, and must not be written to.
+            # The earlier holder may have finished and renamed the file: then it must not be written to.
             is_free = take_lock(descriptor)
             if is_free and os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False)):
                 alone, descriptor = descriptor, -1
@@ -208,9 +208,9 @@ def _tried_alone(path: Path) -> int:
 
 
 class Taker:
-    """Writes what arrives in order from an offset on to a partial file; pieces worth a line of the list are remembered.
+    """Writes an arriving stream from an offset on to a partial file; pieces worth a line of the list are remembered.
 
-    Blocks are not gathered first: fresh memory for every piece would cost more than the copying.
+    Blocks are not collected first: new memory for every piece would cost more than the copying.
     """
 
     def __init__(self, partial: Partial, offset: int) -> None:
@@ -219,7 +219,7 @@ class Taker:
         self._length = 0
 
     def take(self, block: bytes) -> None:
-        """Take what has come next."""
+        """Add the next block."""
         self._partial.write(self._start + self._length, block)
         self._length += len(block)
         if self._length >= _PIECE_BYTES:
@@ -233,7 +233,7 @@ class Taker:
 
 
 def _merged(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same without overlaps, in order."""
+    """Return the same without overlaps, in order."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(extents):
         if merged and start <= merged[-1][1]:

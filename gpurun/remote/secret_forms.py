@@ -1,7 +1,7 @@
-"""The forms by which keys and passwords are known: the names of their files, and what those hold.
+"""The forms by which keys and passwords are recognised: the names of their files, and their content.
 
-Text is searched for all of them, and so is UTF-16 and what gzip, bzip2 or xz has packed, up to a limit. In other binary
-content only private keys are searched for: the rest could not be told from chance.
+Text is searched for all of them, and so are UTF-16 and content packed by gzip, bzip2 or xz, up to a limit. Other binary
+content is searched only for private keys: the other forms could occur there by chance.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import lzma
 import re
 from fnmatch import translate
 
-# Names, in lower case, that keys and passwords are kept under. `tokenizer.json` and `tokens.bin` must pass.
+# Names, in lower case, of files with keys and passwords. `tokenizer.json` and `tokens.bin` must pass.
 _NAMES = (
     *(".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".htpasswd"),
     *(".aws", ".ssh", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", ".boto", ".s3cfg", ".dockercfg", "kubeconfig"),
@@ -32,14 +32,14 @@ SOURCE_NAME = re.compile(r".+[-_].*\.pyi?")
 
 MOST_UNPACKED_BYTES = 256 << 20
 """How far into a compressed file the search goes."""
-BEFORE_BYTES, FORM_BYTES = 64, 640  # How far a form reaches around its word; of a private key the head is enough.
+BEFORE_BYTES, FORM_BYTES = 64, 640  # How far a form extends around its word; for a private key the head is enough.
 OVERLAP_BYTES = 4096
 PRIVATE_KEY = "a private key"
 _HEAD = rb"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY-----"
-# A program that reads keys has the head alone; a key has its body behind it.
+# A program that reads keys contains only the head; a key file also has a body.
 KEY_IN_BINARY = re.compile(_HEAD + rb"(?:\\[rn]|\s)*[A-Za-z0-9+/=]{16}")
 _ASSIGNED = rb"[\"'\]]{0,2}\s{0,3}(?:[=:,]|=>)?\s{0,3}[\"']?"
-# Each form with what all that has it contains: a search for a plain word is ten times as fast as one for a form.
+# Each form with a plain string that all its matches contain: searching for that first is ten times as fast.
 FORMS: tuple[tuple[str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     (PRIVATE_KEY, (b"PRIVATE KEY-----",), re.compile(_HEAD)),
     ("a key of AWS", (b"AKIA",), re.compile(rb"\bAKIA[0-9A-Z]{16}\b")),
@@ -70,7 +70,7 @@ FORMS: tuple[tuple[str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ),
 )
 PLACEHOLDER = re.compile(rb"(?i)EXAMPLE|x{8}|\*{4}|your[-_]|sha1|commit|revision")
-"""What documentation writes in the place of a key, and what else has forty hexadecimal digits."""
+"""Placeholders in documentation, and other strings of forty hexadecimal digits."""
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 WIDE_PRIVATE_KEYS = tuple("PRIVATE KEY-----".encode(form) for form in ("utf-16-le", "utf-16-be"))
 PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}

@@ -1,4 +1,4 @@
-"""Many small files in one stream, which the list that was verified before frames: no archive is read here."""
+"""Many small files in one stream, framed by the list that was verified before: no archive is parsed here."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from gpurun.remote.interface import FarRefusal
 from gpurun.remote.messages import MOST_GATHERED, MOST_LINE_BYTES, Gathered, ManifestFile, refusal_in, understood
 
 SMALL_BYTES = 1 << 20
-"""A file that is smaller travels with others, where there are enough of them."""
+"""A smaller file is sent with others, if there are enough of them."""
 LEAST_FILES = 16
 MOST_BYTES = 64 << 20
 _GATHER_S = 300.0
 
-# Takes a file and all of its content.
+# Receives a file and all of its content.
 TakeFile = Callable[[ManifestFile, bytes], None]
 
 
 def group_files(files: Sequence[ManifestFile]) -> list[list[ManifestFile]]:
-    """The files as they travel together."""
+    """Return the files in the groups in which they are sent."""
     found: list[list[ManifestFile]] = []
     size = 0
     for file in files:
@@ -32,7 +32,7 @@ def group_files(files: Sequence[ManifestFile]) -> list[list[ManifestFile]]:
 
 
 class Cutter:
-    """Cuts a stream into the files that it has, one after the other, and hands each over once it is whole."""
+    """Splits a stream into its files, and passes each on once it is complete."""
 
     def __init__(self, files: Sequence[ManifestFile], take: TakeFile) -> None:
         self._files = files
@@ -41,7 +41,7 @@ class Cutter:
         self._held = bytearray()
 
     def __call__(self, block: bytes) -> None:
-        """Take what has come next; FarRefusal `nonsense` where more comes than the files have."""
+        """Add the next block; FarRefusal `nonsense` if more arrives than the files have."""
         self._held += block
         while self._place < len(self._files) and len(self._held) >= self._files[self._place].bytes:
             file = self._files[self._place]
@@ -50,16 +50,16 @@ class Cutter:
             self._place += 1
             self._take(file, content)
         if self._place == len(self._files) and self._held:
-            raise FarRefusal("nonsense", "More came than the files have that were asked for.")
+            raise FarRefusal("nonsense", "More arrived than the requested files have.")
 
     @property
     def is_done(self) -> bool:
-        """Whether all have come."""
+        """Return whether all have arrived."""
         return self._place == len(self._files)
 
 
 class Gathering:
-    """What `fetch_small_files` answers, as it comes: its line, and then the files one after the other."""
+    """The answer of `fetch_small_files`, as it arrives: its line, and then the files in order."""
 
     def __init__(self, files: Sequence[ManifestFile], take: TakeFile) -> None:
         self.line = bytearray()
@@ -68,12 +68,12 @@ class Gathering:
         self.cutter: Cutter | None = None
 
     def __call__(self, block: bytes) -> None:
-        """Take what has come next; FarRefusal `nonsense` for what was not asked for."""
+        """Add the next block; FarRefusal `nonsense` for content that was not requested."""
         if self.cutter is None:
             head, newline, block = block.partition(b"\n")
             self.line += head
             if len(self.line) > MOST_LINE_BYTES:
-                raise FarRefusal("nonsense", f"The instance answered {len(self.line)} bytes without an end of line.")
+                raise FarRefusal("nonsense", f"The instance sent {len(self.line)} bytes without a line end.")
             if not newline:
                 return
             if refusal_in(bytes(self.line)) is not None:
@@ -89,15 +89,15 @@ class Gathering:
 
 
 class Gathers(Protocol):
-    """A far side, as far as this needs it."""
+    """The part of a remote side that this needs."""
 
     def ask(self, verb: str, *, stdin: list[bytes], sink: Gathering, timeout_s: float) -> tuple[bytes, bytes]:
-        """One call of the agent, whose answer goes into the sink."""
+        """Make one call of the agent, whose answer goes to the sink."""
         ...
 
 
 def fetch_small_files(far: Gathers, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
-    """Have many files handed over as they come; those that are not there any more as their list has them."""
+    """Receive many files as they arrive; return those that no longer exist as the list has them."""
     sink = Gathering(files, take)
     names = "".join(f"{file.bytes} {file.name}\n" for file in files).encode("ascii")
     far.ask("gather", stdin=[names], sink=sink, timeout_s=_GATHER_S)

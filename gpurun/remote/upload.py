@@ -1,4 +1,4 @@
-"""A pack on its way to a machine: in parts, over several lanes at once, and of it only what is not there already.
+"""Uploads a pack to a machine: in parts, over several lanes at once, and only the parts that are not there already.
 
 `chunks.py` has the protocol.
 """
@@ -20,15 +20,15 @@ from gpurun.remote.chunks import END_OF_PARTS, PART_HEAD, Part, Parts, compresse
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import BeginAnswer, Received, Shipped, understood
 
-# Two lanes keep two cores busy, however short the way is.
+# Two lanes keep two cores busy, however short the round trip.
 LEAST_LANES = 2
-# A lane that cannot have the next part in this time ends its stream; the far side gives up on it later than this.
+# A lane without a next part for this long ends its stream; the remote side gives up on it later than this.
 IDLE_S = 20.0
 TICK_S = 0.05
 QUICK_S = 60.0
-# A lane that was cut so often before it had sent a part is not tried again.
+# A lane that failed this often before it had sent a part is not tried again.
 MOST_FRUITLESS = 3
-# What a lane may be refused and try again.
+# Refusals after which a lane may try again.
 _AGAIN = frozenset({"cut_stream", "wrong_digest"})
 _LINE = re.compile(rb"([0-9a-f]{1,64}) ([0-9a-f]{1,64})")
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Asks(Protocol):
-    """A far side, as far as this needs it."""
+    """The part of a remote side that uploads need."""
 
     def ask(
         self,
@@ -46,19 +46,19 @@ class Asks(Protocol):
         site: bool = False,
         timeout_s: float = QUICK_S,
     ) -> tuple[bytes, bytes]:
-        """One call of the agent: its line, and what follows."""
+        """Make one call of the agent; return its line, and what follows."""
         ...
 
     def lanes(self, most: int, *, least: int = 1) -> Sequence[Asks]:
-        """Ways there that may be used at once, this one the first."""
+        """Return lanes that may be used in parallel, this one first."""
         ...
 
     def close_lanes(self) -> None:
-        """End what `lanes` has made."""
+        """Close what `lanes` has made."""
         ...
 
     def close(self) -> None:
-        """End every connection; what is under way fails, and the next call makes a new one."""
+        """Close every connection; calls under way fail, and the next call makes a new connection."""
         ...
 
 
@@ -71,9 +71,9 @@ def send_pack(
     timeout_s: float,
     clock: Clock | None = None,
 ) -> Shipped:
-    """Send what the far side does not have; all of it is in place and verified there, or nothing of it is.
+    """Send what the remote side lacks; either all of it is in place and verified there, or nothing of it is.
 
-    `on_progress` is called, on this thread, with the content bytes that are there or were sent; what it raises ends
+    `on_progress` is called, on this thread, with the content bytes that are there or were sent; an exception ends
     the upload.
     """
     pack.survey.demand_clean()
@@ -86,7 +86,7 @@ def send_pack(
 
 
 def _not_held(pack: Pack, held: set[str]) -> list[PackedFile]:
-    """The files that the far side does not have; to know that, those are read that could be among what it has."""
+    """Return the files that the remote side lacks; to find out, files that could be among those it has are read."""
     for file in pack.survey.files:
         if file.name not in pack.known:
             digest = hashlib.sha256()
@@ -101,7 +101,7 @@ class _Stopped(Exception):
 
 
 class _Upload:
-    """The parts of one pack on their way, and the threads that carry them: one for each lane."""
+    """The parts of one pack being uploaded, and the threads that send them: one for each lane."""
 
     def __init__(
         self,
@@ -120,15 +120,16 @@ class _Upload:
         self._reading, self._counting = threading.Lock(), threading.Lock()
         self._there: dict[int, str] = {}
         self._todo: deque[int] = deque()
-        self._unsure: list[int] = []  # Parts that were taken and may not have arrived.
+        self._unsure: list[int] = []  # Parts that were sent and may not have arrived.
         self._is_stopped = False
         self._error: BaseException | None = None
         self._trouble: Exception | None = None
 
     def begin(self, parts: Parts, held: str) -> set[str]:
-        """Announce these parts: the digests of files that are there from before, where there are such.
+        """Announce these parts; return the digests of files that are there from before, if any.
 
-        Then nothing is to be sent before the rest was announced. Else it is known which parts are there.
+        If there are any, nothing must be sent before the rest was announced. Otherwise it is known which parts are
+        there.
         """
         self._parts, self._todo = parts, deque(range(parts.count))
         self._held_bytes = self._pack.survey.total_bytes - parts.total_bytes
@@ -142,23 +143,23 @@ class _Upload:
         return set()
 
     def _announce(self, held: str) -> tuple[BeginAnswer, list[tuple[bytes, bytes]]]:
-        """The answer to `begin`, which may take minutes, and its lines in two words each: parts, or files held."""
+        """Return the answer to `begin`, which may take minutes, and its lines split in two: parts, or files held."""
         options = ("--held", held, "--sha256", self._parts.layout_sha256)
         line, content = self._far.ask(
             "begin", *options, stdin=[self._parts.layout], site=True, timeout_s=self._left_s()
         )
         begun = understood(BeginAnswer, line)
         if begun.sha256 != hashlib.sha256(content).hexdigest():
-            raise FarRefusal("nonsense", "The instance's list of what it has did not arrive whole.")
+            raise FarRefusal("nonsense", "The instance's list of what it has did not arrive complete.")
         found = [_LINE.fullmatch(one) for one in content.splitlines()]
         if (begun.kind == "held") > (held == "ask" and bool(found)) or not all(found):
             raise FarRefusal("nonsense", "The instance's list of what it has is malformed.")
         return begun, [(match[1], match[2]) for match in found if match]
 
     def send_parts(self) -> None:
-        """Send all parts that are not there; after a cut, ask which of those that were under way have arrived.
+        """Send all missing parts; after an interruption, ask which of those under way have arrived.
 
-        Where a round has brought nothing further, its trouble is raised.
+        If a round has made no progress, its error is raised.
         """
         while self._todo:
             self._carry()
@@ -176,7 +177,7 @@ class _Upload:
         self._pack.content_bytes = self._pack.survey.total_bytes
 
     def settle(self) -> Shipped:
-        """Have all of it checked and put into place there; UsageError `pack.changed` where a file is not as sent."""
+        """Have all of it checked and put into place there; UsageError `pack.changed` if a file is not as sent."""
         begun_mono = self._clock.monotonic()
         for file in self._pack.survey.files:
             demand_unchanged(file)
@@ -186,11 +187,11 @@ class _Upload:
         line, _ = self._attended(lambda: self._far.ask("settle", *options, stdin=[content], timeout_s=limit_s))
         shipped = understood(Shipped, line)
         if shipped.manifest_sha256 != self._pack.manifest_sha256:
-            raise FarRefusal("nonsense", "The instance says that it has taken in another pack than the one sent.")
+            raise FarRefusal("nonsense", "The instance reports another pack than the one that was sent.")
         return shipped.model_copy(update={"unpack_s": round(self._clock.monotonic() - begun_mono, 3)})
 
     def _attended(self, ask: Callable[[], T]) -> T:
-        """What a call answers that may take minutes; `on_progress` hears meanwhile that nothing has moved."""
+        """Return the answer of a call that may take minutes; `on_progress` is called meanwhile without progress."""
         answer: Future[T] = Future()
 
         def work() -> None:
@@ -203,7 +204,7 @@ class _Upload:
         return answer.result()
 
     def _carry(self) -> None:
-        """Let the lanes carry what is to do, and wait for them."""
+        """Let the lanes send all missing parts, and wait for them."""
         lanes = [_thread(self._work, lane) for lane in self._far.lanes(len(self._todo), least=LEAST_LANES)]
         try:
             self._wait(lanes)
@@ -213,7 +214,7 @@ class _Upload:
                 thread.join()
 
     def _wait(self, threads: list[threading.Thread]) -> None:
-        """Wait for the threads' end; an error of `on_progress` ends what they do, and is raised."""
+        """Wait for the threads' end; an exception of `on_progress` ends their work, and is raised."""
         try:
             for thread in threads:
                 while thread.is_alive():
@@ -222,11 +223,11 @@ class _Upload:
                         self._on_progress(self._pack.content_bytes)
         except BaseException:
             self._is_stopped = True
-            self._far.close()  # A thread that is stuck in a connection that has stalled is woken by its end.
+            self._far.close()  # Closing a stalled connection wakes the thread that is stuck in it.
             raise
 
     def _work(self, lane: Asks) -> None:
-        """Carry parts over one lane, again and again where it is cut, until there are no more."""
+        """Send parts over one lane, again after an interruption, until there are no more."""
         fruitless = 0
         while not self._is_stopped and fruitless < MOST_FRUITLESS:
             taken: list[int] = []
@@ -250,20 +251,20 @@ class _Upload:
                 self._fail(error)
 
     def _frames(self, part: Part | None, taken: list[int]) -> Iterator[bytes]:
-        """The stream of a lane: each part with its head, then the end."""
+        """Yield the stream of a lane: each part with its head, then the end."""
         while part is not None:
             data = compressed(part.content, self._codec)
             head = PART_HEAD.pack(part.index, part.size_bytes, len(data), bytes.fromhex(part.sha256))
             with self._counting:
                 self._pack.sent_bytes += len(head) + len(data)
-            part = None  # A lane that waits for the line holds what it sends, and no more.
+            part = None  # A waiting lane holds only the part that it sends.
             yield head
             yield data
             part = self._next(taken, IDLE_S)
         yield END_OF_PARTS
 
     def _next(self, taken: list[int], wait_s: float = -1) -> Part | None:
-        """The next part that is not there yet, noted as taken; None when there is none, or none in that time."""
+        """Return the next missing part, recorded as taken; None if there is none, or none within that time."""
         if not self._reading.acquire(timeout=wait_s):
             return None
         try:
@@ -283,7 +284,7 @@ class _Upload:
             self._reading.release()
 
     def _has(self, index: int) -> bool:
-        """Whether the far side has a part that was read here before, as it was read."""
+        """Return whether the remote side has this part, as it was read here."""
         return index < len(self._parts.digests) and self._there.get(index) == self._parts.digests[index]
 
     def _left_s(self) -> float:

@@ -55,7 +55,7 @@ def test_a_far_disk_that_is_too_small_is_refused_before_sending(world: World) ->
 
 
 @pytest.mark.parametrize("call", ["install_agent", "unpack", "start"])
-@pytest.mark.parametrize(("reason", "hint"), [("disk_full", "disk_gb="), ("os_error", "see to its disk")])
+@pytest.mark.parametrize(("reason", "hint"), [("disk_full", "disk_gb="), ("os_error", "check its disk")])
 def test_a_far_disk_that_fills_or_fails_ends_it_in_its_words(world: World, call: str, reason: str, hint: str) -> None:
     world.far.broken[call] = FarRefusal(reason, "no room for 7,000,000,000 bytes", needed_bytes=7_000_000_000)
     assert world.drive() is ExitCode.SETUP, "it is the machine's trouble, and no bug of gpurun"

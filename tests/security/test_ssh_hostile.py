@@ -349,8 +349,8 @@ OPEN, SHUT = paramiko.OPEN_SUCCEEDED, paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROH
 HOSTS: dict[str, tuple[str, Act | None, int, int]] = {
     "lets nobody in": ("does not let root in", None, BAD, OPEN),
     "wants a password too": ("wants more than a key", None, paramiko.AUTH_PARTIALLY_SUCCESSFUL, OPEN),
-    "opens no channel": ("starts no program", None, GOOD, SHUT),
-    "runs no program": ("starts no program", None, GOOD, OPEN),
+    "opens no channel": ("could not start a program", None, GOOD, SHUT),
+    "runs no program": ("could not start a program", None, GOOD, OPEN),
     "floods": ("answered more than", floods, GOOD, OPEN),
     "floods on the other output": ("answered more than", lambda *three: floods(*three, stderr=True), GOOD, OPEN),
     "floods before the program": ("answered more than", floods_before, GOOD, OPEN),

@@ -142,14 +142,14 @@ def test_a_sweep_whose_first_three_trials_fail_says_why(machine: Machine) -> Non
     code, said = machine.sweeps(space={"lr": ["13"], "width": ["1", "2", "3", "4", "5"]}, trials=5)
     assert (code, machine.states) == (1, ["failed"] * 3)
     last = said.splitlines()[-1]
-    assert last.startswith("error: 3 of 3 trials failed, and none ended well")
+    assert last.startswith("error: 3 of 3 trials failed, and none succeeded")
     assert last.endswith("RuntimeError: the disk is full")
 
 
 def test_a_trial_that_tells_no_loss_has_failed(machine: Machine) -> None:
     code, said = machine.sweeps(argv=["{python}", "-c", "print('{lr} {width}')"], trials=3)
     assert (code, machine.states) == (1, ["failed"] * 3)
-    assert "told no loss" in said
+    assert "reported no loss" in said
 
 
 def test_a_trial_that_falls_behind_ends_at_once(machine: Machine) -> None:
@@ -209,7 +209,7 @@ def test_another_machine_goes_on_from_what_came_home(machine: Machine, tmp_path:
 def test_a_sampler_that_repeats_itself_tries_nothing_twice_and_ends(machine: Machine) -> None:
     code, said = machine.sweeps(space={"lr": ["1", "2"], "width": ["1"]}, trials=5, sampler="random")
     assert (code, machine.states) == (0, ["done", "done"])
-    assert "no other settings" in said
+    assert "no more settings" in said
 
 
 def test_a_range_is_drawn_within_its_bounds_and_the_same_again(machine: Machine, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The agent's door: one verb in, one JSON line and perhaps raw bytes out."""
+"""The agent's entry point: reads one verb, prints one JSON line and optional raw bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gpurun.remote.agent.system import Answer, Json
 
-# The module of each verb; only that one is imported, so that a poll stays quick.
+# The module of each verb; only the requested one is imported, so that a poll stays fast.
 VERBS = {
     "hello": "probe",
     "imports": "probe",
@@ -43,13 +43,13 @@ VERBS = {
 
 
 def do(verb: str, root: str, options: Json) -> Answer:
-    """Do one verb; KeyError when there is no such verb."""
+    """Run one verb; KeyError if it does not exist."""
     answer: Answer = getattr(import_module("gpurun.remote.agent." + VERBS[verb]), verb)(root, options)
     return answer
 
 
 def main(words: List[str]) -> int:
-    """Do the verb that the words ask for and print its answer; the exit code."""
+    """Run the verb in `words`, print its answer, and return the exit code."""
     import errno
 
     options: Json = {}
@@ -61,7 +61,7 @@ def main(words: List[str]) -> int:
         root = os.path.realpath(options["root"])
         for folder in ("agent", "out"):
             os.makedirs(at(root, folder), exist_ok=True)
-        if words[0] != "keep":  # The one verb that no client asks for.
+        if words[0] != "keep":  # The only verb that no client sends.
             heard(root)
         answer, content = do(words[0], root, options)
     except Refusal as refusal:
@@ -75,7 +75,7 @@ def main(words: List[str]) -> int:
     sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
     for block in [content] if isinstance(content, bytes) else content:
         sys.stdout.buffer.write(block)
-        if root:  # Part by part: a client that takes a long answer is there all the while.
+        if root:  # Part by part, so that a client that reads a long answer counts as present.
             heard(root)
     sys.stdout.buffer.flush()
     return 1 if "error" in answer else 0

@@ -1,8 +1,8 @@
-"""Whether a job still works, whatever it is: since when it has written nothing, and since when nothing has worked.
+"""Whether a job still works: since when it has written nothing, and since when nothing was busy.
 
-Silent is a job that writes neither a log line nor a file; a stuck collective is that while its cards show 100 %. Idle
-is one that is silent while no card and no core does anything either, and at which nobody works, where people may. Both
-are observations; what follows from them is the watchdog's part.
+A job is silent if it writes neither log lines nor files; a stuck collective is silent although its GPUs show 100 %. It
+is idle if it is silent, no GPU and no core is busy, and no person works on it, where people may. Both
+are observations; the watchdog decides what follows from them.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
     from gpurun.remote.agent.system import Json
 
 LOOK_S, QUIET_S = 15.0, 600.0
-"""How often it looks, and after how long without a word a job is called silent."""
+"""The interval between checks, and how long a job may write nothing before it is called silent."""
 PEOPLE_LOOK_S, WARN_S = 5.0, 300.0
-"""How often it looks where people work, and how long before its end they are told."""
+"""The interval where people work, and how long before the end they are warned."""
 MOST_LOOKING = 20
-"""A look at a million files is followed by a pause of so many times what it took."""
+"""A check of a million files is followed by a pause of this many times its duration."""
 BUSY_PERCENT, BUSY_SHARE = 5, 0.05
-"""A card above this, or all processes together above this share of a core, is at work."""
+"""A GPU above this, or all processes together above this share of a core, is busy."""
 OURS = ("status.json", "MANIFEST.json", "outputs")
-"""What gpurun itself writes into out/ whether the job does anything or not."""
+"""Files that gpurun itself writes into out/, whether or not the job does anything."""
 PASSED_OVER = frozenset(("wandb", ".git", ".venv", "node_modules", "__pycache__"))
-"""Folders in which a helper writes on its own (wandb logs the machine's load every 15 s), or in which nobody writes."""
+"""Folders in which a helper writes by itself (wandb logs the machine's load every 15 s), or that nothing writes to."""
 WATCHES = b"nvidia-smi"
-"""A program that looks at the cards is not work, be it the agent's own."""
+"""Programs that read the GPUs do not count as work, including the agent's own."""
 
 
 class Activity:
-    """Looks in a thread of its own: a network disk may hold a look, and must not hold the watchdog.
+    """Checks in a thread of its own, because a network disk may block a check and must not block the watchdog.
 
-    `silent_since_wall` is when the job wrote last, once that is long ago. `end` is called once, with "idle" or
-    "silent", when the job has been so for as long as its order allows (`idle_s`, `silent_s`; 0 or none: for ever).
-    Where `people` work at it, it is never called silent: `idle_at_wall` is when it will be ended, once that is soon,
-    and their terminals are told.
+    `silent_since_wall` is when the job wrote last, if that is long ago. `end` is called once, with "idle" or
+    "silent", when the job has been so for as long as its order allows (`idle_s`, `silent_s`; 0 or missing: forever).
+    If `people` work on it, it is never called silent: `idle_at_wall` is when it will be ended, if that is soon,
+    and their terminals are warned.
     """
 
     def __init__(self, root: str, job: Json, gpus: GpuWatcher, end: Callable[[str], None]) -> None:
         self.root, self.gpus, self.end = root, gpus, end
         self.limits = {"idle": job.get("idle_s") or 0.0, "silent": job.get("silent_s") or 0.0}
-        # A command is started by gpurun's runner, which looks for outputs: its own work is not the job's.
+        # gpurun's runner starts a command and looks for outputs: its own work is not the job's.
         self.has_runner = bool(job.get("runner"))
         shortest = min([QUIET_S * 2, *(limit for limit in self.limits.values() if limit)])
         attended = job.get("attended")
@@ -64,17 +64,17 @@ class Activity:
             from gpurun.remote.agent.people import People
 
             self.people = People(root, attended == "machine", self.limits["idle"])
-        # Not the clock of the lease: while a laptop sleeps, its job does not work.
+        # Not the lease's clock: while a laptop sleeps, its job does not work.
         self.wrote_s = self.worked_s = self.looked_s = time.monotonic()
         self.traces: Optional[Tuple[int, ...]] = None
         self.cpu_s: Optional[float] = None
 
     def begin(self, pid: int) -> None:
-        """Look from now on, until this process ends; `pid` is the job's first process."""
+        """Check from now on, until this process ends; `pid` is the job's first process."""
         threading.Thread(target=self.watch, args=(pid,), daemon=True).start()
 
     def watch(self, pid: int) -> None:
-        """Look again and again; what one look could not see, the next one may."""
+        """Check repeatedly; what one check could not see, the next may."""
         is_told = False
         while True:
             began_s = time.monotonic()
@@ -84,16 +84,16 @@ class Activity:
                     is_told = True
                     self.end(reason)
             except (OSError, ValueError) as error:
-                say("the job's activity was not seen: %s" % error)
+                say("the job's activity could not be checked: %s" % error)
             time.sleep(max(self.look_s, MOST_LOOKING * (time.monotonic() - began_s)))
 
     def look(self, pid: int) -> str:
-        """Look once: "idle" or "silent" where the job has been that for too long, else nothing."""
+        """Check once: return "idle" or "silent" if the job has been that for too long, else ""."""
         pids, now_s = trainers(self.root), time.monotonic()
         traces = traces_of(self.root, pids)
         has_written, self.traces = traces != self.traces, traces
         is_used, used_s = self.people.look(pids, pid) if self.people else (False, self.used_since(pids, pid))
-        # What cannot be seen (there is no /proc) is not called idle.
+        # A job that cannot be observed (there is no /proc) is not called idle.
         is_busy = used_s is None or used_s > BUSY_SHARE * (now_s - self.looked_s)
         is_busy = is_busy or any((card["use_percent"] or 0) > BUSY_PERCENT for card in self.gpus.now())
         self.looked_s = now_s
@@ -114,13 +114,13 @@ class Activity:
         return ""
 
     def used_since(self, pids: Set[int], pid: int) -> Optional[float]:
-        """The CPU seconds of the job's processes since the last look; None where that was not seen twice."""
+        """Return the CPU seconds of the job's processes since the last check; None if they were not seen twice."""
         now_s = cpu_seconds(pids, pid if self.has_runner else 0)
         before_s, self.cpu_s = self.cpu_s, now_s
         return None if now_s is None or before_s is None else now_s - before_s
 
     def idle_soon(self, people: People, idle_s: float) -> str:
-        """Tell people that it is ended soon, as nobody seems to work; "idle" once it is time."""
+        """Warn people that the machine ends soon because it seems unused; return "idle" when the time has come."""
         limit_s = self.limits["idle"]
         left_s = limit_s - idle_s
         if not limit_s or left_s > min(WARN_S, limit_s / 2):
@@ -133,9 +133,9 @@ class Activity:
 
 
 def traces_of(root: str, pids: Iterable[int]) -> Tuple[int, ...]:
-    """What changes when the job writes: how many files its folders have, their bytes and times, its open files' bytes.
+    """Return values that change when the job writes: number, bytes and times of its files, and bytes of its open files.
 
-    By the open files a download is seen, too, that goes to a cache elsewhere.
+    The open files also reveal a download that goes to a cache elsewhere.
     """
     count = size = times = 0
     folders = [at(root, "bundle"), at(root, "out")]
@@ -149,14 +149,14 @@ def traces_of(root: str, pids: Iterable[int]) -> Tuple[int, ...]:
                     folders.append(entry.path)
                     continue
                 facts = entry.stat(follow_symlinks=False)
-            except OSError:  # It was removed meanwhile.
+            except OSError:  # Removed in the meantime.
                 continue
             count, size, times = count + 1, size + facts.st_size, times + facts.st_mtime_ns
     return count, size, times, sum(open_bytes(pid) for pid in pids)
 
 
 def entries_of(folder: str) -> Iterable[os.DirEntry[str]]:
-    """The entries of a folder; none where it is gone or shut."""
+    """Return the entries of a folder; none if it is gone or unreadable."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)
@@ -165,7 +165,7 @@ def entries_of(folder: str) -> Iterable[os.DirEntry[str]]:
 
 
 def open_bytes(pid: int) -> int:
-    """The bytes of all files that a process has open, but for a tracker's own."""
+    """Return the bytes of all files that a process has open, except a tracker's own."""
     total = 0
     for entry in entries_of("/proc/%d/fd" % pid):
         try:
@@ -178,9 +178,9 @@ def open_bytes(pid: int) -> int:
 
 
 def cpu_seconds(pids: Set[int], runner: int) -> Optional[float]:
-    """The CPU seconds of processes and of their children that have ended; of a `runner` those of its children alone.
+    """Return the CPU seconds of processes and of their ended children; for the `runner` only those of its children.
 
-    None where none of them can be seen.
+    None if none of them can be observed.
     """
     ticks, seen = 0, False
     for pid in pids:

@@ -1,4 +1,4 @@
-"""The codecs that this machine can take parts in with."""
+"""The codecs that this machine can decompress parts with."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def codecs() -> List[str]:
-    """What `inflater` takes here, the best first."""
+    """Return the codecs that `inflater` accepts here, the best first."""
     return (["zstd"] if zstd_module() or shutil.which("zstd") else []) + ["gzip"]
 
 
 def inflater(codec: str) -> Callable[[bytes, int], bytes]:
-    """What turns one compressed part, and the size that it must have, into its content; damage is a refusal."""
+    """Return the function that turns one compressed part, of known size, into its content; damage is a refusal."""
     module: Any = zstd_module() if codec == "zstd" else None
 
     def gzipped(data: bytes, size: int) -> bytes:
@@ -48,7 +48,7 @@ def inflater(codec: str) -> Callable[[bytes, int], bytes]:
 
 
 def program_output(command: List[str], data: bytes, most: int) -> bytes:
-    """What a program makes of the data, and no more than so many bytes of it: a part may be made to burst a memory."""
+    """Return a program's output for the data, limited to `most` bytes, because a part may be made to exhaust memory."""
     import subprocess
     import threading
 
@@ -59,7 +59,7 @@ def program_output(command: List[str], data: bytes, most: int) -> bytes:
             child.stdin.write(data)  # type: ignore[union-attr]
             child.stdin.close()  # type: ignore[union-attr]
         except OSError:
-            return  # it has ended, or is ended here
+            return  # it has ended, or is being ended
 
     child = subprocess.Popen(
         command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -75,7 +75,7 @@ def program_output(command: List[str], data: bytes, most: int) -> bytes:
 
 
 def zstd_module() -> Any:
-    """The zstd module that this Python has, or None."""
+    """Return this Python's zstd module, or None."""
     import importlib
 
     for name in ("compression.zstd", "backports.zstd", "zstandard"):

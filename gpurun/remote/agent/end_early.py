@@ -1,7 +1,7 @@
-"""The machine's end, brought forward: an earlier time in the folder of the guard that ends it at its deadline.
+"""Ends the machine earlier: writes an earlier time into the folder of the guard, which ends it at its deadline.
 
-The guard looks there every few seconds, and keeps the earliest time that it was ever told in `spent`, from which
-is read back that it was taken.
+The guard looks there every few seconds, and keeps the earliest time that it has seen in `spent`, which is read
+back to confirm that the time was accepted.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ SUDO_S, TAKEN_S, LOOK_S = 10.0, 12.0, 0.1
 
 
 def end(_: str, options: Json) -> Answer:
-    """Bring the guard's deadline forward to `at` (0: now), and read back that it was taken; nothing puts it back."""
+    """Move the guard's deadline forward to `at` (0: now), and confirm that it was accepted; nothing moves it back."""
     return ended(options["folder"], float(options.get("at", 0))), b""
 
 
 def ended(folder: str, at_wall: float) -> Json:
-    """The same, as the answer tells it: `deadline` is the guard's own word, or null where it has none.
+    """Return the answer of `end`: `deadline` is read back from the guard, or null if it has none.
 
-    Where that is early enough as it is, the guard has only to be alive: to have written within its last few looks.
+    If the deadline is early enough already, the guard only has to be alive: it must have written within its last few
+    checks.
     """
     wall = int(at_wall) or int(time.time())
     stamp, deadline, age_s = told(folder)
     if not stamp:
         return {"taken": False, "deadline": None, "message": "no timer has written to %s" % folder}
     if deadline is not None and deadline <= min(wall, time.time()):
-        return {"taken": True, "deadline": deadline, "message": ""}  # Its time is over: it looks at no file any more.
+        return {"taken": True, "deadline": deadline, "message": ""}  # Its time is over: it no longer reads the file.
     if deadline is not None and deadline <= wall and 0.0 <= age_s <= TAKEN_S:
         return {"taken": True, "deadline": deadline, "message": ""}
     trouble = "" if deadline is not None and deadline <= wall else written(folder, wall)
@@ -47,13 +48,13 @@ def ended(folder: str, at_wall: float) -> Json:
         time.sleep(LOOK_S)
         now, deadline, _ = told(folder)
     taken = now != stamp and deadline is not None and deadline <= wall
-    silent = "the timer in %s does not look at its time" % folder
-    message = "" if taken else trouble or (silent if now == stamp else "the timer did not take the time")
+    silent = "the timer in %s does not check its time" % folder
+    message = "" if taken else trouble or (silent if now == stamp else "the timer did not accept the time")
     return {"taken": taken, "deadline": deadline, "message": message}
 
 
 def told(folder: str) -> Tuple[int, Optional[int], float]:
-    """A mark of the guard's last look, 0 if there was none, the deadline that it goes by, and how old that look is."""
+    """Return the guard's last mark, 0 if there is none, the deadline that it uses, and the age of that mark."""
     try:
         with open(os.path.join(folder, "spent"), "rb") as file:
             words = file.read(200).split()
@@ -65,7 +66,7 @@ def told(folder: str) -> Tuple[int, Optional[int], float]:
 
 
 def written(folder: str, wall: int) -> str:
-    """Write the time where the guard reads it, as root where this user may not; what kept us from it, or nothing."""
+    """Write the time for the guard, as root if this user may not; return the reason of a failure, or ""."""
     words, tried = ["sh", "-c", WRITE, "sh", str(wall), folder], ""
     for way in ([], ["sudo", "-n"]):
         try:

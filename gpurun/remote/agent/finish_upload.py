@@ -1,6 +1,6 @@
-"""The last step of what is shipped: it is in place whole and verified, or nothing of it is.
+"""The last step of an upload: either all of it is in place and verified, or nothing of it is.
 
-The record of it counts at once, and once all is on the disk for good, which nobody waits for.
+Its record counts at once for this boot, and permanently once everything is on disk; the client does not wait for that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def settle(root: str, options: Json) -> Answer:
     held = locked(root, "unpack.lock", WAIT_S)
     if shipped(root) != record:
         if read(root, "agent", "job.json"):
-            raise Refusal("started", "a job was started here; its code and data are not replaced")
+            raise Refusal("started", "a job was started here, so its code and data are not replaced")
         incoming = Incoming(at(root, FOLDER, options["layout"]))
         check_parts(incoming, json.loads(digests))
         complete_files(root, incoming, entries)
@@ -46,34 +46,34 @@ def settle(root: str, options: Json) -> Answer:
 
 
 def check_parts(incoming: Incoming, digests: List[str]) -> None:
-    """Refuse when a part is missing, or is another than was sent last."""
+    """Refuse if a part is missing, or differs from the one that was sent last."""
     if incoming.verified != dict(enumerate(digests)):
         raise Refusal("wrong_digest", "not all of the %d parts are here as they were sent" % incoming.parts)
 
 
 def complete_files(root: str, incoming: Incoming, entries: List[Json]) -> None:
-    """Complete the files: those that are empty, and those that an earlier pack left here; refuse any that is amiss."""
-    came, earlier = dict(incoming.files), held_files(root)
+    """Complete the files: empty ones, and those that an earlier pack left here; refuse any that is wrong."""
+    arrived, earlier = dict(incoming.files), held_files(root)
     for entry in entries:
         name, path = entry["name"], incoming.path(entry["name"])
-        if name in came:
-            if came.pop(name) != entry["bytes"] or os.path.getsize(path) != entry["bytes"]:
+        if name in arrived:
+            if arrived.pop(name) != entry["bytes"] or os.path.getsize(path) != entry["bytes"]:
                 raise Refusal("wrong_digest", "%r is not as the manifest has it" % name)
             continue
         check_name(name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         if entry["bytes"] == 0:
             open(path, "wb").close()
-        elif entry["sha256"] in earlier:  # `begin` has said so, and why it may be believed
+        elif entry["sha256"] in earlier:  # as `begin` reported; it may be trusted
             take(earlier[entry["sha256"]][0], path, entry["bytes"])
         else:
-            raise Refusal("wrong_digest", "%r did not come, and is not here from before" % name)
-    if came:
-        raise Refusal("wrong_digest", "%d files came that the manifest does not have" % len(came))
+            raise Refusal("wrong_digest", "%r was not sent, and is not here from before" % name)
+    if arrived:
+        raise Refusal("wrong_digest", "%d files arrived that the manifest does not have" % len(arrived))
 
 
 def take(source: str, path: str, size: int) -> None:
-    """Give a file that is here already one more name; where the disk has no links, a copy."""
+    """Give an existing file one more name; if the disk has no links, copy it."""
     if os.path.exists(path) and os.path.getsize(path) == size:
         return
     try:
@@ -83,10 +83,10 @@ def take(source: str, path: str, size: int) -> None:
 
 
 def put_in_place(root: str, folder: str, entries: List[Json]) -> None:
-    """Let what came take the place of what was shipped before.
+    """Replace the earlier upload by the files that arrived.
 
-    The list of it is there first: what a crash leaves in place is then found again, and what of it is whole not sent
-    twice.
+    The list of files is written first: so after a crash the files in place are found, and complete ones are not sent
+    again.
     """
     write(at(root, "agent", "pack.json"), {"files": entries})
     for path in (at(root, "agent", "shipped.json"), at(folder, "layout.json")):
@@ -100,39 +100,39 @@ def put_in_place(root: str, folder: str, entries: List[Json]) -> None:
 
 
 def shipped(root: str) -> Json:
-    """The record, empty where there is none, or where a reboot came before all of it was on the disk."""
+    """Return the record; empty if there is none, or if a reboot came before everything was on disk."""
     record = read(root, "agent", "shipped.json") or {}
     return {} if record.pop("boot", boot_id()) != boot_id() else dict(record)
 
 
 def note_shipped(root: str, record: Json) -> None:
-    """Write the record. It counts until the next boot; `sync_behind` makes it count for good."""
+    """Write the record. It counts until the next boot; `sync_behind` makes it count permanently."""
     if not boot_id():
         sync_filesystem(root)
     write(at(root, "agent", "shipped.json"), dict(record, boot=boot_id()))
 
 
 def sync_behind(root: str) -> None:
-    """Have a process of its own write to the disk what the trainer can read already; a slow disk takes minutes."""
+    """Start a process that writes to disk what the trainer can read already; a slow disk takes minutes."""
     try:
         if os.fork():
             return
-    except OSError:  # No process is to be had: then it is waited for.
+    except OSError:  # No process can be started: then wait for the sync.
         make_durable(root)
         return
     try:
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
-        for descriptor in range(3):  # The caller has its answer when these are closed.
+        for descriptor in range(3):  # The caller gets its answer when these are closed.
             os.dup2(nothing, descriptor)
-        with suppress(OSError):  # The run's folder is gone, and its data with it.
+        with suppress(OSError):  # The run's folder is gone, with its data.
             make_durable(root)
     finally:
         os._exit(0)
 
 
 def make_durable(root: str) -> None:
-    """Sync all that was shipped, then say so in the record, unless that speaks of another pack by now."""
+    """Sync the upload, then record that, unless the record belongs to another pack by now."""
     record = read(root, "agent", "shipped.json") or {}
     if "boot" not in record:
         return

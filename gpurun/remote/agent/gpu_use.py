@@ -1,4 +1,4 @@
-"""What the cards do, as nvidia-smi tells it every few seconds, and whether the job is at work on them."""
+"""What the GPUs do, read from nvidia-smi every few seconds, and whether the job uses them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIELDS = {
 
 
 class GpuWatcher:
-    """Asks in a thread of its own: a card that fell off the bus may hold nvidia-smi, and must not hold the keeper."""
+    """Asks in a thread of its own: a GPU that fell off the bus may block nvidia-smi, and must not block the keeper."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -40,11 +40,11 @@ class GpuWatcher:
             threading.Thread(target=self.ask, daemon=True).start()
 
     def now(self) -> List[Json]:
-        """The last figures of each card, unless they are old."""
+        """Return the last figures of each GPU, unless they are old."""
         return self.seen if time.monotonic() - self.seen_s < STALE_S else []
 
     def ask(self) -> None:
-        """Ask for ever, ever more seldom where there is no answer: each such question may leave a process for good."""
+        """Ask forever, less and less often if there is no answer, because each call may leave a hanging process."""
         wait_s, last = EVERY_S, ""
         while True:
             (self.seen, words), self.seen_s = ask_once(), time.monotonic()
@@ -55,12 +55,12 @@ class GpuWatcher:
             time.sleep(wait_s)
 
     def count(self) -> None:
-        """Add this look to the tally: whether a card was at work, and whether a process of the job held one."""
+        """Add this sample to the tally: whether a GPU was busy, and whether a process of the job held one."""
         if not self.seen:
             return
         holders = {figure(row[0]) for row in query("compute-apps", ["pid"], TALK_S) or []}
         before, cards = self.tally, self.seen
-        self.tally = {  # Replaced whole, as another thread reads it.
+        self.tally = {  # Replaced as a whole, because another thread reads it.
             "looks": before["looks"] + 1,
             "busy": before["busy"] + any(card["use_percent"] for card in cards),
             "own": before["own"] + bool(holders & trainers(self.root)),
@@ -69,20 +69,20 @@ class GpuWatcher:
 
 
 def ask_once() -> Tuple[List[Json], str]:
-    """One entry a card, and what nvidia-smi could not tell; a figure that the card does not have is None."""
+    """Return one entry per GPU, and nvidia-smi's errors; a figure that the GPU does not have is None."""
     rows, words = smi_answer("gpu", list(FIELDS.values()), TALK_S)
     return [{name: figure(row[at]) for at, name in enumerate(FIELDS)} for row in (rows or [])[:MOST_CARDS]], words
 
 
 def query(what: str, fields: Sequence[str], limit_s: float) -> Optional[List[List[str]]]:
-    """These fields of each card, or of what uses one; None where nvidia-smi is not there, or does not answer."""
+    """Return these fields of each GPU, or of its processes; None if nvidia-smi is missing or does not answer."""
     return smi_answer(what, fields, limit_s)[0]
 
 
 def smi_answer(what: str, fields: Sequence[str], limit_s: float) -> Tuple[Optional[List[List[str]]], str]:
-    """Return the same, and in nvidia-smi's own words what it could not tell.
+    """Return the same, and nvidia-smi's own error message.
 
-    It writes them on either output. One that hangs in the kernel, as with a lost card, is not waited for.
+    nvidia-smi writes it on either output. One that hangs in the kernel, as with a lost GPU, is not waited for.
     """
     command = ["nvidia-smi", "--query-%s=%s" % (what, ",".join(fields)), "--format=csv,noheader,nounits"]
     try:
@@ -106,7 +106,7 @@ def smi_answer(what: str, fields: Sequence[str], limit_s: float) -> Tuple[Option
 
 
 def figure(word: str) -> Optional[int]:
-    """A whole number of `94`, `607.53`; None of `[N/A]`."""
+    """Return an integer for `94` or `607.53`; None for `[N/A]`."""
     try:
         value = float(word)
     except ValueError:

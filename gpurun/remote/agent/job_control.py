@@ -1,4 +1,4 @@
-"""A job is started once, checked and written down; after that it may be asked to stop, or to stop earlier."""
+"""Starts a job once, checked and recorded; after that it may only be asked to stop, or to stop earlier."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STOPS = ("soft_stop", "hard_stop")
 
 
 def start(root: str, options: Json) -> Answer:
-    """Start the job's trainer under a keeper, once; asked again, only the lease may come forward."""
+    """Start the job's trainer under a keeper, once; a second call can only shorten the lease."""
     locked(root, "unpack.lock", START_WAIT_S)
     job = by_this_clock(root, checked_job(root, os.path.abspath(options["job"])))
     what = json.dumps([job["run"], job["argv"], job["cwd"], job["env"]], sort_keys=True)
@@ -51,14 +51,14 @@ def start(root: str, options: Json) -> Answer:
         if outcome in ("ended", "nobody"):
             break
         time.sleep(0.02)
-    drop_secrets(root)  # Of a start that was asked for twice.
+    drop_secrets(root)  # Left from a start that was requested twice.
     if record is None:
         raise Refusal("start_failed", "the trainer did not start: %s" % tail(root))
     return {"keeper_pid": record["keeper_pid"], "already": not started, "started_wall": record["started_wall"]}, b""
 
 
 def checked_job(root: str, path: str) -> Json:
-    """The job as asked for, or a refusal that says what is wrong with it."""
+    """Return the requested job, or raise a refusal that says what is wrong with it."""
     job = read(path)
     try:
         numbers = [job[key] for key in ("save_s", *(which + unit for which in STOPS for unit in ("_s", "_wall")))]
@@ -70,16 +70,16 @@ def checked_job(root: str, path: str) -> Json:
     except (KeyError, TypeError, AttributeError):
         good = False
     if not good:
-        raise Refusal("bad_job", "the job is not as docs/FORMATS.md has it")
+        raise Refusal("bad_job", "the job does not follow docs/FORMATS.md")
     if not shipped(root) or not os.path.isdir(at(root, job["cwd"])):
-        raise Refusal("not_shipped", "nothing that was verified is in %s" % job["cwd"])
+        raise Refusal("not_shipped", "%s has no verified upload" % job["cwd"])
     return dict(job)
 
 
 def by_this_clock(root: str, job: Json) -> Json:
-    """The job with its stops by the clock of now: in so many seconds, or at the times that it names if that is sooner.
+    """Return the job with its stops by the current clock: in so many seconds, or at its named times if earlier.
 
-    Those times count only if the clock was not set since it was told: else they may be hours off, or have passed.
+    The named times count only if the clock was not set since it was reported: else they may be hours off, or past.
     """
     now, was_set = time.time(), clock_was_set(root)
     for which in STOPS:
@@ -89,13 +89,13 @@ def by_this_clock(root: str, job: Json) -> Json:
 
 
 def tail(root: str) -> str:
-    """The last words of the keeper."""
+    """Return the keeper's last words."""
     path = at(root, "agent", "agent.log")
     return read_part(path, max(0, read_part(path, 0, 0)[1] - 500), 500)[0].decode("utf-8", "replace").strip()
 
 
 def stop(root: str, options: Json) -> Answer:
-    """Ask the keeper to end the trainer; where the disk takes no request, by a signal; an end at once is made here."""
+    """Ask the keeper to end the trainer, by a signal if the disk is full; an immediate end is done here."""
     told, is_written = (root, "now" in options, options["reason"][:200]), True
     try:
         request_stop(*told)
@@ -110,10 +110,10 @@ def stop(root: str, options: Json) -> Answer:
 
 
 def shorten(root: str, options: Json) -> Answer:
-    """Bring the lease forward; never back."""
+    """Shorten the lease; it is never extended."""
     soft, hard = float(options["soft"]), float(options["hard"])
     if not (0 <= soft < 1e12 and 0 <= hard < 1e12):
-        raise Refusal("usage", "a lease is two times in seconds since the epoch")
+        raise Refusal("usage", "a lease needs two times in seconds since the epoch")
     lease = bring_forward(root, soft, hard)
     if read(root, "agent", "job.json"):
         ensure_keeper(root, fresh=False)

@@ -1,6 +1,6 @@
-"""What the keeper obeys and reports: the lease, the request to stop, the last sign of a client, the status.
+"""The keeper's inputs and outputs: the lease, the request to stop, the last contact of a client, the status.
 
-A job that is found without a keeper is given one.
+A job without a keeper gets a new one.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.remote.agent.system import Json
 
-# What a clock that is only kept right may gain or lose meanwhile; one that is set by less does no harm.
+# How far a well-kept clock may drift meanwhile; setting it by less does no harm.
 MOST_DRIFT_S = 5.0
 
 
 def clocks_now() -> Json:
-    """What both clocks say."""
+    """Return the time of both clocks."""
     return {"boot_id": boot_id(), "wall": time.time(), "mono": monotonic()}
 
 
 def clock_was_set(root: str) -> bool:
-    """Whether the wall clock was set since `hello` told it; one that was never told in this boot may have been."""
+    """Return whether the wall clock was set since `hello` reported it, or may have been: no report in this boot."""
     told, now = read(root, "agent", "clock.json") or {}, clocks_now()
     if told.get("boot_id") != now["boot_id"]:
         return True
@@ -34,7 +34,7 @@ def clock_was_set(root: str) -> bool:
 
 
 def bring_forward(root: str, soft_wall: float, hard_wall: float) -> Json:
-    """Bring the lease forward, on the wall and on the monotonic clock; nothing puts it back."""
+    """Shorten the lease, on the wall clock and on the monotonic clock; nothing extends it."""
     held = locked(root, "lease.lock", 5)
     old, wall, mono = read(root, "agent", "lease.json") or {}, time.time(), monotonic()
     if old.get("boot_id") != boot_id():
@@ -50,13 +50,13 @@ def bring_forward(root: str, soft_wall: float, hard_wall: float) -> Json:
 
 
 def request_stop(root: str, now: bool, reason: str) -> None:
-    """Write down the request to stop; the first reason stays, and "now" is never taken back."""
+    """Record the request to stop; the first reason stays, and "now" is never withdrawn."""
     old = read(root, "agent", "stop.json") or {"now": False, "reason": reason}
     write(at(root, "agent", "stop.json"), {"now": old["now"] or now, "reason": old["reason"]})
 
 
 def heard(root: str) -> None:
-    """Note that a client asks: a touch alone, which needs no room on the disk once the file is there."""
+    """Record that a client called: only by touching a file, which needs no disk space once the file exists."""
     path = at(root, "agent", "heard")
     with suppress(OSError):
         try:
@@ -66,7 +66,7 @@ def heard(root: str) -> None:
 
 
 def last_heard(root: str) -> int:
-    """A mark of when a client asked last; whether the clock was set meanwhile does not matter to it."""
+    """Return a mark of when a client called last; setting the clock does not affect it."""
     try:
         return os.stat(at(root, "agent", "heard")).st_mtime_ns
     except OSError:
@@ -74,7 +74,7 @@ def last_heard(root: str) -> int:
 
 
 def blank(root: str) -> Json:
-    """A status before anything ran."""
+    """Return the status before anything ran."""
     lease = read(root, "agent", "lease.json") or {}
     empty = dict.fromkeys(("pid", "started_wall", "exit_code", "signal", "stop_reason"))
     walls = {key: lease.get(key) for key in ("soft_stop_wall", "hard_stop_wall")}
@@ -82,9 +82,9 @@ def blank(root: str) -> Json:
 
 
 def ensure_keeper(root: str, fresh: bool) -> str:
-    """Give the job a keeper when none lives; "kept", "ended", "nobody", or what the new one does: "adopted", "started".
+    """Give the job a keeper if none lives; return "kept", "ended", "nobody", or the new one's "adopted" or "started".
 
-    Only with `fresh` may it start the trainer, and only when none of its processes lives. The keeper runs the same zip.
+    Only with `fresh` may it start the trainer, and only if none of its processes lives. The keeper runs the same zip.
     """
     held = lock(root, "keeper.lock", 0.1 if fresh else 0.0)
     if held is None:
@@ -92,7 +92,7 @@ def ensure_keeper(root: str, fresh: bool) -> str:
     try:
         if read(root, "agent", "exit.json"):
             return "ended"
-        from gpurun.remote.agent.login_environment import granted, remembered  # not sooner: most polls find a keeper
+        from gpurun.remote.agent.login_environment import granted, remembered  # most polls find a keeper
         from gpurun.remote.agent.processes import environment, trainers
 
         running = trainers(root)
@@ -107,7 +107,7 @@ def ensure_keeper(root: str, fresh: bool) -> str:
             command = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "keep", "--root", root]
             job = read(root, "agent", "job.json") or {}
             known = dict(remembered(root), **dict(granted(job.get("pass_env") or []), GPURUN_KEEPER_OF=root))
-            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # Until the keeper can take a request.
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # Until the keeper can handle it.
             subprocess.Popen(
                 command, env=environment(**known), pass_fds=(held,), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,

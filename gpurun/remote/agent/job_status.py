@@ -1,4 +1,4 @@
-"""What is told of a job: its status, what it has said since, and its finished files."""
+"""Reports on a job: its status, its new output, and its finished files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpurun.remote.agent.system import Answer, Json
 
 ENDED = ("exit_code", "signal", "stop_reason", "oom_kills", "memory_bytes", "shm_bytes")
-"""What the status has of the job's end; an older agent's has the first three."""
+"""The fields of the status about the job's end; an older agent's status has the first three."""
 TAILS = {"events.jsonl": "out", "trainer.log": "out", "agent.log": "agent"}
 MANIFEST = "MANIFEST.json"
 MOST_MANIFEST_BYTES = 256 << 20
@@ -25,7 +25,7 @@ UNSAVED_S = 60.0
 
 
 def poll(root: str, options: Json) -> Answer:
-    """The status, and what has been added to files that grow."""
+    """Return the status, and what was added to growing files."""
     now, chunks, content = status(root), [], b""
     for name, (offset, most) in sorted(json.loads(options["want"]).items()):
         if name not in TAILS:
@@ -37,7 +37,7 @@ def poll(root: str, options: Json) -> Answer:
 
 
 def unsaved(root: str, _: Json) -> Answer:
-    """What a person should know before a dev box ends: terminals that are open, and what does not come home."""
+    """Return what a person should know before a dev box ends: open terminals, and files that do not come home."""
     import subprocess
     import sys
 
@@ -59,7 +59,7 @@ def unsaved(root: str, _: Json) -> Answer:
 
 
 def doors(root: str, _: Json) -> Answer:
-    """Where people work on this machine: the folder, and where JupyterLab listens, as it notes for its own user."""
+    """Return where people work on this machine: the folder, and JupyterLab's address, which it records for its user."""
     notes = os.path.join(root, "jupyter")
     names = [os.path.join(notes, name) for name in os.listdir(notes)] if os.path.isdir(notes) else []
     servers = [read(name) for name in sorted(names, key=changed_wall) if name.endswith(".json")]
@@ -69,14 +69,14 @@ def doors(root: str, _: Json) -> Answer:
 
 
 def status(root: str) -> Json:
-    """The heartbeat, corrected by what the kernel knows; a trainer that lost its keeper is given a new one.
+    """Return the heartbeat, corrected by what the kernel knows; a trainer that lost its keeper gets a new one.
 
-    After a power cut the file may be empty: a job that had begun has ended then, and is never called idle.
+    After a power failure the file may be empty: a job that had begun has then ended, and is never called idle.
     """
     keeper = ensure_keeper(root, fresh=False) if read(root, "agent", "job.json") else "nobody"
     path, end = at(root, "out", "status.json"), read(root, "agent", "exit.json")
     now = read(path) or dict(blank(root), wall=0.0)
-    # All that a keeper can tell of its life on a full disk is that the file was touched.
+    # On a full disk, the keeper's only sign of life is that the file was touched.
     now["wall"] = max(now["wall"], changed_wall(path)) or time.time()
     if end:
         now.update(state="exited", **{key: end[key] for key in ENDED if key in end})
@@ -86,7 +86,7 @@ def status(root: str) -> Json:
 
 
 def changed_wall(path: str) -> float:
-    """When a file was last written or touched; 0 when it is not there."""
+    """Return when a file was last written or touched; 0 if it does not exist."""
     try:
         return os.stat(path).st_mtime
     except OSError:
@@ -94,7 +94,7 @@ def changed_wall(path: str) -> float:
 
 
 def manifest(root: str, _: Json) -> Answer:
-    """The list of finished files, as the trainer wrote it."""
+    """Return the list of finished files, as the trainer wrote it."""
     import hashlib
 
     content = read_finished_list(root)
@@ -104,14 +104,14 @@ def manifest(root: str, _: Json) -> Answer:
 
 
 def read_finished_list(root: str) -> bytes:
-    """The whole list of finished files; empty before there is one."""
+    """Return the whole list of finished files; empty before there is one."""
     return b"".join(map(bytes, stream(at(root, "out", MANIFEST), 0, MOST_MANIFEST_BYTES)[0]))
 
 
 def locate_finished(root: str, name: str) -> str:
-    """The path of a finished file by its name, which is percent-encoded; Refusal for one that leads out of `out`.
+    """Return the path of a finished file by its percent-encoded name; Refusal if the name leads out of `out`.
 
-    The list, which may be long, is read only for a name without a folder: beside it lie files that are none of it.
+    The list, which may be long, is read only for a name without a folder, because other files are beside it.
     """
     raw = raw_name(name)
     if b"/" not in raw:
@@ -123,7 +123,7 @@ def locate_finished(root: str, name: str) -> str:
 
 
 def raw_name(name: str) -> bytes:
-    """The bytes of a name below `out`; none for one that is written in another way, or leads elsewhere."""
+    """Return the bytes of a name below `out`; empty if it is encoded in another way, or leads elsewhere."""
     from urllib.parse import quote_from_bytes, unquote_to_bytes
 
     raw = unquote_to_bytes(name)
@@ -132,19 +132,19 @@ def raw_name(name: str) -> bytes:
 
 
 def get(root: str, options: Json) -> Answer:
-    """A part of a finished file, however long."""
+    """Return a part of a finished file of any size."""
     name, offset = options["name"], int(options["offset"])
     path = locate_finished(root, name)
     if not os.path.isfile(path):
-        raise Refusal("no_such_file", "%r is not there any more" % name)
+        raise Refusal("no_such_file", "%r no longer exists" % name)
     blocks, length, size = stream(path, offset, int(options["most"]))
     return {"name": name, "offset": offset, "bytes": length, "size": size}, blocks
 
 
 def gather(root: str, _: Json) -> Answer:
-    """Many small files one after the other, framed by the list that home has of them: lines of bytes and name come in.
+    """Return many small files in sequence, framed by the client's list: it sends lines of bytes and name.
 
-    The answer says which of them, by their place, are not there with that size; all others follow whole.
+    The answer names, by position, the files that do not exist with that size; all others follow complete.
     """
     import sys
 
@@ -165,7 +165,7 @@ def gather(root: str, _: Json) -> Answer:
 
 
 def gathered(paths: List[Tuple[str, int]]) -> Iterator[bytes]:
-    """Their content in blocks of some size; it ends early where one is not as long any more."""
+    """Yield their content in blocks; it ends early if a file has become shorter."""
     block = b""
     for path, size in paths:
         content = b"".join(map(bytes, stream(path, 0, size)[0]))

@@ -1,8 +1,8 @@
 """What a login on this machine exports, and what of it the job gets.
 
-A call over SSH is no login: it has neither what ~/.profile exports nor, in a container, what the container was given.
-Both are asked for once, at `hello`. Unasked, the job gets the families of `processes.FAMILIES` and nothing that looks
-like a key; of everything else the names alone are told.
+A command over SSH is not a login: it has neither the exports of ~/.profile nor, in a container, the container's own.
+Both are read once, at `hello`. By default the job gets the families of `processes.FAMILIES`, without anything that
+looks like a key; of everything else only the names are reported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MARK = b"\0gpurun\0"
 FIRST_PROCESS = "/proc/1/environ"
 BOOTED_BY_SYSTEMD = "/run/systemd/system"
 SHELLS = ("bash", "zsh", "ksh", "dash", "sh")
-# Of one login or one shell, or how a cluster counts its job: not worth telling.
+# Specific to one login or shell, or how a cluster numbers its job: not worth reporting.
 USUAL = (
     r"SHELL|PWD|OLDPWD|SHLVL|_|TERM|TERM_\w+|COLORTERM|MAIL|HOSTNAME|HOSTTYPE|MACHTYPE|OSTYPE|IFS|PS\d|EDITOR|PAGER"
     r"|VISUAL|LESS\w*|LS_\w+|HIST\w*|MOTD_\w+|DBUS_\w+|SSH_\w+|BASH\w*|MANPATH|INFOPATH|LINES|COLUMNS|container"
@@ -39,9 +39,9 @@ MOST_NAMES, MOST_NAME, MOST_BYTES = 200, 100, 4 << 20
 
 
 def learn(root: str) -> Json:
-    """Keep what the job gets of what is exported here; return the names of that, and of what it does not get.
+    """Store what the job gets of the exports here; return the names of that, and of what it does not get.
 
-    `note` says what could not be asked.
+    `note` says what could not be read.
     """
     exported, note = exports()
     may = {name: value for name, value in exported.items() if may_pass(name, value)}
@@ -54,17 +54,17 @@ def learn(root: str) -> Json:
 
 
 def remembered(root: str) -> Dict[str, str]:
-    """Return what `learn` has kept; nothing before that."""
+    """Return what `learn` has stored; empty before that."""
     return dict(read(root, "agent", "environment.json") or {})
 
 
 def granted(globs: List[str]) -> Dict[str, str]:
-    """Return what these globs add of all that is exported here."""
+    """Return what these globs add of everything that is exported here."""
     return select_variables(globs, exports()[0]) if globs else {}
 
 
 def select_variables(globs: List[str], exported: Mapping[str, str]) -> Dict[str, str]:
-    """Return what these globs name; what looks like a key only by its whole name."""
+    """Return what these globs match; a variable that looks like a key needs its whole name."""
     return {
         name: value
         for name, value in exported.items()
@@ -74,10 +74,10 @@ def select_variables(globs: List[str], exported: Mapping[str, str]) -> Dict[str,
 
 
 def exports() -> Tuple[Dict[str, str], str]:
-    """Return all that is exported here, and what could not be found out.
+    """Return everything that is exported here, and what could not be found out.
 
-    In a job of a cluster its own surroundings count, which its set-up has made; on the computer of the user (it is
-    known by GPURUN_INSTANCE) those that they began gpurun in.
+    In a job of a cluster its own environment counts, which its set-up has made. On the user's computer (recognised
+    by GPURUN_INSTANCE) it is the environment in which they started gpurun.
     """
     here = dict(os.environ)
     if "GPURUN_INSTANCE" in here:
@@ -90,7 +90,7 @@ def exports() -> Tuple[Dict[str, str], str]:
 
 
 def first_process() -> bytes:
-    """Return what the container was given; nothing where it is another user's."""
+    """Return the container's variables; empty if its first process is another user's."""
     try:
         with open(FIRST_PROCESS, "rb") as file:
             return file.read()
@@ -99,9 +99,9 @@ def first_process() -> bytes:
 
 
 def by_login() -> Tuple[Dict[str, str], str]:
-    """Return what a login shell of this account exports; or why that is not known, as where its profile takes too long.
+    """Return what a login shell of this account exports; or why that is unknown, for example a slow profile.
 
-    Its end is waited for and not that of its output, which something that the profile began in the background may hold.
+    Its end is awaited, not the end of its output, which a background process of the profile may keep open.
     """
     shell = pwd.getpwuid(os.getuid()).pw_shell
     shell = shell if os.path.basename(shell) in SHELLS else "bash"
@@ -117,15 +117,15 @@ def by_login() -> Tuple[Dict[str, str], str]:
             child.wait(LOGIN_S)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
-            return {}, "its profile was not done after %.0f s, so what it exports is not passed on" % LOGIN_S
+            return {}, "its profile did not finish within %.0f s, so its exports are not passed on" % LOGIN_S
         out.seek(0)
         _, mark, output = out.read(MOST_BYTES).rpartition(MARK)
     is_whole = mark and child.returncode == 0
-    return pairs(output), "" if is_whole else "its profile did not come to its end, so what it exports is not passed on"
+    return pairs(output), "" if is_whole else "its profile did not finish, so its exports are not passed on"
 
 
 def pairs(content: bytes) -> Dict[str, str]:
-    """Read `NAME=VALUE` with zeros between; names are letters, digits and _ alone."""
+    """Parse `NAME=VALUE` separated by zero bytes; names may only have letters, digits and _."""
     found = {}
     for pair in content.split(b"\0"):
         name, sign, value = os.fsdecode(pair).partition("=")

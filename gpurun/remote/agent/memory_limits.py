@@ -1,4 +1,4 @@
-"""How much memory a job had, how many processes the kernel has killed for want of it, and how large /dev/shm is."""
+"""How much memory a job had, how many processes the kernel killed for lack of it, and the size of /dev/shm."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 CGROUPS, OWN = "/sys/fs/cgroup", "/proc/self/cgroup"
 SHM = "/dev/shm"
 MOST_BYTES = 1 << 60
-"""A limit above this is none: version 1 writes a very large number for that."""
+"""A limit above this is no limit: version 1 writes a very large number for that."""
 
 
 def room(oom_before: Optional[int]) -> Json:
-    """Return the facts of a job's end: its memory, the shared memory's size, and the kernel's kills since it began."""
+    """Return the facts at a job's end: its memory, the size of shared memory, and the kernel's kills since it began."""
     kills = oom_kills()
     facts: Dict[str, Optional[int]] = {"memory_bytes": memory_bytes(), "shm_bytes": shm_bytes()}
     facts["oom_kills"] = None if kills is None or oom_before is None else max(0, kills - oom_before)
@@ -25,7 +25,7 @@ def room(oom_before: Optional[int]) -> Json:
 
 
 def oom_kills() -> Optional[int]:
-    """Return how many processes of this cgroup the kernel has killed for want of memory; None where none tells."""
+    """Return how many processes of this cgroup the kernel has killed for lack of memory; None if unknown."""
     for folder in folders():
         for name in ("memory.events", "memory.oom_control"):
             told = dict(
@@ -37,7 +37,7 @@ def oom_kills() -> Optional[int]:
 
 
 def memory_bytes() -> int:
-    """Return the smallest limit that holds for this cgroup, at most what the machine has."""
+    """Return the smallest memory limit of this cgroup, at most the machine's memory."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for folder in folders():
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -57,7 +57,7 @@ def shm_bytes() -> Optional[int]:
 
 
 def folders() -> Iterator[str]:
-    """Yield the folders of this process's memory cgroup and of those above it; a container sees its own as the top."""
+    """Yield the folders of this process's memory cgroup and of its parents; a container sees its own as the top."""
     for line in read_kernel_file("", OWN).splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers not in ("", "memory"):
@@ -72,7 +72,7 @@ def folders() -> Iterator[str]:
 
 
 def read_kernel_file(folder: str, name: str) -> str:
-    """Return what a file of the kernel says; nothing where it is not there."""
+    """Return the content of a kernel file; "" if it does not exist."""
     try:
         with open(os.path.join(folder, name)) as file:
             return file.read(1 << 16)

@@ -1,6 +1,6 @@
-"""Whether somebody works on a dev box: keys, traffic through forwarded ports, and what people have started there.
+"""Whether a person works on a dev box: key presses, traffic through forwarded ports, and processes that people started.
 
-A connection that is only open is no work, and neither is gpurun's own. Nothing of what people type or send is read.
+An idle connection does not count as work, and neither does gpurun's own. What people type or send is never read.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     Tcp = Dict[Tuple[int, int], Tuple[int, int]]  # (local port, other port) -> (inode, bytes so far)
 
 TRAFFIC_S, KEEP_ALIVE_BYTES = 60.0, 1000
-"""What a connection moves within a minute without being used: an editor asks now and then whether it is there."""
+"""How many bytes an unused connection moves per minute: an editor now and then checks that it is alive."""
 SERVERS = (b"sshd", b"sshd-session", b"nvidia-smi", b"dropbear")
-"""What carries people's work, or looks at the cards, and is no work itself."""
+"""Programs that carry people's work, or read the GPUs, and are not work themselves."""
 ESTABLISHED, INET_DIAG_INFO, DUMP, SOCK_DIAG_BY_FAMILY, DONE = 1 << 1, 2, 0x301, 20, 3
 MESSAGE_BYTES, ACKED_AT, RECEIVED_AT = 72, 120, 128
 
 
 class People:
-    """What people do on a machine, seen since the last look.
+    """What people did on a machine since the last check.
 
-    All of the machine counts where it `is_whole` theirs; on one that others use too, what runs below the run's folder.
+    If `is_whole`, the whole machine counts; on a shared machine only what runs below the run's folder.
     `tally` counts the terminals that were opened, those open now, and the seconds in which one was open, or was used.
     """
 
@@ -44,7 +44,7 @@ class People:
         self.traffic_s = self.looked_s = time.monotonic()
 
     def look(self, job: Set[int], runner: int = 0) -> Tuple[bool, Optional[float]]:
-        """Whether people used it since the last look, and the CPU seconds of all their processes; None at first.
+        """Return whether people used it since the last check, and the CPU seconds of their processes; None at first.
 
         `job` are the processes of the job, of which `runner` is gpurun's own.
         """
@@ -54,7 +54,7 @@ class People:
         is_used = self.is_typed(set(found))
         is_used = self.is_forwarded(set(found)) or is_used
         passed_s, self.looked_s = now_s - self.looked_s, now_s
-        self.tally = {  # Replaced whole, as another thread reads it.
+        self.tally = {  # Replaced as a whole, because another thread reads it.
             "terminals": self.tally["terminals"],
             "open": len(self.seen),
             "open_s": self.tally["open_s"] + (passed_s if self.seen else 0.0),
@@ -63,7 +63,7 @@ class People:
         return is_used, used_s
 
     def processes(self, job: Set[int]) -> Iterator[Tuple[int, Tuple[int, int]]]:
-        """Yield the processes that count, each with its own ticks of CPU and those of its children that ended."""
+        """Yield the processes that count, each with its own CPU ticks and those of its ended children."""
         below: Set[int] = set()
         parents: Dict[int, int] = {}
         rows: List[Tuple[int, bool, Tuple[int, int]]] = []
@@ -81,7 +81,7 @@ class People:
                 continue
             parents[pid] = int(fields[1])
             ticks = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
-            is_theirs = uid == os.getuid() or fields[4] != b"0"  # By `sudo` in a terminal, too.
+            is_theirs = uid == os.getuid() or fields[4] != b"0"  # Also by `sudo` in a terminal.
             if pid in job or (not self.is_whole and self.is_below(pid)):
                 below.add(pid)
             rows.append((pid, is_theirs, ticks))
@@ -93,14 +93,14 @@ class People:
                 yield pid, ticks
 
     def is_below(self, pid: int) -> bool:
-        """Whether a process works below the run's folder."""
+        """Return whether a process works below the run's folder."""
         with suppress(OSError):
             place = os.readlink("/proc/%d/cwd" % pid)
             return place == self.root or place.startswith(self.root + "/")
         return False
 
     def cpu_seconds(self, found: Dict[int, Tuple[int, int]], runner: int) -> Optional[float]:
-        """What they have used since the last look; of gpurun's runner its children alone. None at the first look."""
+        """Return their CPU seconds since the last check; for gpurun's runner only its children's. None at first."""
         now = {pid: ended if pid == runner else own + ended for pid, (own, ended) in found.items()}
         before, self.cpu = self.cpu, now
         if before is None:
@@ -108,7 +108,7 @@ class People:
         return sum(max(0, ticks - before.get(pid, 0)) for pid, ticks in now.items()) / os.sysconf("SC_CLK_TCK")
 
     def is_typed(self, pids: Set[int]) -> bool:
-        """Whether a key was pressed in one of their terminals, or one was opened."""
+        """Return whether a key was pressed in one of their terminals, or one was opened."""
         seen, is_typed = {}, False
         for path in {terminal for terminal in map(terminal_of, pids) if terminal}:
             with suppress(OSError):
@@ -122,7 +122,7 @@ class People:
         return is_typed
 
     def is_forwarded(self, pids: Set[int]) -> bool:
-        """Whether more than keep-alives went through a connection that comes from elsewhere, in the last minute."""
+        """Return whether a connection from elsewhere carried more than keep-alives in the last minute."""
         now_s, now = time.monotonic(), dict(forwarded(pids))
         before, passed_s = self.traffic, now_s - self.traffic_s
         if before is None or passed_s >= self.window_s:
@@ -133,7 +133,7 @@ class People:
         return any(size - before.get(ports, 0) > most for ports, size in now.items())
 
     def say(self, words: str) -> None:
-        """Write a line into each of their terminals."""
+        """Write a line to each of their terminals."""
         for path in self.seen:
             with suppress(OSError):
                 terminal = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
@@ -144,7 +144,7 @@ class People:
 
 
 def terminal_of(pid: int) -> str:
-    """The terminal that a process reads from; empty where it reads from something else."""
+    """Return the terminal that a process reads from; "" if it reads from something else."""
     with suppress(OSError):
         place = os.readlink("/proc/%d/fd/0" % pid)
         return place if place.startswith("/dev/pts/") else ""
@@ -152,9 +152,9 @@ def terminal_of(pid: int) -> str:
 
 
 def forwarded(pids: Set[int]) -> Iterator[Tuple[Tuple[int, int], int]]:
-    """Yield the bytes of each connection over the loopback that one of these processes has with one of none of them.
+    """Yield the bytes of each loopback connection between one of these processes and another process.
 
-    So comes what sshd forwards. Nothing where the kernel does not tell.
+    sshd forwards ports that way. Nothing if the kernel does not report it.
     """
     try:
         known = tcp_of_loopback()
@@ -177,7 +177,7 @@ def sockets_of(pid: int) -> Iterator[int]:
 
 
 def tcp_of_loopback() -> Tcp:
-    """Each established connection of the loopback, as the kernel tells it to anybody (sock_diag)."""
+    """Return each established loopback connection, as the kernel reports it to any user (sock_diag)."""
     found: Tcp = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as kernel:
@@ -191,7 +191,7 @@ def tcp_of_loopback() -> Tcp:
 
 
 def take_messages(content: bytes, family: int, found: Tcp) -> bool:
-    """Take in one answer of the kernel; whether more follow."""
+    """Parse one answer of the kernel; return whether more follow."""
     at = 0
     while at + 16 <= len(content):
         length, kind = struct.unpack_from("=IH", content, at)
@@ -208,14 +208,14 @@ def take_messages(content: bytes, family: int, found: Tcp) -> bool:
 
 
 def is_loopback(address: bytes, family: int) -> bool:
-    """Whether an address is of this machine's loopback."""
+    """Return whether an address is on this machine's loopback."""
     if family == socket.AF_INET:
         return address[0] == 127
     return address == b"\0" * 15 + b"\1" or (address[:12] == b"\0" * 10 + b"\xff\xff" and address[12] == 127)
 
 
 def bytes_of(attributes: bytes) -> int:
-    """The bytes that went both ways, of the attributes of a connection; 0 where an old kernel does not tell."""
+    """Return a connection's bytes in both directions, from its attributes; 0 if an old kernel does not report them."""
     at = 0
     while at + 4 <= len(attributes):
         length, kind = struct.unpack_from("=HH", attributes, at)

@@ -1,4 +1,4 @@
-"""Talking to a bucket by presigned URLs: read a range, put an object. A URL is a secret: no message of here has one."""
+"""Access to a bucket by presigned URLs: read a range, put an object. A URL is a secret, and never part of a message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_WORDS_BYTES = 4096
 
 
 class UrlRefused(Exception):
-    """A URL did not do what it was made for; `code` says why: expired, denied, absent, altered, unreachable, ..."""
+    """A URL did not work; `code` says why: expired, denied, absent, altered, unreachable, ..."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -24,22 +24,22 @@ class UrlRefused(Exception):
 
 
 class Stay(urllib.request.HTTPRedirectHandler):
-    """Goes nowhere else than where the URL points."""
+    """Follows no redirect: only the URL itself is used."""
 
     def redirect_request(self, *_: Any) -> Optional[urllib.request.Request]:
-        """No."""
+        """Refuse."""
         return None
 
 
 def open_url(request: urllib.request.Request) -> Any:
-    """The answer of a bucket, if it is a good one."""
+    """Return a bucket's answer, if it is successful."""
     return open_with(urllib.request.build_opener(Stay()), request)
 
 
 def read_range(
     url: str, edges: List[int], open_url: Callable[[urllib.request.Request], Any] = open_url
 ) -> Iterator[bytes]:
-    """The pieces of an object between these offsets, as they come."""
+    """Yield the pieces of an object between these offsets, as they arrive."""
     request = urllib.request.Request(url, headers={"Range": "bytes=%d-%d" % (edges[0], edges[-1] - 1)})
     with open_url(request) as answer:
         if answer.status != 206:
@@ -48,14 +48,14 @@ def read_range(
             try:
                 data = answer.read(size)
             except (OSError, http.client.HTTPException) as error:
-                raise UrlRefused("unreachable", "the line broke off: %s" % type(error).__name__) from None
+                raise UrlRefused("unreachable", "the connection broke: %s" % type(error).__name__) from None
             if len(data) != size:
-                raise UrlRefused("unreachable", "the line broke off")
+                raise UrlRefused("unreachable", "the connection broke")
             yield data
 
 
 def put_object(url: str, body: Callable[[], Iterator[bytes]], size: int) -> None:
-    """Put an object of so many bytes there; whatever `body` raises ends it, and nothing is there then."""
+    """Put an object of `size` bytes there; an exception in `body` aborts it, and then nothing is there."""
     headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
     request = urllib.request.Request(url, data=body(), method="PUT", headers=headers)
     with open_url(request) as answer:
@@ -63,7 +63,7 @@ def put_object(url: str, body: Callable[[], Iterator[bytes]], size: int) -> None
 
 
 def open_with(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> Any:
-    """The answer, if it is a good one."""
+    """Return the answer, if it is successful."""
     try:
         return opener.open(request, timeout=TALK_S)
     except urllib.error.HTTPError as error:
@@ -74,7 +74,7 @@ def open_with(opener: urllib.request.OpenerDirector, request: urllib.request.Req
 
 
 def refused(error: urllib.error.HTTPError) -> UrlRefused:
-    """What a refusal means; of its words only the code is told on, as they may name the key."""
+    """Return the meaning of a refusal; of its text only the code is passed on, because it may name the key."""
     try:
         words = error.read(MOST_WORDS_BYTES).decode("utf-8", "replace")
     except (OSError, http.client.HTTPException):

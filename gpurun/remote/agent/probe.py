@@ -1,6 +1,6 @@
-"""The first look around: the machine, its cards, its codecs, its torch, and what was shipped to it before.
+"""The first look at the machine: its hardware, its codecs, its torch, and earlier uploads.
 
-It asks whether things work, too: whether the disk takes a file, and each card a kernel (`torch_look`).
+It also tests whether things work: whether the disk takes a file, and each GPU a kernel (`torch_look`).
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ WRITTEN_BYTES = 1 << 20
 
 
 def hello(root: str, options: Json) -> Answer:
-    """What this machine is and has, and what time it is here, which is noted too.
+    """Return the machine's facts and its current time, which is also recorded.
 
-    Lines that say whom it waits for may come before the answer.
+    Lines that name the Pythons it waits for may come before the answer.
     """
     write_out(root)
     exported = learn(root)
     looks = Looks(root, options.get("python"))
-    cards, words = find_gpus()  # Before torch is on them: what our own look holds of a card is not somebody else's.
+    cards, words = find_gpus()  # Before torch uses them, so that our own use does not count as another's.
 
     def tell(waiting: Json) -> None:
         sys.stdout.buffer.write(json.dumps({"looking": waiting}).encode() + b"\n")
         sys.stdout.buffer.flush()
         heard(root)
 
-    torch = looks.best(tell)  # It may take minutes: the time is told after it.
+    torch = looks.best(tell)  # It may take minutes, so the time is reported afterwards.
     clocks = clocks_now()
     write(at(root, "agent", "clock.json"), clocks)
     return {
@@ -69,7 +69,7 @@ def hello(root: str, options: Json) -> Answer:
 
 
 def write_out(root: str) -> None:
-    """Write a file where outputs go: a disk that is read-only, over its quota or without inodes may show room."""
+    """Write a file to the output folder: a disk that is read-only, over quota or out of inodes may still show room."""
     path = at(root, "out", ".written")
     try:
         with open(path, "wb") as file:
@@ -82,7 +82,7 @@ def write_out(root: str) -> None:
 
 
 def imports(root: str, options: Json) -> Answer:
-    """Return which of these top-level modules the Python of the job does not find; none of them is run."""
+    """Return which of these top-level modules the job's Python cannot find; none of them is run."""
     python = options.get("python") or (read(root, "agent", "python.json") or {}).get("python") or sys.executable
     path = {"PYTHONPATH": options["path"]} if options.get("path") else {}
     answer = {"python": keep_end(python), "missing": [], "note": ""}
@@ -93,7 +93,7 @@ def imports(root: str, options: Json) -> Answer:
         )  # fmt: skip
         answer["missing"] = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        answer["note"] = keep_end("%s does not say which modules it finds: %s" % (python, error))
+        answer["note"] = keep_end("%s did not report which modules it finds: %s" % (python, error))
     return answer, b""
 
 
@@ -117,9 +117,9 @@ WAIT_S = 30
 
 
 def find_gpus() -> Tuple[List[Json], str]:
-    """Return one entry a card, and in nvidia-smi's own words what it could not tell; none without nvidia-smi."""
+    """Return one entry per GPU, and nvidia-smi's error message; none without nvidia-smi."""
     words = ""
-    for fields in ((*FIELDS, *USE_FIELDS, ECC_FIELD), (*FIELDS, ECC_FIELD), FIELDS):  # Not every driver knows all.
+    for fields in ((*FIELDS, *USE_FIELDS, ECC_FIELD), (*FIELDS, ECC_FIELD), FIELDS):  # Older drivers lack some fields.
         rows, trouble = smi_answer("gpu", fields, WAIT_S)
         words = trouble or words
         if rows:
@@ -131,7 +131,7 @@ def find_gpus() -> Tuple[List[Json], str]:
 
 
 def gpu(row: Dict[str, str], held: Dict[str, List[str]]) -> Json:
-    """One card; a figure that it does not have is None."""
+    """Return one GPU; a figure that it does not have is None."""
     memory_mib, used_mib = figure(row["memory.total"]), figure(row.get("memory.used", ""))
     return {
         "name": row["name"][:200],
@@ -146,7 +146,7 @@ def gpu(row: Dict[str, str], held: Dict[str, List[str]]) -> Json:
 
 
 def holders() -> Dict[str, List[str]]:
-    """Return which processes hold memory of each card, as far as they can be seen from here."""
+    """Return which processes hold memory of each GPU, as far as they are visible from here."""
     found: Dict[str, List[str]] = {}
     for uuid, pid, name, used in query("compute-apps", HOLDER_FIELDS, WAIT_S) or []:
         found.setdefault(uuid, []).append("%s (pid %s, %s MiB)" % (os.path.basename(name)[:80], pid, used))

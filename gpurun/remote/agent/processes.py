@@ -1,4 +1,4 @@
-"""The trainer's processes: found by mark and descent, signalled, killed, and told nothing that they need not know."""
+"""The trainer's processes: found by mark and ancestry, signalled, killed, and given a minimal environment."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ FAMILIES = (
     r"(NCCL|GLOO|UCX|FI|TORCH|HF_HUB|PIP|UV|SSL_CERT|XDG|MKL|OMP)_\w+|HF_HOME|HF_ENDPOINT|REQUESTS_CA_BUNDLE"
     r"|CURL_CA_BUNDLE|\w+_proxy|\w+_PROXY"
 )
-"""What a machine's owner sets for programs like the job: its network, its caches, its way out."""
+"""Variables that a machine's owner sets for programs like the job: network, caches, proxies."""
 OF_A_SET_UP = r"PYTHONPATH|VIRTUAL_ENV|CONDA_\w+"
-"""What `module load` and `conda activate` set for a Python: passed on where the set-up of a cluster's job made it."""
+"""Variables that `module load` and `conda activate` set for a Python: passed on if a cluster job's set-up made them."""
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASS|CREDENTIAL|APIKEY|(^|_)(KEY|AUTH|USERNAME)($|_)).*"
 WITH_USER = r"(^|//|[\s,;])[^/\s,;]+@"
-"""In a value: the user of a URL, and perhaps a password."""
+"""In a value: the user of a URL, with or without a password."""
 
 
 def list_processes() -> Dict[int, Tuple[int, Set[bytes]]]:
-    """Every live process that can be seen: its parent and its environment. Nothing where there is no /proc."""
+    """Return every visible live process with its parent and its environment. Empty without /proc."""
     seen = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         try:
             with open("/proc/%s/stat" % name, "rb") as file:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
         except (OSError, ValueError):
-            continue  # not a process, or gone since
+            continue  # not a process, or gone by now
         try:
             with open("/proc/%s/environ" % name, "rb") as file:
                 pairs = set(file.read().split(b"\0"))
@@ -47,7 +47,7 @@ def list_processes() -> Dict[int, Tuple[int, Set[bytes]]]:
 
 
 def trainers(root: str) -> Set[int]:
-    """The trainer's live processes: all that carry its mark, and all that descend from those or from the keeper."""
+    """Return the trainer's live processes: all with its mark, and all descendants of those or of the keeper."""
     seen = list_processes()
     if not seen:
         pid = (read(root, "agent", "keeper.json") or {}).get("pid")
@@ -61,12 +61,12 @@ def trainers(root: str) -> Set[int]:
 
 
 def keepers(root: str) -> Set[int]:
-    """The keeper's live processes, of which there is one at most."""
+    """Return the keeper's live processes, at most one."""
     return find_marked(root, b"GPURUN_KEEPER_OF=", "keeper.json", "keeper_pid")
 
 
 def find_marked(root: str, mark: bytes, name: str, key: str) -> Set[int]:
-    """The live processes that carry a mark of this run; where there is no /proc, the one that a file names."""
+    """Return the live processes with a mark of this run; without /proc, the one that a file names."""
     seen, pair = list_processes(), mark + os.fsencode(root)
     if not seen:
         pid = (read(root, "agent", name) or {}).get(key)
@@ -75,7 +75,7 @@ def find_marked(root: str, mark: bytes, name: str, key: str) -> Set[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process of this number exists."""
+    """Return whether a process with this number exists."""
     try:
         os.kill(pid, 0)
     except OSError:
@@ -84,7 +84,7 @@ def alive(pid: int) -> bool:
 
 
 def send_signal(pids: Set[int], number: int) -> None:
-    """Signal processes, of which some may just have ended."""
+    """Signal processes, some of which may just have ended."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -93,7 +93,7 @@ def send_signal(pids: Set[int], number: int) -> None:
 
 
 def kill_all(root: str) -> None:
-    """Kill every process of the trainer, whatever session it is in, and those that it starts meanwhile."""
+    """Kill every process of the trainer, in any session, and those that they start meanwhile."""
     for _ in range(50):
         left = trainers(root)
         if not left:
@@ -103,17 +103,17 @@ def kill_all(root: str) -> None:
 
 
 def environment(**extra: str) -> Dict[str, str]:
-    """What a child may know: an allow-list of what this process knows, and what is named."""
+    """Return the environment for a child: an allow-list of this process's, plus `extra`."""
     return dict({name: value for name, value in os.environ.items() if may_pass(name, value)}, **extra)
 
 
 def may_pass(name: str, value: str) -> bool:
-    """Whether a variable is passed on unasked: by its name, and with nothing in it that looks like a key."""
+    """Return whether a variable is passed on by default: by its name, and only if it does not look like a key."""
     is_set_up = bool(os.environ.get("SLURM_JOB_ID")) and bool(re.fullmatch(OF_A_SET_UP, name))
     is_known = is_set_up or bool(re.fullmatch(FAMILIES, name))
     return bool(re.fullmatch(PASSED_ON, name)) or (is_known and not looks_secret(name, value))
 
 
 def looks_secret(name: str, value: str) -> bool:
-    """Whether it looks like a key by its name, or has a user in a URL."""
+    """Return whether it looks like a key by its name, or has a user in a URL."""
     return bool(re.fullmatch(SECRET_NAME, name) or re.search(WITH_USER, value))

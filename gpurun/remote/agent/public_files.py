@@ -1,6 +1,6 @@
-"""Asking for public files: over https, by five redirects at most, at no address of a private network, with no key.
+"""Requests for public files: over https, with at most five redirects, never to a private network, without a key.
 
-Where the machine's login names a proxy, it is asked: of the names that only it can look up it decides alone.
+If the machine's login names a proxy, it is used: for names that only the proxy can resolve, it alone decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_REDIRECTS = 5
 
 
 def opened_public(request: urllib.request.Request) -> Any:
-    """The answer to a request for a public file; UrlRefused `not_public` for an address within somebody's network."""
+    """Return the answer to a request for a public file; UrlRefused `not_public` for an address in a private network."""
     demand_https(request.full_url)
     return open_with(urllib.request.build_opener(Redirects(), Https()), request)
 
@@ -30,7 +30,7 @@ def opened_public(request: urllib.request.Request) -> Any:
 def demand_https(url: str) -> None:
     """Refuse every other scheme."""
     if not url.startswith("https://"):
-        raise UrlRefused("not_public", "it is not asked for over https")
+        raise UrlRefused("not_public", "the URL is not https")
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):
@@ -41,7 +41,7 @@ class Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Optional[urllib.request.Request]:
-        """The next request, which asks for the same range."""
+        """Return the next request, for the same range."""
         demand_https(newurl)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -50,18 +50,18 @@ class Https(urllib.request.HTTPSHandler):
     """Connects by `PublicConnection`."""
 
     def https_open(self, req: urllib.request.Request) -> Any:
-        """The answer over a connection of its own."""
+        """Return the answer over a separate connection."""
         return self.do_open(PublicConnection, req, context=ssl.create_default_context())
 
 
 class PublicConnection(http.client.HTTPSConnection):
-    """A connection to the very address that was looked up and found to be public, and not to the name once more."""
+    """A connection to the very address that was resolved and found public, without resolving the name again."""
 
     def connect(self) -> None:
-        """Connect to the first address of the name, if all of them are public, or by the proxy of the login."""
+        """Connect to the first address of the name, if all of them are public, or through the login's proxy."""
         target = getattr(self, "_tunnel_host", None)
         if target:
-            with suppress(socket.gaierror):  # A network with a proxy may know no names but its own.
+            with suppress(socket.gaierror):  # A network with a proxy may resolve only its own names.
                 demand_public(target, addresses_of(target, 443))
             super().connect()
             return
@@ -72,17 +72,17 @@ class PublicConnection(http.client.HTTPSConnection):
 
 
 def addresses_of(host: str, port: Any) -> List[str]:
-    """Where a name leads."""
+    """Return the addresses of a name."""
     return [str(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
 def demand_public(host: str, found: List[str]) -> None:
-    """Refuse a host with an address within somebody's network."""
+    """Refuse a host with an address in a private network."""
     if not all(is_public(address) for address in found):
         raise UrlRefused("not_public", "%s is at an address that is not public" % host)
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the open internet."""
+    """Return whether an address is on the open internet."""
     found = ipaddress.ip_address(address.partition("%")[0])
     return found.is_global and not found.is_multicast

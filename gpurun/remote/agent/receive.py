@@ -1,6 +1,6 @@
-"""What is on its way in: the files that it will be, and which of its parts are here, verified.
+"""An upload in progress: its files, and which of its parts have arrived and been verified.
 
-The protocol is told in gpurun/remote/chunks.py.
+gpurun/remote/chunks.py describes the protocol.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ MOST_LIST_BYTES = 32 << 20
 WAIT_S = 60
 FOLDER = ".incoming"
 PULLED = ".pulled"
-# Before each part: its index, its length, its length as sent, its sha256. An index without end ends the stream.
+# Before each part: its index, its length, its length as sent, its sha256. The index END ends the stream.
 HEAD = struct.Struct(">QII32s")
 END = (1 << 64) - 1
 STALL_S = 120
 
 
 def begin(root: str, options: Json) -> Answer:
-    """Make ready for a pack: what is here of it already, as lines of text.
+    """Prepare for a pack, and return which parts of it are here already, as lines of text.
 
-    Asked with `--held ask`, it first names the files of an earlier pack that could be in this one, if there are any.
+    With `--held ask`, first return the files of an earlier pack that could be in this one, if there are any.
     """
     content = read_list(options)
     layout = checked_layout(json.loads(content))
@@ -65,7 +65,7 @@ def begin(root: str, options: Json) -> Answer:
 
 
 def read_list(options: Json) -> bytes:
-    """Standard input whole, by the digest that was told."""
+    """Return all of standard input, if it has the announced digest."""
     content = sys.stdin.buffer.read(MOST_LIST_BYTES + 1)
     if hashlib.sha256(content).hexdigest() != options["sha256"]:
         raise Refusal("cut_stream", "the list is damaged, cut or too long")
@@ -73,18 +73,18 @@ def read_list(options: Json) -> bytes:
 
 
 def checked_layout(layout: Json) -> Json:
-    """The layout as asked for; a name that is not plainly inside bundle/ or data/ is a refusal."""
+    """Return the requested layout; Refusal for a name that is not plainly inside bundle/ or data/."""
     files = layout["files"]
     taken: Set[str] = set()
     folders: Set[str] = set()
     if len(files) > MOST_FILES:
-        raise Refusal("too_many", "the pack has more files than it may have")
+        raise Refusal("too_many", "the pack has too many files")
     if not 0 < layout["part_bytes"] <= MOST_PART_BYTES:
-        raise Refusal("usage", "parts of %r bytes are not taken" % layout["part_bytes"])
+        raise Refusal("usage", "parts of %r bytes are not accepted" % layout["part_bytes"])
     for name, size in files:
         check_name(name)
         if name in taken or not (isinstance(size, int) and 0 <= size < 1 << 62):
-            raise Refusal("duplicate" if name in taken else "usage", "the pack has %r twice, or of no size" % name)
+            raise Refusal("duplicate" if name in taken else "usage", "the pack has %r twice, or without a size" % name)
         taken.add(name)
         folders.add(name.rpartition("/")[0])
     for folder in list(folders):
@@ -105,21 +105,21 @@ def check_name(name: str) -> None:
 
 
 def check_room(root: str, needed: int) -> None:
-    """Refuse what does not fit, with the size that is needed."""
+    """Refuse an upload that does not fit, with the required size."""
     free = shutil.disk_usage(root).free
     if needed > free:
         raise Refusal("disk_full", "%d bytes are needed, %d are free" % (needed, free), needed_bytes=needed)
 
 
 def drop_partial(root: str) -> None:
-    """Let go of what a bucket has brought in part: those files come whole now, and there may be no room for both."""
+    """Delete partial files from a bucket: those files are now sent complete, and there may be no room for both."""
     for name in os.listdir(at(root, PULLED)) if os.path.isdir(at(root, PULLED)) else ():
         if name.endswith(".part"):
             os.unlink(at(root, PULLED, name))
 
 
 def held_files(root: str) -> Dict[str, Tuple[str, int]]:
-    """By digest: the path and size of every file that an earlier pack or a bucket has brought, if it is there."""
+    """Return, by digest, the path and size of every file that an earlier pack or a bucket has brought, if it exists."""
     found = {}
     for name in os.listdir(at(root, PULLED)) if os.path.isdir(at(root, PULLED)) else ():
         if re.fullmatch(r"[0-9a-f]{64}", name):
@@ -132,9 +132,9 @@ def held_files(root: str) -> Dict[str, Tuple[str, int]]:
 
 
 def held_lines(root: str, sizes: Set[int]) -> List[str]:
-    """Digest and size of what is here, as it was, and as large as something that is to come."""
+    """Return digest and size of the unchanged files here that are as large as something to come."""
     found = [(sha256, *held) for sha256, held in sorted(held_files(root).items()) if held[1] in sizes]
-    # What was pulled since this boot was verified part by part, as what comes over SSH is; the rest is read again.
+    # Files pulled since this boot were verified part by part, like those over SSH; the others are read again.
     pulled = [at(root, PULLED, sha256) for sha256, _, _ in found]
     fresh = {path for path in pulled if verified_parts(path + ".parts")}
     good = [one for one in found if one[1] in fresh or hash_file(one[1]) == one[0]]
@@ -142,7 +142,7 @@ def held_lines(root: str, sizes: Set[int]) -> List[str]:
 
 
 def hash_file(path: str) -> str:
-    """The sha256 of a file."""
+    """Return the sha256 of a file."""
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         for block in iter(lambda: file.read(1 << 20), b""):
@@ -151,7 +151,7 @@ def hash_file(path: str) -> str:
 
 
 def begin_list(path: str) -> None:
-    """Begin a list of the parts that are here; its first line says since which boot."""
+    """Start a list of the parts that are here; its first line identifies the boot."""
     with open(path, "w") as log:
         log.write("boot %s\n" % boot_id())
 
@@ -165,7 +165,7 @@ def put_at(descriptor: int, content: Union[bytes, memoryview], offset: int) -> N
 
 
 def verified_parts(path: str) -> Dict[int, str]:
-    """The digest of each part that a list says is here; none after a reboot, as nothing was synced to the disk."""
+    """Return the digest of each part in a list of parts; none after a reboot, because nothing was synced to disk."""
     try:
         with open(path) as log:
             lines = log.readlines()
@@ -178,7 +178,7 @@ def verified_parts(path: str) -> Dict[int, str]:
 
 
 class Incoming:
-    """The folder of one pack that is on its way in."""
+    """The folder of one pack that is being received."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -186,7 +186,7 @@ class Incoming:
             with open(at(folder, "layout.json"), "rb") as file:
                 layout = json.loads(file.read(MOST_LIST_BYTES))
         except FileNotFoundError:
-            raise Refusal("no_layout", "nothing was said of what is to come") from None
+            raise Refusal("no_layout", "no layout was announced") from None
         self.files: List[Tuple[str, int]] = [(name, size) for name, size in layout["files"] if size]
         self.empty: List[str] = [name for name, size in layout["files"] if not size]
         self.part_bytes: int = layout["part_bytes"]
@@ -197,24 +197,24 @@ class Incoming:
 
     @property
     def parts(self) -> int:
-        """How many parts there are."""
+        """Return the number of parts."""
         return -(-self.total // self.part_bytes)
 
     @property
     def verified(self) -> Dict[int, str]:
-        """The digest of each part that is here; none after a reboot, as nothing was synced to the disk."""
+        """Return the digest of each part that is here; none after a reboot, because nothing was synced to disk."""
         return verified_parts(at(self.folder, "verified"))
 
     def path(self, name: str) -> str:
-        """Where a file is put together."""
-        return "%s/files/%s" % (self.folder, name)  # for ten thousand files `os.path.join` takes 20 ms
+        """Return where a file is assembled."""
+        return "%s/files/%s" % (self.folder, name)  # `os.path.join` would take 20 ms for ten thousand files
 
     def size_of(self, index: int) -> int:
-        """How long a part is; none is no part."""
+        """Return the length of a part; 0 if there is no such part."""
         return max(0, min(self.part_bytes, self.total - index * self.part_bytes))
 
     def places(self, index: int) -> Iterator[Tuple[str, int, int]]:
-        """Where a part goes: file, offset in it, bytes."""
+        """Yield where a part goes: file, offset in it, bytes."""
         start = index * self.part_bytes
         end, place = start + self.size_of(index), bisect_right(self.starts, start) - 1
         while start < end:
@@ -225,7 +225,7 @@ class Incoming:
 
 
 def receive(root: str, options: Json) -> Answer:
-    """Take parts in from standard input until its end is told."""
+    """Receive parts from standard input until its end is announced."""
     signal.signal(signal.SIGALRM, stalled)
     inflate, count = inflater(options["codec"]), 0
     incoming = Incoming(at(root, FOLDER, options["sha256"]))
@@ -235,9 +235,9 @@ def receive(root: str, options: Json) -> Answer:
         while head[0] != END:
             index, size, sent, sha256 = head
             if size != incoming.size_of(index) or not size or sent > 2 * incoming.part_bytes + 4096:
-                raise Refusal("too_big", "part %d is not as the layout has it" % index)
+                raise Refusal("too_big", "part %d does not match the layout" % index)
             content = inflate(exactly(sent), size)
-            signal.alarm(0)  # the disk may take its time
+            signal.alarm(0)  # the disk may be slow
             if len(content) != size or hashlib.sha256(content).digest() != sha256:
                 raise Refusal("wrong_digest", "part %d did not arrive as it was sent" % index)
             store_part(incoming, index, content)
@@ -251,13 +251,13 @@ def receive(root: str, options: Json) -> Answer:
 
 
 def store_part(incoming: Incoming, index: int, content: bytes) -> None:
-    """Store a part; a disk that is full is a refusal with the size that is needed in all."""
+    """Store a part; a full disk is a refusal with the total size that is needed."""
     try:
         store(incoming, index, content)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        what = "there is no room for the %d bytes that come in" % incoming.total
+        what = "there is no room for the upload of %d bytes" % incoming.total
         raise Refusal("disk_full", what, needed_bytes=incoming.total) from None
 
 
@@ -270,7 +270,7 @@ def store(incoming: Incoming, index: int, content: bytes) -> None:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except FileNotFoundError:
             if not os.path.exists(at(incoming.folder, "layout.json")):
-                raise Refusal("no_layout", "another pack is on its way in by now") from None
+                raise Refusal("no_layout", "another pack is being received now") from None
             os.makedirs(os.path.dirname(path), exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
@@ -281,7 +281,7 @@ def store(incoming: Incoming, index: int, content: bytes) -> None:
 
 
 def exactly(size: int) -> bytes:
-    """So many bytes of standard input; an end before that is a refusal."""
+    """Return `size` bytes of standard input; Refusal if it ends before."""
     signal.alarm(STALL_S)
     content = sys.stdin.buffer.read(size)
     if len(content) != size:
@@ -290,5 +290,5 @@ def exactly(size: int) -> bytes:
 
 
 def stalled(*_: Any) -> None:
-    """Give up on a sender that is gone without a word."""
-    raise Refusal("cut_stream", "nothing came for %d s" % STALL_S)
+    """Give up on a sender that has disappeared."""
+    raise Refusal("cut_stream", "nothing arrived for %d s" % STALL_S)

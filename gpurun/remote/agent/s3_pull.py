@@ -1,7 +1,7 @@
-"""Pulling files by URLs, in ranges at the same time: from a bucket what was staged there, from the web what is public.
+"""Pulls files by URLs, in parallel ranges: staged files from a bucket, public files from the web.
 
-The order comes in by standard input. What is in it, and when a part or a file counts, is told in
-gpurun/remote/s3/__init__.py.
+The order comes on standard input. gpurun/remote/s3/__init__.py describes its content, and when a part or a file
+counts.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ RANGE_BYTES = 8 << 20
 TELL_S = 0.5
 TRIES, PAUSE_S = 3, 0.5
 PUBLIC = "0" * 64
-"""What stands for the digest of a part of which only the whole file's is known."""
-# What is true of a URL for good: it is not tried again.
+"""The digest of a part if only the whole file's digest is known."""
+# Permanent faults of a URL, which are not retried.
 FINAL = ("expired", "denied", "absent", "altered", "no_ranges", "not_public")
 
 
 def pull(root: str, options: Json) -> Answer:
-    """Pull what is missing of an order; lines of progress follow, and a last one that says what is here."""
+    """Pull what is missing of an order; lines of progress follow, and a last line that says what is here."""
     order = json.loads(read_list(options))
-    os.environ.update(remembered(root))  # The way out of this network, as a login knows it: urllib goes by these.
+    os.environ.update(remembered(root))  # The login's proxy variables, which urllib obeys.
     held = locked(root, "unpack.lock", WAIT_S)
     os.makedirs(at(root, PULLED), exist_ok=True)
     here = held_files(root)
@@ -59,21 +59,21 @@ def pull(root: str, options: Json) -> Answer:
 
 
 class PulledFile:
-    """One file of the order, and what of it is here."""
+    """One file of the order, and how much of it is here."""
 
-    def __init__(self, root: str, told: Json, here: Dict[str, Tuple[str, int]], origin: str = "") -> None:
-        sha256, size, part_bytes = told["sha256"], told["bytes"], told["part_bytes"]
-        self.is_public = told["parts"] is None
-        parts: List[Tuple[int, str]] = told["parts"] or []
+    def __init__(self, root: str, entry: Json, here: Dict[str, Tuple[str, int]], origin: str = "") -> None:
+        sha256, size, part_bytes = entry["sha256"], entry["bytes"], entry["part_bytes"]
+        self.is_public = entry["parts"] is None
+        parts: List[Tuple[int, str]] = entry["parts"] or []
         if self.is_public:
             parts = [(min(part_bytes, size - start), PUBLIC) for start in range(0, size, part_bytes)]
         if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
-            raise Refusal("usage", "%r is no digest" % sha256[:80])
+            raise Refusal("usage", "%r is not a digest" % sha256[:80])
         self.sha256: str = sha256
         self.bytes: int = size
         self.part_bytes: int = part_bytes
-        self.url: str = told["url"]
-        # A hub in a network of the user's own is reached as it was named; anything else that is public over https.
+        self.url: str = entry["url"]
+        # A hub in the user's private network is used as it was named; other addresses must be public and https.
         is_plain = not self.is_public or (origin and self.url.startswith(origin + "/"))
         self.open = open_url if is_plain else opened_public
         self.digests: List[str] = [digest for _, digest in parts]
@@ -82,11 +82,11 @@ class PulledFile:
             self.starts.append(self.starts[-1] + sent)
         if not 0 < self.part_bytes <= MOST_PART_BYTES or len(parts) != -(-self.bytes // self.part_bytes):
             raise Refusal("usage", "%d parts are not %d bytes" % (len(parts), self.bytes))
-        self.inflate = None if self.is_public else inflater(told["codec"])
+        self.inflate = None if self.is_public else inflater(entry["codec"])
         self.path = at(root, PULLED, sha256)
         self.failed: Optional[Tuple[str, str]] = None
         self.left = set(range(len(parts)))
-        # What an earlier pack has left here is not pulled either: `begin` will name it as held.
+        # A file that an earlier pack left here is not pulled either: `begin` will report it as held.
         path = here[sha256][0] if sha256 in here else None
         self.is_here = path is not None and (path == self.path or hash_file(path) == sha256)
         if self.is_here:
@@ -100,11 +100,11 @@ class PulledFile:
 
     @property
     def missing_bytes(self) -> int:
-        """What it still takes on the disk, at most."""
+        """Return how many bytes it still needs on disk, at most."""
         return min(self.bytes, len(self.left) * self.part_bytes)
 
     def ranges(self) -> Iterator[Tuple[int, int]]:
-        """The missing parts that follow one another, as many at a time as are worth one request."""
+        """Yield runs of consecutive missing parts, each worth one request."""
         first = None
         for index in range(len(self.digests) + 1):
             is_wanted = index in self.left
@@ -115,7 +115,7 @@ class PulledFile:
                 first = index
 
     def take(self, index: int, data: bytes) -> bool:
-        """Keep one part, if it is what it must be."""
+        """Store one part, if it has the right digest."""
         size = min(self.part_bytes, self.bytes - index * self.part_bytes)
         try:
             content = self.inflate(data, size) if self.inflate else data
@@ -131,7 +131,7 @@ class PulledFile:
 
 
 class Pulling:
-    """The files of one order on their way in, and the threads that pull them."""
+    """The files of one order in transfer, and the threads that pull them."""
 
     def __init__(self, files: List[PulledFile], held: int) -> None:
         self.files, self.held = files, held
@@ -142,7 +142,7 @@ class Pulling:
         self.trouble: Optional[Refusal] = None
 
     def lines(self) -> Iterator[bytes]:
-        """Do it, and tell of it."""
+        """Pull the files, and yield progress."""
         for file in self.files:
             self.settle(file)
         threads = [threading.Thread(target=self.work, daemon=True) for _ in range(min(LANES, len(self.todo)))]
@@ -159,15 +159,15 @@ class Pulling:
         failed = [{"sha256": f.sha256, "code": f.failed[0], "message": f.failed[1]} for f in self.files if f.failed]
         yield self.line({"bytes": self.came, "pulled": [f.sha256 for f in self.files if f.is_here], "failed": failed})
 
-    def line(self, told: Json) -> bytes:
-        """One line of the answer; it is on its way before the next one is made."""
+    def line(self, event: Json) -> bytes:
+        """Return one line of the answer, which is sent before the next one is made."""
         import sys
 
         sys.stdout.buffer.flush()
-        return json.dumps(told).encode() + b"\n"
+        return json.dumps(event).encode() + b"\n"
 
     def work(self) -> None:
-        """Pull one range after the other, until there are none, or the disk is full."""
+        """Pull one range after another, until there are none, or the disk is full."""
         while self.trouble is None:
             with self.lock:
                 if not self.todo:
@@ -182,21 +182,21 @@ class Pulling:
                     self.trouble = Refusal("disk_full" if full else "os_error", str(error), **needed)
 
     def bring(self, file: PulledFile, first: int, end: int) -> None:
-        """Pull one range; what is wrong with it for good, or again and again, ends the whole file."""
+        """Pull one range; a permanent or repeated fault of it ends the whole file."""
         tries = 0
         while first < end and file.failed is None:
             before = first
             try:
                 for data in read_range(file.url, file.starts[first : end + 1], file.open):
                     if not file.take(first, data):
-                        raise UrlRefused("altered", "part %d has another digest than was sent there" % first)
+                        raise UrlRefused("altered", "part %d has another digest than the uploaded one" % first)
                     with self.lock:
                         self.came += len(data)
                         file.left.discard(first)
                     first += 1
             except UrlRefused as refused:
                 tries = 1 if first > before else tries + 1
-                # A part is asked for twice before it is called altered: it may have been the way.
+                # A part is requested twice before it counts as altered, because the transfer may have been at fault.
                 final = refused.code in FINAL and not (refused.code == "altered" and tries < 2)
                 if final or tries >= TRIES:
                     file.failed = (refused.code, str(refused))
@@ -206,13 +206,13 @@ class Pulling:
             self.settle(file)
 
     def settle(self, file: PulledFile) -> None:
-        """Give a file that is here whole its name; a public one, if it is what it must be."""
+        """Give a complete file its name; a public one only if its digest is right."""
         if file.left or file.is_here or file.failed is not None:
             return
         if file.is_public and hash_file(file.path + ".part") != file.sha256:
             for name in (file.path + ".part", file.path + ".parts"):
                 os.unlink(name)
-            file.failed = ("altered", "it is not the file whose digest was agreed to")
+            file.failed = ("altered", "its digest is not the one that was agreed to")
             return
         os.rename(file.path + ".part", file.path)
         file.is_here = True

@@ -1,6 +1,6 @@
-"""Pushing finished checkpoints to a bucket, so that they outlive a closed laptop and the machine itself.
+"""Pushes finished checkpoints to a bucket, so that they survive a closed laptop and the machine's end.
 
-The slots, the head and what holds between them are told in gpurun/remote/s3/__init__.py. `agent/push.json` has their
+gpurun/remote/s3/__init__.py describes the slots, the head and their invariants. `agent/push.json` has their
 presigned URLs and the key that signs the head: all of it is secret, and nothing of it is logged.
 """
 
@@ -31,13 +31,13 @@ REST = 2
 LOOK_S, AGAIN_S, MOST_AGAIN_S = 1.0, 2.0, 60.0
 BLOCK_BYTES = 1 << 20
 AT_ONCE = 4
-# Files that are smaller share one slot.
+# Smaller files share slots.
 SMALL_BYTES = 1 << 20
-# Before there are so many slots of small files, those that are new go into another one.
+# Below this many slots of small files, new small files go into another slot.
 MOST_SMALL_SLOTS = 8
-# What matters most is pushed first, and gets a slot first.
+# The most important files are pushed first, and get slots first.
 RANK = {"state": 0, "checkpoint": 0, "weights": 1, "optimizer": 2}
-# How long after the trainer's end what is not pushed yet is tried.
+# How long after the trainer's end unpushed files are still tried.
 LAST_S = 1800.0
 
 
@@ -46,17 +46,17 @@ class Later(Exception):
 
 
 def begin_push(root: str) -> Pusher:
-    """Push from a thread of its own; the keeper calls this where there is something to push to."""
+    """Start pushing in a thread; the keeper calls this if there is a bucket to push to."""
     pusher = Pusher(root)
     pusher.thread.start()
     return pusher
 
 
 class Pusher:
-    """Looks at the manifest, and pushes what is new in it, until the trainer has ended and all is there.
+    """Watches the manifest, and pushes new files, until the trainer has ended and everything is pushed.
 
     `sure` is where each file of the last head is. In its state `slots` are those of that head, `maybe` the slots of
-    heads that may have arrived, and `left` the bytes that have left for the slots.
+    heads that may have arrived, and `left` the bytes that have been sent to slots.
     """
 
     def __init__(self, root: str) -> None:
@@ -67,13 +67,13 @@ class Pusher:
         self.plan: Optional[PushPlan] = None
         self.spending = threading.Lock()
         self.state: Json = read(root, "agent", STATE) or {"seq": 0, "manifest": "", "maybe": []}
-        placed = places_noted(root)  # In a file of its own, written once a head: it may be long.
+        placed = places_noted(root)  # In a separate file, written once per head, because it may be long.
         self.sure: Dict[str, List[Place]] = placed["sure"] if placed else self.state.pop("sure", {})
-        if placed and placed["seq"] > self.state["seq"]:  # A head went out, and this process ended right after it.
+        if placed and placed["seq"] > self.state["seq"]:  # A head was sent, and this process ended right afterwards.
             self.state.update(seq=placed["seq"], manifest=placed["manifest"])
 
     def finish(self) -> None:
-        """Wait for the last push once the trainer has ended; not for ever, and not after a request to stop at once."""
+        """Wait for the last push once the trainer has ended; not forever, and not after a request to stop at once."""
         self.over.set()
         end = monotonic() + LAST_S
         while self.thread.is_alive() and monotonic() < end:
@@ -82,9 +82,9 @@ class Pusher:
             self.thread.join(0.2)
 
     def has_all(self) -> bool:
-        """Whether the last head has the latest checkpoint and the best, as they are now; the others nobody misses.
+        """Return whether the last head has the current latest and best checkpoints; the others are not needed.
 
-        Of a command without checkpoints, all that it has left.
+        For a command without checkpoints, it needs all outputs.
         """
         content = read_finished_list(self.root)
         if not content or hashlib.sha256(content).hexdigest() != self.state["manifest"]:
@@ -97,15 +97,15 @@ class Pusher:
         return bool(wanted) and all(make_file_key(one) in self.sure for one in wanted)
 
     def work(self) -> None:
-        """Push again and again; what goes wrong is tried again, more and more seldom."""
+        """Push repeatedly; failures are retried, less and less often."""
         pause_s = AGAIN_S
         while True:
-            is_last = self.over.is_set()  # Asked first: what the trainer left before its end is seen after it.
+            is_last = self.over.is_set()  # Checked first, so that the trainer's last files are seen afterwards.
             began = monotonic()
             try:
                 self.push()
                 self.took_s = monotonic() - began
-            except Exception as error:  # noqa: BLE001 - nobody would begin it again
+            except Exception as error:  # noqa: BLE001 - nothing would restart this thread
                 self.say("%s: %s" % (type(error).__name__, error))
                 pause_s = min(MOST_AGAIN_S, 2 * pause_s)
                 if is_last:
@@ -116,23 +116,23 @@ class Pusher:
             if is_last:
                 return
             pause_s = AGAIN_S
-            self.over.wait(max(LOOK_S, REST * self.took_s))  # A long list is not sent again and again.
+            self.over.wait(max(LOOK_S, REST * self.took_s))  # A long list must not be sent all the time.
 
     def say(self, what: str) -> None:
-        """Write to the agent's log, once for each trouble."""
+        """Write to the agent's log, once for each problem."""
         if what != self.said:
             say("push: " + what)
         self.said = what
 
     def push(self) -> None:
-        """Push what the manifest has and the last head has not; then the new head."""
+        """Push the files that the manifest has and the last head lacks; then the new head."""
         content = read_finished_list(self.root)
         digest = hashlib.sha256(content).hexdigest()
         if not content or digest == self.state["manifest"]:
             return
         order = read(self.root, "agent", ORDER)
         if order is None:
-            raise Later("there is no whole order to push by")
+            raise Later("there is no complete order to push by")
         if self.plan is None or self.plan.digest != digest:
             self.plan = PushPlan(digest, json.loads(content), order, self.state, self.sure)
         plan = self.plan
@@ -141,7 +141,7 @@ class Pusher:
             return
         plan.send(self.root, order["slots"], self.spend)
         maybe = sorted(set(self.state["maybe"]) | plan.slots)
-        self.note(dict(self.state, maybe=maybe))  # Before the head goes out: from now on these slots are not free.
+        self.note(dict(self.state, maybe=maybe))  # Before the head is sent: from now on these slots are not free.
         seq = self.state["seq"] + 1
         head = {"v": 1, "seq": seq, "run": order["run"], "left_out": plan.left_out, "places": plan.places}
         body = json.dumps(dict(head, manifest=plan.listed), sort_keys=True).encode()
@@ -153,7 +153,7 @@ class Pusher:
         self.said = ""
 
     def is_paid_for(self, plan: PushPlan, order: Json) -> bool:
-        """Whether what is to go out may: where each byte is charged, spread over the steps, the last one's kept."""
+        """Return whether the push may be paid for: if each byte is charged, the budget is spread over the steps."""
         most = order.get("most_bytes")
         asked = sum(length for _, pieces in plan.todo for _, _, length in pieces)
         if most is None or not asked:
@@ -163,18 +163,18 @@ class Pusher:
         return bool(self.state.get("left", 0) + asked <= most)
 
     def spend(self, size: int) -> None:
-        """Remember that so many bytes leave."""
+        """Record that `size` bytes are being sent."""
         with self.spending:
             self.note(dict(self.state, left=self.state.get("left", 0) + size))
 
     def note(self, state: Json) -> None:
-        """Remember it over a restart of the keeper."""
+        """Save the state across a restart of the keeper."""
         self.state = state
         write(at(self.root, "agent", STATE), state)
 
 
 class PushPlan:
-    """Where each file of one manifest goes; what the last head has stays where it is."""
+    """The place of each file of one manifest; files of the last head stay where they are."""
 
     def __init__(
         self, digest: str, manifest: Json, order: Json, state: Json, sure: Dict[str, List[Place]]
@@ -188,7 +188,7 @@ class PushPlan:
         taken |= {*state["maybe"], *state.get("slots", ())}
         self.free = [slot for slot in range(len(order["slots"])) if slot not in taken]
         named = [entry for entry in manifest["files"] if raw_name(entry["name"])]
-        # Each byte is charged: the newest alone, beside what is there.
+        # Each byte is charged: push only the newest, in addition to what is there.
         if order.get("most_bytes") is not None and manifest["latest"] is not None:
             new = [one for one in named if one["step"] == manifest["latest"] or make_file_key(one) in sure]
             self.left_out = [one["name"] for one in named if one not in new]
@@ -204,7 +204,7 @@ class PushPlan:
                     self.put(entry)
 
     def put(self, entry: Json) -> None:
-        """Give a file slots of its own, if there are enough."""
+        """Give a file its own slots, if there are enough."""
         count = -(-entry["bytes"] // self.slot_bytes)
         if count > len(self.free):
             self.left_out.append(entry["name"])
@@ -218,9 +218,9 @@ class PushPlan:
         self.places[entry["name"]] = places
 
     def put_small(self, entries: List[Json], sure: Dict[str, List[Place]]) -> None:
-        """Put the small files that are new one after the other into slots; once those are many, all small ones again.
+        """Put new small files together into slots; if there are many such slots, repack all small files.
 
-        What an old slot has of files that are replaced is given back so.
+        This frees the space of replaced files in old slots.
         """
         known = {one["name"]: sure[make_file_key(one)] for one in entries if make_file_key(one) in sure}
         slots = {slot for places in known.values() for slot, _, _ in places}
@@ -242,30 +242,30 @@ class PushPlan:
 
     @property
     def slots(self) -> Set[int]:
-        """The slots that its head speaks of."""
+        """Return the slots that its head refers to."""
         return {slot for places in self.places.values() for slot, _, _ in places}
 
     @property
     def listed(self) -> Json:
-        """The manifest with those files alone that have a place."""
+        """Return the manifest with only the files that have a place."""
         return dict(self.manifest, files=[one for one in self.manifest["files"] if one["name"] in self.places])
 
     @property
     def kept(self) -> Dict[str, List[Place]]:
-        """The places by name and digest: a file that is replaced under its name is another file."""
+        """Return the places by name and digest: a file replaced under its name is another file."""
         return {make_file_key(one): self.places[one["name"]] for one in self.listed["files"]}
 
     def check_whole(self) -> None:
-        """Refuse to put a head without the newest checkpoint in the place of one that has an older one whole."""
+        """Refuse to replace a head that has an older checkpoint complete by one without the newest checkpoint."""
         newest = [one for one in self.manifest["files"] if one["step"] == self.manifest["latest"]]
         missing = [one["name"] for one in newest if one["kind"] in RANK and one["name"] in self.left_out]
         if missing:
             raise Later("%d slots of %d bytes have no room for %s" % (len(self.free), self.slot_bytes, missing[0]))
 
     def send(self, root: str, urls: List[str], spend: Callable[[int], None]) -> None:
-        """Send every slot that has something new, some at once; the first trouble ends it, what went out stays.
+        """Send every slot with new content, some in parallel; the first error ends it, and sent slots stay.
 
-        `spend` is told the bytes of each slot before they leave, and afterwards less those that did not.
+        `spend` is called with the bytes of each slot before they are sent, and afterwards with minus those not sent.
         """
         lock = threading.Lock()
         troubles: List[Exception] = []
@@ -281,7 +281,7 @@ class PushPlan:
                 try:
                     spend(size)
                     put_object(urls[slot], partial(read_parts, root, pieces, gone), size)
-                except Exception as error:  # noqa: BLE001 - raised again below: the slot is not to be promised
+                except Exception as error:  # noqa: BLE001 - raised again below: the head must not refer to the slot
                     with lock:
                         self.todo.append((slot, pieces))
                     troubles.append(error)
@@ -289,7 +289,7 @@ class PushPlan:
                         spend(sum(gone) - size)
 
         threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(self.todo)) - 1)]
-        with suppress(RuntimeError):  # The trainer's loaders may have all that a container has; then fewer send.
+        with suppress(RuntimeError):  # The trainer's loaders may use up a container's threads; then fewer send.
             for thread in threads:
                 thread.start()
         work()
@@ -301,7 +301,7 @@ class PushPlan:
 
 
 def places_noted(root: str) -> Optional[Json]:
-    """Where the files of the last head are, as it was noted then; None before there was one."""
+    """Return where the files of the last head are, as recorded then; None before there was one."""
     content = b"".join(map(bytes, stream(at(root, "agent", PLACES), 0, 1 << 32)[0]))
     try:
         return dict(json.loads(content)) if content else None
@@ -310,14 +310,14 @@ def places_noted(root: str) -> Optional[Json]:
 
 
 def make_file_key(entry: Json) -> str:
-    """A file's name and content."""
+    """Return a key of a file's name and content."""
     return "%s %s" % (entry["name"], entry["sha256"])
 
 
 def read_parts(root: str, pieces: List[Tuple[str, int, int]], gone: List[int]) -> Iterator[bytes]:
-    """The content of some parts of files, one after the other; Later when one has been replaced meanwhile.
+    """Yield the content of some parts of files in order; Later if a file was replaced meanwhile.
 
-    `gone` has the size of each block that was taken.
+    `gone` collects the size of each block that was read.
     """
     for name, offset, length in pieces:
         while length:

@@ -1,4 +1,4 @@
-"""The user's own script: started once, however often it is asked for, and ended at its limit by who needs no line."""
+"""The user's set-up script: started once, however often it is requested, and ended at its limit without a client."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ if TYPE_CHECKING:
 SCRIPT, LOG, RECORD, LOCK = "setup.sh", "setup.log", "setup.json", "setup.lock"
 TAIL_BYTES = 4000
 TICK_S = 0.1
-# One that is still there so long after a KILL hangs in the kernel, or is another user's.
+# A process that survives a KILL for this long hangs in the kernel, or is another user's.
 KILLED_S = 10.0
-CANNOT_RUN = 126  # As a shell says it of a program that is there and cannot be started.
+CANNOT_RUN = 126  # A shell's code for a program that exists and cannot be started.
 
 
 def setup(root: str, options: Json) -> Answer:
-    """How the script is, its last words, and its log from an offset on; with `--limit` it is begun unless it ever was.
+    """Return the script's state, its last output, and its log from an offset on; with `--limit`, start it first.
 
-    Begun and without an end, with nobody who watches it, it is "lost", or "rebooted": it is never begun again.
+    If it was started, has no recorded end and no watching process, it is "lost" or "rebooted": it is never started
+    again.
     """
     if "limit" in options:
         begin_setup(root, float(options["limit"]))
-    told, path = state_of(root), at(root, LOG)  # Its state first: once that is an end, all of its log is there.
+    state, path = state_of(root), at(root, LOG)  # Read the state first: once it has ended, the log is complete.
     data, size = read_part(path, int(options["from"]), int(options["most"]))
     tail = read_part(path, max(0, size - TAIL_BYTES), TAIL_BYTES)[0].decode("utf-8", "replace")
-    return dict(told, size=size, bytes=len(data), tail=tail), data
+    return dict(state, size=size, bytes=len(data), tail=tail), data
 
 
 def begin_setup(root: str, limit_s: float) -> None:
-    """Give the script a process that runs it, once: on disk before that, so no crash makes it begin twice."""
+    """Start a process that runs the script, once: recorded on disk before, so that no crash starts it twice."""
     held = lock(root, LOCK, 0.0)
     if held is None:
         return
@@ -52,26 +53,26 @@ def begin_setup(root: str, limit_s: float) -> None:
         command = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "attend", "--root", root]
         try:
             with open(at(root, "agent", "agent.log"), "ab") as log:
-                # It has the surroundings of a login, as when it is run by hand: it is the user's own.
+                # It has a login's environment, as if run by hand, because it is the user's own.
                 subprocess.Popen(
                     command, env=dict(os.environ, GPURUN_SETUP_OF=root), pass_fds=(held,), start_new_session=True,
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 )  # fmt: skip
         except OSError:
-            os.unlink(path)  # Certainly nothing has run.
+            os.unlink(path)  # It certainly did not run.
             raise
     finally:
-        os.close(held)  # Who attends to it holds a copy until it ends.
+        os.close(held)  # Its supervising process holds a copy until it ends.
 
 
 def state_of(root: str) -> Json:
-    """What is on record, and whether somebody attends to it."""
+    """Return the record, and whether a process supervises it."""
     if not os.path.lexists(at(root, "agent", RECORD)):
         return {"state": "none", "ran_s": 0.0, "exit_code": None, "signal": None}
     held = lock(root, LOCK, 0.0)
     if held is not None:
         os.close(held)
-    record = read(root, "agent", RECORD) or {}  # After the lock was free nobody writes to it any more.
+    record = read(root, "agent", RECORD) or {}  # Once the lock is free, no process writes to it.
     if "end" in record:
         return dict(record["end"])
     is_same_boot = record.get("boot_id") == boot_id()
@@ -81,9 +82,9 @@ def state_of(root: str) -> Json:
 
 
 def attend(root: str, _: Json) -> Answer:
-    """Run the script and wait for the end of its first process, or end all of it at its limit; write down which.
+    """Run the script and wait for the end of its first process, or end all of it at its limit; record which.
 
-    What it leaves running in the background holds nobody up, and lives on.
+    Background processes of the script are not waited for, and live on.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     record = read(root, "agent", RECORD)
@@ -93,7 +94,7 @@ def attend(root: str, _: Json) -> Answer:
     while child is not None and code is None:
         is_late = monotonic() >= end_mono
         if is_late:
-            with suppress(OSError):  # By group too, for where there is no /proc; it may have ended just now.
+            with suppress(OSError):  # Also by group, in case there is no /proc; it may just have ended.
                 os.killpg(child.pid, signal.SIGKILL)
             end_setups(root)
             break
@@ -113,7 +114,7 @@ def attend(root: str, _: Json) -> Answer:
 
 
 def launch_script(root: str) -> Any:
-    """The script's first process, in a session of its own, by its own `#!` or else by sh; None where there is none."""
+    """Start the script in a session of its own, by its `#!` or else by sh; return None if that fails."""
     path = at(root, SCRIPT)
     with open(at(root, LOG), "ab") as log:
         try:
@@ -130,12 +131,12 @@ def launch_script(root: str) -> Any:
 
 
 def setups(root: str) -> Set[int]:
-    """The live processes of the script, with what it left running, and who attends to it."""
+    """Return the live processes of the script, with those that it left running, and its supervising process."""
     return find_marked(root, b"GPURUN_SETUP_OF=", RECORD, "pid")
 
 
 def end_setups(root: str) -> None:
-    """Kill the script with all that it started, whatever session that is in."""
+    """Kill the script with everything that it started, in any session."""
     until_mono = monotonic() + KILLED_S
     while (left := setups(root) - {os.getpid()}) and monotonic() < until_mono:
         send_signal(left, signal.SIGKILL)

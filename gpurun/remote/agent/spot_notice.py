@@ -1,4 +1,4 @@
-"""The notice that a machine is about to be taken away, as EC2 gives it to the machine itself: two minutes ahead."""
+"""The notice that a machine is about to be taken away, which EC2 gives to the machine two minutes ahead."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ EVERY_S, TALK_S = 2.0, 2.0
 TOKEN_PATH, NOTICE_PATH = "/latest/api/token", "/latest/meta-data/spot/instance-action"
 
 
-def listen(base_url: str, told: Callable[[], None]) -> None:
-    """Ask every few seconds, in a thread of its own, and tell once there is a notice."""
-    threading.Thread(target=_listen, args=(base_url, told), daemon=True).start()
+def listen(base_url: str, on_notice: Callable[[], None]) -> None:
+    """Ask every few seconds, in a thread, and call `told` once there is a notice."""
+    threading.Thread(target=_listen, args=(base_url, on_notice), daemon=True).start()
 
 
-def _listen(base_url: str, told: Callable[[], None]) -> None:
+def _listen(base_url: str, on_notice: Callable[[], None]) -> None:
     while not is_given(base_url):
         time.sleep(EVERY_S)
-    told()
+    on_notice()
 
 
 def is_given(base_url: str) -> bool:
-    """Whether the metadata service (IMDSv2) has a notice; one that is silent, says no or talks nonsense has none."""
+    """Return whether the metadata service (IMDSv2) has a notice; no answer, an error or nonsense means none."""
     try:
         token = _said("PUT", base_url + TOKEN_PATH, "X-aws-ec2-metadata-token-ttl-seconds", "60")
         return bool(_said("GET", base_url + NOTICE_PATH, "X-aws-ec2-metadata-token", token))
@@ -36,9 +36,9 @@ def is_given(base_url: str) -> bool:
 
 
 def _said(method: str, url: str, header: str, value: str) -> str:
-    """The answer's text; OSError (an HTTPError too) when there is none."""
+    """Return the answer's text; OSError (or HTTPError) if there is none."""
     request = urllib.request.Request(url, headers={header: value}, method=method)
-    # No proxy: this address is the machine's own.
+    # No proxy: this address is on the machine itself.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=TALK_S) as answer:
         return str(answer.read(4096).decode("ascii"))

@@ -1,4 +1,4 @@
-"""What every verb stands on: how it refuses, this machine's clocks, and its files: read, replaced whole and locked."""
+"""The base of every verb: refusals, this machine's clocks, and its files: read, replaced as a whole, and locked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import stat
 import sys
 import time
 
-TYPE_CHECKING = False  # here and everywhere in the agent: importing typing would cost a poll milliseconds
+TYPE_CHECKING = False  # everywhere in the agent: importing typing would cost each poll milliseconds
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterable, Iterator, Optional, Tuple, Union
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 MOST_PART_BYTES = 8 << 20
 BLOCK_BYTES = 1 << 20
-MOST_JSON_BYTES = 64 << 20  # A pack of a hundred thousand files is listed in some twenty million bytes.
+MOST_JSON_BYTES = 64 << 20  # The list of a hundred thousand files takes about twenty million bytes.
 
 
 class Refusal(Exception):
-    """An answer of no, with a stable code; `more` holds figures for the other side."""
+    """A negative answer with a stable code; `more` holds figures for the client."""
 
     def __init__(self, code: str, message: str, **more: Any) -> None:
         super().__init__(message)
@@ -31,12 +31,12 @@ class Refusal(Exception):
 
 
 def monotonic() -> float:
-    """Seconds that no clock setting moves and that count sleep where the kernel can."""
+    """Return seconds that no clock setting changes, and that count sleep where the kernel can."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def boot_id() -> str:
-    """A name for this boot, outside which monotonic stamps mean nothing."""
+    """Return a name for this boot, outside which monotonic times mean nothing."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -45,7 +45,7 @@ def boot_id() -> str:
 
 
 def cores() -> int:
-    """Return how many cores this process may use: a job of a cluster has some of its node's, whatever pins it there."""
+    """Return how many cores this process may use: a job of a cluster has some of its node's, however assigned."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
         told = os.environ.get(name, "")
@@ -55,12 +55,12 @@ def cores() -> int:
 
 
 def at(root: str, *names: str) -> str:
-    """A path below the run folder."""
+    """Return a path below the run folder."""
     return os.path.join(root, *names)
 
 
 def read(*names: str) -> Any:
-    """A JSON file's content; None when it is not there or not whole."""
+    """Return a JSON file's content; None if it is missing or incomplete."""
     try:
         with open(at(*names), "rb") as file:
             return json.loads(file.read(MOST_JSON_BYTES))
@@ -69,7 +69,7 @@ def read(*names: str) -> Any:
 
 
 def write(path: str, data: Json, durable: bool = True) -> None:
-    """Replace a JSON file whole."""
+    """Replace a JSON file as a whole."""
     temporary = "%s.%d.tmp" % (path, os.getpid())
     with open(temporary, "wb") as out:
         out.write(json.dumps(data, sort_keys=True).encode() + b"\n")
@@ -82,14 +82,14 @@ def write(path: str, data: Json, durable: bool = True) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Make new names in a folder survive a power cut."""
+    """Make new names in a folder survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
 
 
 def sync_filesystem(folder: str) -> None:
-    """Make all that was written on a folder's file system survive a power cut: one sync, however many files."""
+    """Make everything written to a folder's file system survive a power failure, with one sync for all files."""
     import ctypes
 
     descriptor = os.open(folder, os.O_RDONLY)
@@ -101,7 +101,7 @@ def sync_filesystem(folder: str) -> None:
 
 
 def say(what: str) -> None:
-    """Write a line to this process's log, if the disk takes it: a disk that is full must not end the process."""
+    """Write a line to this process's log; a full disk must not end the process."""
     try:
         print(what, file=sys.stderr, flush=True)
     except OSError:
@@ -109,7 +109,7 @@ def say(what: str) -> None:
 
 
 def read_part(path: str, offset: int, most: int) -> Tuple[bytes, int]:
-    """Bytes of a regular file and its size; a file that is not there is empty."""
+    """Return bytes of a regular file, and its size; a missing file is empty."""
     try:
         file, size = open_part(path, offset, most)
     except FileNotFoundError:
@@ -119,7 +119,7 @@ def read_part(path: str, offset: int, most: int) -> Tuple[bytes, int]:
 
 
 def stream(path: str, offset: int, most: int) -> Tuple[Iterator[memoryview], int, int]:
-    """Bytes of a regular file in blocks, each good until the next, how many those are, and the file's size."""
+    """Return a regular file's bytes in blocks (each valid until the next), their number, and the file's size."""
     try:
         file, size = open_part(path, offset, most)
     except FileNotFoundError:
@@ -140,18 +140,18 @@ def stream(path: str, offset: int, most: int) -> Tuple[Iterator[memoryview], int
 
 
 def open_part(path: str, offset: int, most: int) -> Tuple[io.FileIO, int]:
-    """A regular file, open at an offset, and its size; FileNotFoundError where there is none."""
+    """Return a regular file, open at an offset, and its size; FileNotFoundError if there is none."""
     file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
     facts = os.fstat(file.fileno())
     if not stat.S_ISREG(facts.st_mode) or offset < 0 or most < 0:
         file.close()
-        raise Refusal("not_regular", "%s cannot be read so" % os.path.basename(path))
+        raise Refusal("not_regular", "%s is not a regular file" % os.path.basename(path))
     file.seek(offset)
     return file, facts.st_size
 
 
 def lock(root: str, name: str, wait_s: float) -> Optional[int]:
-    """A kernel lock as a descriptor (closing it frees it), or None when another holds it for longer than the wait."""
+    """Return a kernel lock as a descriptor (closing it releases it), or None if another process holds it too long."""
     descriptor, end = os.open(at(root, "agent", name), os.O_RDWR | os.O_CREAT, 0o600), monotonic() + wait_s
     while True:
         try:
@@ -165,7 +165,7 @@ def lock(root: str, name: str, wait_s: float) -> Optional[int]:
 
 
 def locked(root: str, name: str, wait_s: float) -> int:
-    """The same, but another holder is a refusal."""
+    """Return the same, or raise a refusal if another process holds it."""
     held = lock(root, name, wait_s)
     if held is None:
         raise Refusal("busy", "another call holds %s" % name)

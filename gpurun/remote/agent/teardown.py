@@ -1,4 +1,4 @@
-"""Leaving a machine that is kept: no process of the run stays there, and no file but what is asked for."""
+"""Leaves a machine that is kept: no process of the run remains there, and no file except requested ones."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ WAIT_S = 20
 
 
 def farewell(root: str, options: Json) -> Answer:
-    """End the trainer, the keeper and what --setup began at once; then remove the run's whole folder.
+    """End the trainer, the keeper and the set-up's processes at once; then remove the run's whole folder.
 
-    With `--keep out` what the trainer has written stays, with `bundle` a command's own folder: nobody else has it.
+    With `--keep out` the trainer's outputs stay, with `bundle` a command's own folder, because there is no other copy.
     """
     check_own(root)
     killed = len(trainers(root) | setups(root))
     end_setups(root)
     drop_secrets(root)
     stop(root, {"now": True, "reason": "farewell"})
-    # Where the disk is full there is room again by this, before anything more is written.
+    # On a full disk, removing files first makes room for what must be written.
     kept = tuple(name for name in str(options.get("keep") or "").split(",") if name in ("out", "bundle"))
     remove_names(root, {"bundle", "data", "out"}.difference(kept))
-    # The keeper ends last, and by itself: it alone knows the children that the trainer's processes left behind.
+    # The keeper ends last, and by itself: only it knows the children that the trainer's processes left behind.
     if lock(root, "keeper.lock", WAIT_S) is None:
         send_signal(keepers(root), signal.SIGKILL)
         if lock(root, "keeper.lock", 1) is None:
@@ -48,12 +48,12 @@ def farewell(root: str, options: Json) -> Answer:
         shutil.rmtree(root, ignore_errors=True)
     left = set(os.listdir(root)) if os.path.exists(root) else set()
     if trainers(root) or setups(root) or left.difference(kept) or (os.path.exists(root) and not kept):
-        raise Refusal("not_gone", "some of the run's processes or files are left in %s" % root)
+        raise Refusal("not_gone", "some processes or files of the run are left in %s" % root)
     return {"killed": killed}, b""
 
 
 def remove_names(root: str, names: Set[str]) -> None:
-    """Remove files and folders of the run folder, as far as that goes."""
+    """Remove files and folders of the run folder, as far as possible."""
     for name in names:
         path = at(root, name)
         if os.path.isdir(path) and not os.path.islink(path):
@@ -64,7 +64,7 @@ def remove_names(root: str, names: Set[str]) -> None:
 
 
 def check_own(root: str) -> None:
-    """Refuse to remove a folder that is not plainly a run's own."""
+    """Refuse to remove a folder that is not clearly a run's own."""
     home = os.path.realpath(os.path.expanduser("~"))
     if (home + os.sep).startswith(root.rstrip(os.sep) + os.sep) or os.path.realpath(sys.argv[0]) != at(
         root, "agent.pyz"

@@ -1,7 +1,7 @@
-"""Which Python of the machine has torch, and whether a kernel of it runs on every card.
+"""Finds the machine's Python that has torch, and tests a kernel of it on every GPU.
 
-All are started side by side, as a first import may take minutes over a network; then one after the other works on the
-cards, as a card may be for one process alone. What they write on standard error is told.
+All Pythons start in parallel, because a first import may take minutes over a network; then one after another uses the
+GPUs, because a GPU may be restricted to one process. Their standard error is reported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpurun.remote.agent.system import Json
 
 LIMIT_S = 180.0
-"""How long all of it may take together."""
+"""The time limit for all of it."""
 TELL_S, TICK_S = 2.0, 0.05
 MOST_PYTHONS = 16
 NOTHING: Json = {
@@ -35,7 +35,7 @@ NOTHING: Json = {
 }  # fmt: skip
 MOST_WORDS, LAST_LINES, MOST_OUTPUT_BYTES = 500, 4, 1 << 20
 PLACES = (
-    # A distribution of conda, and its environments.
+    # A conda distribution, and its environments.
     *(
         f"{root}/{name}{env}/bin/python"
         for root in ("/opt", "~")
@@ -46,7 +46,7 @@ PLACES = (
     *("~/*/.venv/bin/python", "/workspace/*/.venv/bin/python"),
     *("~/.venv/bin/python", "~/.pyenv/versions/*/bin/python", "/usr/local/bin/python3", "/usr/bin/python3"),
 )
-# It ends at once: to take torch's modules apart again takes a quarter of the time that to import them did.
+# It exits at once: unloading torch's modules takes a quarter of their import time.
 PROBE = """
 import hashlib, json, os, sys, torch
 try:
@@ -98,12 +98,12 @@ os._exit(0)
 
 
 def find_torch(root: str, python: Optional[str] = None) -> Json:
-    """See `Looks.best`."""
+    """Return the result of `Looks.best`."""
     return Looks(root, python).best(lambda _: None)
 
 
 def pythons() -> List[str]:
-    """The Pythons that are usual on such machines, each once."""
+    """Return the usual Pythons of such machines, each once."""
     usual = [sys.executable, shutil.which("python3") or "", "/opt/pytorch/bin/python"]
     for place in PLACES:
         usual += sorted(glob.glob(os.path.expanduser(place)))
@@ -111,7 +111,7 @@ def pythons() -> List[str]:
 
 
 def rank(answer: Json) -> int:
-    """How much of what is wanted a Python has: torch, a card, a kernel that runs on each."""
+    """Return how suitable a Python is: torch, a GPU, a kernel that runs on each."""
     devices = answer["devices"]
     if not answer["found"] or not (answer["cuda"] or devices):
         return int(answer["found"])
@@ -119,7 +119,7 @@ def rank(answer: Json) -> int:
 
 
 class Looks:
-    """The looks of all Pythons, or of the one that was named: begun at once, under one limit."""
+    """The checks of all Pythons, or of the named one: started at once, with one time limit."""
 
     def __init__(self, root: str, python: Optional[str]) -> None:
         exported = remembered(root)
@@ -127,9 +127,9 @@ class Looks:
         self.looks = [TorchProbe(one, exported) for one in ([python] if python else pythons())]
 
     def best(self, tell: Callable[[Json], None]) -> Json:
-        """The first Python whose torch works on every card, else the best there is; remembered for `start`.
+        """Return the first Python whose torch works on every GPU, else the best one; it is remembered for `start`.
 
-        `looks` are the others that were waited for. `tell` hears every two seconds who is.
+        `looks` are the others that were waited for. `tell` is called every two seconds with those still running.
         """
         best: Json = dict(NOTHING, found=False, python=None)
         seen: List[TorchProbe] = []
@@ -154,7 +154,7 @@ class Looks:
         return dict(best, looks=others)
 
     def wait(self, look: TorchProbe, tell: Callable[[Json], None]) -> None:
-        """Wait until it has imported torch, or ended where it has already; not past the limit."""
+        """Wait until it has imported torch, or until it ends if it has imported it; not past the limit."""
         while not (look.has_ended() or (look.has_imported() and not look.is_on_cards)):
             spent_s = time.monotonic() - self.begun_mono
             if spent_s >= LIMIT_S:
@@ -165,16 +165,16 @@ class Looks:
             time.sleep(TICK_S)
 
     def words(self) -> str:
-        """Which Pythons have not answered yet, and what they do."""
+        """Return which Pythons have not answered yet, and what they do."""
         importing = [look.python for look in self.looks if not (look.has_imported() or look.has_ended())]
         at_work = [look.python for look in self.looks if look.is_on_cards and not look.has_ended()]
         parts = [few(importing) + " to import torch"] if importing else []
-        parts += [few(at_work) + " to try the cards"] if at_work else []
-        return "waits for " + "; ".join(parts)
+        parts += [few(at_work) + " to test the GPUs"] if at_work else []
+        return "waiting for " + "; ".join(parts)
 
 
 class TorchProbe:
-    """One Python at work on the probe; its output is in files that have no name."""
+    """One Python running the probe; its output is in unnamed files."""
 
     def __init__(self, python: str, exported: Dict[str, str]) -> None:
         self.python, self.is_on_cards, self.failure = python, False, ""
@@ -189,15 +189,15 @@ class TorchProbe:
             self.failure = str(error.strerror)
 
     def has_imported(self) -> bool:
-        """Whether it has told which torch it has."""
+        """Return whether it has reported its torch."""
         return self.child is not None and b"\n" in content_of(self.out)
 
     def has_ended(self) -> bool:
-        """Whether it is over."""
+        """Return whether it has ended."""
         return self.child is None or self.child.poll() is not None
 
     def go(self) -> None:
-        """Have it work on the cards."""
+        """Let it use the GPUs."""
         self.is_on_cards = True
         try:
             self.child.stdin.close()
@@ -205,13 +205,13 @@ class TorchProbe:
             return
 
     def answer(self) -> Json:
-        """Return what it has told; a torch that was imported counts as found, whatever became of the cards."""
+        """Return its report; a torch that was imported counts as found, whatever happened with the GPUs."""
         facts: Json = {}
         for line in content_of(self.out).splitlines():
             try:
                 facts.update(json.loads(line))
             except (TypeError, ValueError):
-                continue  # What an image's own sitecustomize prints.
+                continue  # Output of an image's own sitecustomize.
         answer: Json = {name: facts.get(name, usual) for name, usual in NOTHING.items()}
         answer.update(found=bool(facts.get("version")), python=self.python if facts.get("version") else None)
         error, words = facts.get("error") or "", self.words()
@@ -223,7 +223,7 @@ class TorchProbe:
         return dict(answer, error=keep_end(words) or None)
 
     def as_record(self) -> Json:
-        """Return whether it answered, and its last words."""
+        """Return whether it answered, and its last output."""
         return {"python": keep_end(self.python), "answered": self.has_ended(), "words": self.words()}
 
     def words(self) -> str:
@@ -233,7 +233,7 @@ class TorchProbe:
         return keep_end(self.failure or " / ".join(last[-LAST_LINES:]))
 
     def end(self) -> None:
-        """End it with all that it has started. One that hangs in the kernel, as with a lost card, is not waited for."""
+        """End it with everything that it has started. One that hangs in the kernel (a lost GPU) is not waited for."""
         if self.child is not None and self.child.poll() is None:
             try:
                 os.killpg(self.child.pid, signal.SIGKILL)
@@ -245,17 +245,17 @@ class TorchProbe:
 
 
 def content_of(file: Any) -> bytes:
-    """What a child has written so far, its end where that is long; the child's own place in the file stays."""
+    """Return the output of a child so far, or its end if it is long; the child's own file position is unchanged."""
     size = os.fstat(file.fileno()).st_size
     return os.pread(file.fileno(), MOST_OUTPUT_BYTES, max(0, size - MOST_OUTPUT_BYTES))
 
 
 def few(pythons: List[str]) -> str:
-    """The first of them, and how many more."""
+    """Return the first of them, and how many more there are."""
     more = " and %d more" % (len(pythons) - 1) if pythons[1:] else ""
     return keep_end(pythons[0], 200) + more
 
 
 def keep_end(words: str, most: int = MOST_WORDS) -> str:
-    """The end of what was said, as that names the error."""
+    """Return the end of a text, because that names the error."""
     return words if len(words) <= most else "… " + words[2 - most :]

@@ -1,4 +1,4 @@
-"""The keeper: the process that starts one trainer, watches it, writes down how it ended, and may end the machine."""
+"""The keeper: the process that starts one trainer, watches it, records how it ended, and may end the machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpurun.remote.agent.system import Answer, Json
 
 BEAT_S = 1.0
-# One that is still there so long after a KILL hangs in the kernel, as with a card that fell off the bus, for good.
+# A process that survives a KILL for this long hangs in the kernel forever, as with a GPU that fell off the bus.
 DUMP_S, LAST_WORDS_S, KILLED_S = 1.0, 5.0, 60.0
 TICK_S = 0.1
 LONGEST_S = 6 * 3600.0
@@ -39,8 +39,8 @@ def keep(root: str, _: Json) -> Answer:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     requests: List[str] = []
     signal.signal(signal.SIGTERM, lambda *_: requests.append("keeper_terminated"))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # One that was sent before now waits in the kernel.
-    if sys.platform == "linux":  # orphans of the trainer become the keeper's children, so none can hide
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # An earlier one waits in the kernel.
+    if sys.platform == "linux":  # orphans of the trainer become the keeper's children, so that none is missed
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     try:
         keeper = Keeper(root, requests)
@@ -66,7 +66,7 @@ def keep(root: str, _: Json) -> Answer:
 class Keeper:
     """Watches one trainer, its lease and the request to stop; ends when every process of the trainer has ended.
 
-    `requests` are the reasons to stop that this process alone was told. A disk that is full takes none of this away.
+    `requests` are the reasons to stop that only this process received. A full disk does not impair any of this.
     """
 
     def __init__(self, root: str, requests: List[str]) -> None:
@@ -82,12 +82,12 @@ class Keeper:
         self.oom_before = oom_kills()
         record, running = read(root, "agent", "keeper.json") or {}, trainers(root)
         self.started_wall = record.get("started_wall") or time.time()
-        if running:  # an earlier keeper was killed: keep its trainer, whose exit code nobody will know
+        if running:  # an earlier keeper was killed: adopt its trainer, whose exit code is lost
             self.pid = record["pid"] if record.get("pid") in running else min(running)
         else:
             self.launch()
         self.beat("running")
-        self.gpus = GpuWatcher(self.root)  # Not sooner: a process is started most safely by one that has no threads.
+        self.gpus = GpuWatcher(self.root)  # Not earlier: starting a process is safest without other threads.
         self.activity = Activity(root, self.job, self.gpus, self.requests.append)
         self.activity.begin(self.pid)
         record = {"keeper_pid": os.getpid(), "pid": self.pid, "started_wall": self.started_wall}
@@ -113,12 +113,12 @@ class Keeper:
         self.pid, self.started_wall = self.child.pid, time.time()
 
     def ended(self) -> bool:
-        """Whether the trainer's first process has ended."""
+        """Return whether the trainer's first process has ended."""
         code: Optional[int] = self.child.poll() if self.child else None
         return code is not None or (self.child is None and self.pid not in trainers(self.root))
 
     def cannot_end(self) -> bool:
-        """Whether it was killed long ago and is still there: nobody is to wait for that, as the machine is paid."""
+        """Return whether it was killed long ago and still exists: waiting for it would cost rent."""
         return self.killed_at is not None and monotonic() >= self.killed_at + KILLED_S
 
     def kill(self) -> None:
@@ -127,13 +127,13 @@ class Keeper:
         kill_all(self.root)
 
     def keep(self) -> None:
-        """Wait for the end, enforce the lease and requests to stop, and write down how it ended."""
+        """Wait for the end, enforce the lease and requests to stop, and record how it ended."""
         while not self.is_over():
-            time.sleep(TICK_S if self.child else BEAT_S / 2)  # without a child, to look costs a walk through /proc
+            time.sleep(TICK_S if self.child else BEAT_S / 2)  # without a child, each check walks through /proc
         self.finish(self.child.returncode if self.child else None)
 
     def is_over(self) -> bool:
-        """Look around once, and act; whether all of the trainer has ended."""
+        """Check once, and act; return whether all of the trainer has ended."""
         try:
             if self.ended() or self.cannot_end():
                 kill_all(self.root)
@@ -143,12 +143,12 @@ class Keeper:
                 self.next_beat = monotonic() + BEAT_S
                 self.beat("running")
                 self.end_if_stuck()
-        except OSError as error:  # Whatever it is, nobody else would hold the lease: the next look may be better.
+        except OSError as error:  # In any case, nothing else enforces the lease: try again at the next check.
             self.say("%s: %s" % (type(error).__name__, error))
         return False
 
     def enforce(self) -> None:
-        """Ask the trainer to stop, or kill it, when the lease or a request says so; the earlier clock wins."""
+        """Stop the trainer, or kill it, when the lease or a request says so; the earlier clock wins."""
         request, lease, now = self.requested(), read(self.root, "agent", "lease.json") or {}, monotonic()
 
         def due(which: str) -> bool:
@@ -166,20 +166,20 @@ class Keeper:
             self.ask()
 
     def requested(self) -> Json:
-        """The request to stop, if there is one; what only this process was told is written down for the next keeper."""
+        """Return the request to stop, if any; one that only this process received is recorded for the next keeper."""
         written: Json = read(self.root, "agent", "stop.json") or {}
         if written or not self.requests:
             return written
         try:
             request_stop(self.root, False, self.requests[0])
         except OSError as error:
-            self.say("the request to stop is not written down: %s" % error)
+            self.say("the request to stop could not be recorded: %s" % error)
         return {"now": False, "reason": self.requests[0]}
 
     def end_if_stuck(self) -> None:
-        """End a trainer that does not move any more: every process writes down where it stands, may save, is killed."""
+        """End a trainer that no longer makes progress: every process prints its stack, may save, and is killed."""
         silent_s = self.pulse.overdue_s()
-        if not silent_s or self.reason:  # One that was asked to stop has its own end.
+        if not silent_s or self.reason:  # A trainer that was asked to stop has its own time limit.
             return
         self.reason = "hang"
         self.say("the trainer was silent for %.0f s and is ended" % silent_s)
@@ -191,9 +191,9 @@ class Keeper:
         self.kill()
 
     def ask(self, number: int = signal.SIGTERM) -> None:
-        """Signal torchrun's workers, to which it would itself leave 30 s only; without such, the trainer.
+        """Signal torchrun's workers, to which torchrun itself would leave only 30 s; without workers, the trainer.
 
-        Those of several nodes are no child's children: srun has them started, and would end them at once if asked.
+        Workers on several nodes are not a child's children: srun has started them, and would end them at once if asked.
         """
         seen, mark = list_processes(), b"GPURUN_TRAINER_OF=" + os.fsencode(self.root)
 
@@ -206,17 +206,17 @@ class Keeper:
             if has(pid, b"LOCAL_RANK=") and not has(parent, b"LOCAL_RANK=")
             if parent == self.pid or (mark in pairs and has(pid, b"PET_NNODES="))
         }
-        # A runner of gpurun's passes on what it is asked, and would not know of what its command was asked beside it.
+        # gpurun's own runner passes signals on, and must know of those that its command gets.
         send_signal({self.pid} if self.job.get("runner") else workers or {self.pid}, number)
 
     def say(self, what: str) -> None:
-        """Write to the agent's log, once for each trouble."""
+        """Write to the agent's log, once for each problem."""
         if what != self.said:
             say(what)
         self.said = what
 
     def note(self, path: str, data: Json, durable: bool) -> bool:
-        """Write a state file if the disk lets us: a full one must not take the keeper away from its trainer."""
+        """Write a state file if possible: a full disk must not end the keeper."""
         try:
             write(path, data, durable)
         except OSError as error:
@@ -225,7 +225,7 @@ class Keeper:
         return True
 
     def beat(self, state: str, **more: Any) -> None:
-        """Write the heartbeat; where there is no room for it, its time alone, which needs none."""
+        """Write the heartbeat; without disk space only its time, which needs none."""
         path = at(self.root, "out", "status.json")
         facts = dict(more, state=state, pid=self.pid, started_wall=self.started_wall, stop_reason=self.reason)
         if self.gpus:
@@ -244,7 +244,7 @@ class Keeper:
                 self.say("%s: %s" % (path, error))
 
     def finish(self, code: Optional[int]) -> None:
-        """Write down the end; on a full disk, try for a minute."""
+        """Record the end; on a full disk, try for a minute."""
         by_signal = code is not None and code < 0
         end: Json = {"exit_code": None if by_signal else code, "signal": -code if code and by_signal else None}
         end.update(room(self.oom_before))
@@ -258,16 +258,16 @@ class Keeper:
 
 
 class Pulse:
-    """Watches `out/heartbeat.json`; a trainer that never wrote one is never called stuck."""
+    """Watches `out/heartbeat.json`; a trainer that never wrote it never counts as stuck."""
 
     def __init__(self, root: str) -> None:
         self.root = root
         self.last: Any = None
-        # Not the clock of the lease: while a laptop sleeps, its trainer does not train.
+        # Not the lease's clock: while a laptop sleeps, its trainer does not train.
         self.seen_s = time.monotonic()
 
     def overdue_s(self) -> float:
-        """Seconds since the last beat, once they are more than the trainer asked for; else 0."""
+        """Return the seconds since the last heartbeat, if they exceed the trainer's own limit; else 0."""
         beat = read(self.root, "out", "heartbeat.json")
         if beat != self.last:
             self.last, self.seen_s = beat, time.monotonic()
@@ -279,9 +279,9 @@ class Pulse:
 
 
 def linger(root: str, job: Json, pusher: Pusher) -> None:
-    """Wait until no client has asked for `linger_s`, then have the guard end the machine.
+    """Wait until no client has called for `linger_s`, then let the guard end the machine.
 
-    It stays to its deadline, as it would have anyhow, where the bucket has not all that somebody would come for.
+    It stays until its deadline, as it would otherwise, if the bucket lacks files that a client would fetch.
     """
     seen, since = last_heard(root), monotonic()
     while monotonic() - since < job["linger_s"]:
@@ -289,9 +289,9 @@ def linger(root: str, job: Json, pusher: Pusher) -> None:
         if last_heard(root) != seen:
             seen, since = last_heard(root), monotonic()
     if not pusher.has_all():
-        say("nobody came, and not all is in the bucket: the machine stays to its deadline")
+        say("no client came, and the bucket is incomplete: the machine stays until its deadline")
         return
-    say("nobody came for what is in the bucket: the machine ends itself")
+    say("no client came, and the bucket is complete: the machine ends itself")
     answer = ended(job["guard_folder"], 0)
     if not answer["taken"]:
-        say("it does not: %s" % answer["message"])
+        say("it did not end: %s" % answer["message"])

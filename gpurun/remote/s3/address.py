@@ -1,4 +1,4 @@
-"""Where in which bucket things lie."""
+"""Where objects are: the bucket and the prefix of their names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([A-Za-z0-9!_
 
 @dataclass(frozen=True)
 class BucketAddress:
-    """A bucket and the beginning of the names in it that are gpurun's."""
+    """A bucket, and the prefix of gpurun's names in it."""
 
     bucket: str
     prefix: str
 
     def key(self, *names: str) -> str:
-        """The name of an object below the prefix."""
+        """Return the name of an object below the prefix."""
         return "/".join((*filter(None, self.prefix.split("/")), *names))
 
     def __str__(self) -> str:
@@ -26,13 +26,13 @@ class BucketAddress:
 
 
 def parse_address(text: str) -> BucketAddress:
-    """`s3://bucket/prefix`; anything else is a UsageError."""
+    """Parse `s3://bucket/prefix`; UsageError for anything else."""
     found = _ADDRESS.fullmatch(text)
     parts = (found[2] or "").split("/") if found else []
     if found is None or ".." in parts or "." in parts:
         raise UsageError(
             "stage.address",
-            f"--stage {text[:200]!r} is no address of a bucket.",
-            hint="Write it as s3://bucket/prefix. Another endpoint than AWS's: set AWS_ENDPOINT_URL_S3.",
+            f"--stage {text[:200]!r} is not the address of a bucket.",
+            hint="Write it as s3://bucket/prefix. For an endpoint other than AWS's, set AWS_ENDPOINT_URL_S3.",
         )
     return BucketAddress(found[1], "/".join(filter(None, parts)))

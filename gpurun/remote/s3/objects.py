@@ -1,4 +1,4 @@
-"""The names of what is staged in a bucket, and the index of a file's parts; the package's docstring has the layout."""
+"""The names of staged objects in a bucket, and the index of a file's parts; the package's docstring has the layout."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gpurun.remote.chunks import MOST_SENT_BYTES, part_bytes_for
 from gpurun.remote.s3.s3_client import Bucket
 
 LEAST_BYTES = 256 << 10
-"""A file that is smaller goes over SSH with the others: it is not worth a request of its own."""
+"""A smaller file goes over SSH with the others: it is not worth a separate request."""
 MOST_PARTS = 9_999
-"""S3 takes no more pieces; a file of more parts than this (80 GB) goes over SSH."""
+"""S3's limit for the number of pieces; a file with more parts (80 GB) goes over SSH."""
 MOST_INDEX_BYTES = 1 << 20
 
 _Size = Annotated[int, Field(gt=0, le=MOST_SENT_BYTES)]
 
 
 class Index(BaseModel):
-    """Where the parts of one file are: the bytes that each takes, and the tag of the object that they are in."""
+    """Where the parts of one file are: the size of each, and the tag of the object that contains them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
@@ -34,29 +34,29 @@ class Index(BaseModel):
 
     @property
     def sent_bytes(self) -> int:
-        """The whole object."""
+        """Return the size of the whole object."""
         return sum(self.sent)
 
 
 def is_worth_staging(size_bytes: int) -> bool:
-    """Whether a file of this size goes by the bucket."""
+    """Return whether a file of this size goes through the bucket."""
     return size_bytes >= LEAST_BYTES and -(-size_bytes // part_bytes_for(size_bytes)) <= MOST_PARTS
 
 
 def data_key(bucket: Bucket, sha256: str) -> str:
-    """The name of the object that has a file's parts."""
+    """Return the name of the object with a file's parts."""
     return bucket.address.key("files", f"{sha256}.zst")
 
 
 def index_key(bucket: Bucket, sha256: str) -> str:
-    """The name of a file's index."""
+    """Return the name of a file's index."""
     return bucket.address.key("files", f"{sha256}.json")
 
 
 def find_staged(bucket: Bucket, sha256: str, size_bytes: int) -> Index | None:
-    """The index of a file that is staged whole; None when it is not there, or is not what was put there.
+    """Return the index of a completely staged file; None if it is missing, or differs from what was put there.
 
-    A tag or a size that differ are what an altered object shows at once; what they do not show, the digests do.
+    A different tag or size reveals an altered object at once; the digests reveal any other alteration.
     """
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         return None
@@ -76,5 +76,5 @@ def find_staged(bucket: Bucket, sha256: str, size_bytes: int) -> Index | None:
 
 
 def forget(bucket: Bucket, sha256: str) -> None:
-    """Let a file count as staged no more: the next run puts it there again."""
+    """Make a file count as not staged: the next run stages it again."""
     bucket.drop(index_key(bucket, sha256))

@@ -1,4 +1,4 @@
-"""Having a machine pull what is staged or public: URLs go to it over SSH, what it says is checked.
+"""Lets a machine pull staged or public files: it gets URLs over SSH, and its reports are checked.
 
 The package's docstring has the protocol.
 """
@@ -24,9 +24,9 @@ from gpurun.remote.s3.staged_files import StagedFile
 
 SIGNED_S = 3600.0
 MOST_PARTS_AT_ONCE = 100_000
-"""An order has a line for each part; the agent takes 32 MiB."""
+"""The limit for an order, which has a line for each part; the agent accepts 32 MiB."""
 MOST_FRESH = 5
-"""So often are fresh URLs made for what is still missing."""
+"""How often fresh URLs are made for files that are still missing."""
 
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
@@ -43,7 +43,7 @@ class NotPulled(BaseModel):
 
 
 class _Line(BaseModel):
-    """One line of progress, or the last one."""
+    """One line of progress, or the last line."""
 
     model_config = _STRICT
 
@@ -54,20 +54,20 @@ class _Line(BaseModel):
 
 
 class AsksForPull(Protocol):
-    """A far side, as far as this needs it."""
+    """The part of a remote side that pulling needs."""
 
     def ask(
         self, verb: str, *options: str, stdin: Iterable[bytes], sink: Sink, site: bool, timeout_s: float
     ) -> tuple[bytes, bytes]:
-        """One call of the agent, whose answer goes into the sink."""
+        """Make one call of the agent, whose answer goes to the sink."""
         ...
 
 
 @dataclass
 class Pulled:
-    """What became of an order: the digests of the files that are there, why others are not, and the bytes that came.
+    """The result of an order: the digests of the files that are there, why others are not, and the bytes transferred.
 
-    `missing_bytes` is the content of all that is not there.
+    `missing_bytes` is the content of all files that are not there.
     """
 
     files: set[str] = field(default_factory=set)
@@ -80,10 +80,10 @@ def have_pulled(
     far: AsksForPull, bucket: Bucket, wanted: Sequence[StagedFile], came: Pulled, *, on_progress: Callable[[], None],
     timeout_s: float,
 ) -> None:  # fmt: skip
-    """Have files pulled, with fresh URLs where some have expired; `came` is told what is there, over many calls too.
+    """Let the machine pull files, with fresh URLs if some have expired; `came` collects the result over several calls.
 
-    `on_progress` is called about twice a second; what it raises ends the pulling. FarRefusal `disk_full` and others,
-    MachineLost, SetupError when no URL can be made.
+    `on_progress` is called about twice a second; an exception ends the pulling. FarRefusal `disk_full` and others,
+    MachineLost, SetupError if no URL can be made.
     """
     for _ in range(MOST_FRESH):
         came.failed = {}
@@ -98,9 +98,9 @@ def have_downloaded(
     far: AsksForPull, files: Sequence[PublicFile], origin: str, came: Pulled, *, on_progress: Callable[[], None],
     timeout_s: float,
 ) -> None:  # fmt: skip
-    """Have public files downloaded; `came` is told what is there. `origin` is the hub that the user named, if one was.
+    """Let the machine download public files; `came` collects the result. `origin` is the hub that the user named.
 
-    Raised is what `have_pulled` raises.
+    Raises the same as `have_pulled`.
     """
     came.failed = {}
     missing = {file.sha256: file for file in files if file.sha256 not in came.files}
@@ -110,7 +110,7 @@ def have_downloaded(
 
 
 def _batches(files: dict[str, StagedFile]) -> Iterator[list[StagedFile]]:
-    """The files in orders that an agent takes: none has more parts than so many, unless one file alone has."""
+    """Yield the files in orders that an agent accepts: with a limited number of parts, or one file alone."""
     batch: list[StagedFile] = []
     for file in files.values():
         if batch and sum(len(one.sent) for one in [*batch, file]) > MOST_PARTS_AT_ONCE:
@@ -125,7 +125,7 @@ def _order(
     far: AsksForPull, order: dict[str, object], asked: set[str], came: Pulled, on_progress: Callable[[], None],
     timeout_s: float,
 ) -> None:  # fmt: skip
-    """Send one order, of the files with these digests."""
+    """Send one order for the files with these digests."""
     content = canonical(order)
     digest, before_bytes = hashlib.sha256(content).hexdigest(), came.sent_bytes
 
@@ -151,7 +151,7 @@ def _asked(bucket: Bucket, file: StagedFile) -> dict[str, object]:
 
 
 class _Progress:
-    """The answer to an order as it comes: lines that tell of progress, and a last one."""
+    """The answer to an order as it arrives: lines of progress, and a last one."""
 
     def __init__(self, on_progress: Callable[[], None]) -> None:
         self.line = bytearray()
@@ -170,7 +170,7 @@ class _Progress:
             else:
                 self.line, self._has_line = line, True
         if len(self._rest) > MOST_LINE_BYTES:
-            raise FarRefusal("nonsense", f"The instance answered {len(self._rest)} bytes without an end of line.")
+            raise FarRefusal("nonsense", f"The instance sent {len(self._rest)} bytes without a line end.")
 
     def _take(self, line: bytes) -> None:
         told = understood(_Line, line)
@@ -182,8 +182,8 @@ class _Progress:
         self._on_progress()
 
     def last(self) -> _Line:
-        """The last line; FarRefusal when there was none."""
+        """Return the last line; FarRefusal if there was none."""
         if self._last is None:
             refusal = refusal_in(bytes(self.line)) if self._has_line else None
-            raise refusal or FarRefusal("cut_stream", "The instance broke off while it pulled the shards.")
+            raise refusal or FarRefusal("cut_stream", "The instance stopped answering while it pulled the shards.")
         return self._last

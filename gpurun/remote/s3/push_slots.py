@@ -10,24 +10,24 @@ from gpurun.remote.s3.s3_client import Bucket
 SLOTS = 128
 LEAST_SLOT_BYTES = 64 << 20
 MOST_SLOT_BYTES = 4 << 30
-"""S3 takes no larger object in one request than 5 GiB."""
+"""S3's limit for an object in one request is 5 GiB."""
 KEPT_CHECKPOINTS = 5
-"""The latest two and the best are kept by the trainer; two more may be on their way in the place of those."""
+"""The trainer keeps the latest two and the best; two more may be on their way to replace those."""
 
 
 def slot_bytes_for(checkpoint_bytes: int, more_kept: int = 0) -> int:
-    """How large slots must be for all checkpoints that may be there at a time, with a quarter of the slots to spare."""
+    """Return the slot size for all checkpoints that may exist at a time, with a quarter of the slots to spare."""
     wanted = ceil((KEPT_CHECKPOINTS + more_kept) * checkpoint_bytes / (SLOTS * 3 // 4))
     return min(MOST_SLOT_BYTES, max(LEAST_SLOT_BYTES, wanted))
 
 
 def slot_key(folder: str, number: int) -> str:
-    """The name of a slot below the run's folder in the bucket."""
+    """Return the name of a slot below the run's folder in the bucket."""
     return f"{folder}/slot-{number:03d}"
 
 
 def head_key(folder: str) -> str:
-    """The name of the list of what is in the slots."""
+    """Return the name of the list of the slots' content."""
     return f"{folder}/head"
 
 
@@ -42,9 +42,9 @@ def push_order(
     most_bytes: int | None = None,
     steps: int = 1,
 ) -> bytes:
-    """What the agent is given, a secret: presigned URLs that live for so long, and the key to sign the head with.
+    """Return the agent's push order, a secret: presigned URLs valid for `seconds`, and the key that signs the head.
 
-    Where each byte that leaves is charged, it pushes no more than `most_bytes`, spread over so many `steps`.
+    If each transferred byte is charged, the agent pushes at most `most_bytes`, spread over `steps`.
     """
     slots = [bucket.url_to_put(slot_key(folder, number), seconds).reveal() for number in range(SLOTS)]
     head = bucket.url_to_put(head_key(folder), seconds).reveal()

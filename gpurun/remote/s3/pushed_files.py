@@ -1,4 +1,4 @@
-"""What a machine has pushed to a bucket, read back: nothing of it is believed that the run's own key has not signed."""
+"""Reads what a machine has pushed to a bucket: nothing is trusted that the run's own key has not signed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Place = Annotated[tuple[Annotated[int, Field(ge=0, lt=SLOTS)], Count, Count], Fi
 
 
 class _Head(BaseModel):
-    """The list of what is in which slot; `manifest` is the trainer's, with the files that have a place."""
+    """The content of the slots; `manifest` is the trainer's, with only the files that have a place."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
@@ -48,7 +48,7 @@ class _Head(BaseModel):
 
 @dataclass(frozen=True)
 class Pushed:
-    """What is there whole: the manifest of it, where its files are, and the names of those that had no room."""
+    """The complete files there: their manifest, their places, and the names of those that had no room."""
 
     manifest: Manifest
     places: Mapping[str, tuple[tuple[int, int, int], ...]]
@@ -57,39 +57,39 @@ class Pushed:
 
 
 def read_pushed(bucket: Bucket, folder: str, *, run: str, key: str, most_bytes: int) -> Pushed | None:
-    """What a run has pushed; None when it has pushed nothing.
+    """Return what a run has pushed; None if it has pushed nothing.
 
-    CollectFailed when the list is not the one that the run's machine has signed, or makes no sense; `most_bytes` is
-    what this disk can take.
+    CollectFailed if the list was not signed by the run's machine, or is invalid; `most_bytes` is the limit of this
+    disk.
     """
     content = bucket.get(head_key(folder), MOST_HEAD_BYTES)
     if content is None:
         return None
     mark, _, body = content.partition(b"\n")
     if not hmac.compare_digest(mark, hmac.new(key.encode(), body, hashlib.sha256).hexdigest().encode()):
-        what = f"The list of what {run} has pushed to s3://{bucket.address.bucket}/{folder} is not the machine's own."
-        hint = "Somebody else has written to the bucket. What came home before is kept; of this nothing is taken."
+        what = f"The list of files {run} pushed to s3://{bucket.address.bucket}/{folder} is not signed by it."
+        hint = "Someone else has written to the bucket. Files downloaded before are kept; nothing of this list is used."
         raise CollectFailed("collect.bucket_altered", what, hint=hint)
     try:
         head = understood(_Head, body, MOST_HEAD_BYTES)
         manifest = head.manifest
         demand_sound(manifest, most_bytes)
         if head.run != run:
-            raise FarRefusal("nonsense", f"It is that of {head.run!r}.")
+            raise FarRefusal("nonsense", f"It belongs to {head.run!r}.")
         for file in manifest.files:
             places = head.places.get(file.name)
             if places is None or sum(size for _, _, size in places) != file.bytes:
                 raise FarRefusal("nonsense", f"It has no place for {file.name!r}.")
     except FarRefusal as refusal:
         what = f"The list of what {run} has pushed cannot be used: {refusal.what}"
-        raise CollectFailed("collect.bad_manifest", what, hint="What came home before is kept.") from None
+        raise CollectFailed("collect.bad_manifest", what, hint="Files downloaded before are kept.") from None
     return Pushed(manifest, head.places, head.left_out, head.seq)
 
 
 def fetch_pushed(bucket: Bucket, folder: str, pushed: Pushed, wanted: WantedFile, into: Path) -> Path:
-    """Bring one of the files home; it gets its name once its digest is right. See `gpurun.remote.download.fetch`.
+    """Download one of the files; it gets its name once its digest is right. See `gpurun.remote.download.fetch`.
 
-    MachineLost when the bucket breaks off: asked again, it goes on where it was.
+    MachineLost if the bucket stops answering; another call resumes the download.
     """
     places = pushed.places[wanted.name]
 
@@ -107,7 +107,7 @@ def fetch_pushed(bucket: Bucket, folder: str, pushed: Pushed, wanted: WantedFile
 def gather_pushed(
     bucket: Bucket, folder: str, pushed: Pushed, files: Sequence[ManifestFile], take: TakeFile
 ) -> None:  # fmt: skip
-    """Have small files handed over: those that lie side by side in a slot come in one request. MachineLost as above."""
+    """Receive small files; files that are adjacent in a slot come in one request. MachineLost as above."""
     placed = sorted((pushed.places[file.name], file.name, file) for file in files if len(pushed.places[file.name]) == 1)
     runs: list[tuple[int, int, list[ManifestFile]]] = []
     end = (-1, 0)
@@ -129,7 +129,7 @@ def gather_pushed(
 
 
 def _within(places: tuple[tuple[int, int, int], ...], offset: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """Where so many bytes of a file are from an offset on: slot, offset in it, bytes."""
+    """Yield where a range of a file is: slot, offset in it, bytes."""
     begin = 0
     for slot, start, size in places:
         first, end = max(offset, begin), min(offset + most, begin + size)

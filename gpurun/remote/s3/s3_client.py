@@ -1,6 +1,6 @@
-"""The way to a bucket: every exchange with S3 or with what speaks like it, its answers checked, its refusals told.
+"""Access to a bucket: every exchange with S3 or a compatible service, with answers checked and refusals explained.
 
-boto3 finds the key as it does for everything else (environment, profile, AWS_ENDPOINT_URL_S3 for another service).
+boto3 finds the key in its usual way (environment, profile, AWS_ENDPOINT_URL_S3 for another service).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gpurun.remote.s3.address import BucketAddress
 from gpurun.remote.s3.s3_errors import PASSING, SKEWED, UNKNOWN_KEY, BucketLost, explain_s3_refusal, skewed
 
 MOST_SIGNED_S = 7 * 24 * 3600
-"""No presigned URL lives longer (SigV4), and none longer than the credentials that signed it."""
+"""The limit for a presigned URL (SigV4); it also ends with the credentials that signed it."""
 FALLBACK_REGION = "us-east-1"
 # Seconds to connect, seconds without an answer, tries: while nothing is paid for, and while a machine is.
 PATIENT, BRISK = (5, 60, 4), (3, 5, 2)
 _BLOCK_BYTES = 1 << 20
 _ABSENT = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
-# What is asked of things that need not be there. An end that is asked for twice has come with the first.
+# Operations on objects that may be missing. A repeated end counts as done by the first one.
 _MAY_LACK = frozenset({"get_object", "head_object", "delete_object", "list_parts", "complete_multipart_upload"})
 
 
@@ -40,9 +40,9 @@ class Head:
 
 
 class Bucket:
-    """One bucket. Any number of threads may use it. Each method raises SetupError or BucketLost.
+    """One bucket. Several threads may use it. Each method raises SetupError or BucketLost.
 
-    `is_paid`: a machine waits for the answer and is billed, so it is given up soon.
+    `is_paid`: a billed machine waits for the answer, so gpurun gives up soon.
     """
 
     def __init__(self, address: BucketAddress, clock: Clock, *, is_paid: bool = False) -> None:
@@ -57,37 +57,37 @@ class Bucket:
 
     @property
     def endpoint(self) -> str:
-        """Where the bucket is asked for."""
+        """Return the address of the service."""
         return str(self._client().meta.endpoint_url)
 
     @property
     def has_session(self) -> bool:
-        """Whether the key is of a session, with which everything ends that it has signed."""
+        """Return whether the key belongs to a session, with whose end everything that it has signed expires."""
         self._client()
         try:
             found = self._session.keyed().get_credentials()
             return bool(found and found.get_frozen_credentials().token)
-        except Exception as error:  # noqa: BLE001 - everything that the SDK may raise is told in gpurun's terms
+        except Exception as error:  # noqa: BLE001 - any error of the SDK is translated
             self._tell(error, "get_object", "")
 
     @property
     def region(self) -> str:
-        """The bucket's own region, once it was looked at."""
+        """Return the bucket's own region, once `look` has found it."""
         return self._region or str(self._client().meta.region_name)
 
     def look(self) -> None:
-        """See that the bucket is there and may be read; learn its region."""
+        """Check that the bucket exists and may be read; learn its region."""
         answer = self._call("list_objects_v2", "", Prefix=self.address.key(), MaxKeys=1)
         if answer.keys().isdisjoint(("Name", "KeyCount", "IsTruncated")):
-            what = f"{self.endpoint} answers, and not as S3 does."
-            raise SetupError("stage.refused", what, hint="See to AWS_ENDPOINT_URL_S3: the port of a console is none.")
+            what = f"{self.endpoint} answers, but not like S3."
+            raise SetupError("stage.refused", what, hint="Check AWS_ENDPOINT_URL_S3: a web console's port is wrong.")
         region = _headers(answer).get("x-amz-bucket-region", "")
         if region and region != self._client().meta.region_name:
-            self._region = region  # What is presigned must be for the bucket's own region.
+            self._region = region  # Presigned URLs must be for the bucket's own region.
             self._made = None
 
     def get(self, key: str, most_bytes: int) -> bytes | None:
-        """A small object whole; None when it is not there, or larger than that."""
+        """Return a small object's content; None if it is missing, or larger than `most_bytes`."""
         answer = self._call("get_object", key, Key=key)
         if answer is None:
             return None
@@ -96,7 +96,7 @@ class Bucket:
         return content if len(content) <= most_bytes else None
 
     def stream(self, key: str, offset: int, size: int) -> Iterator[bytes]:
-        """A part of an object as it comes; nothing where there is no such object."""
+        """Yield a part of an object as it arrives; nothing if there is no such object."""
         answer = self._call("get_object", key, Key=key, Range=f"bytes={offset}-{offset + size - 1}")
         if answer is None:
             return
@@ -105,77 +105,77 @@ class Bucket:
                 yield block
 
     def below(self) -> dict[str, int]:
-        """The objects below the prefix, by their names from there on, each with its size."""
+        """Return the objects below the prefix, by their names without it, each with its size."""
         prefix = f"{self.address.key()}/".lstrip("/")
         found = dict[str, int]()
         after = dict[str, str]()
         while True:
             answer = self._call("list_objects_v2", "", Prefix=prefix, **after)
-            for one in answer.get("Contents") or ():
-                found[str(one["Key"]).removeprefix(prefix)] = int(one["Size"])
+            for entry in answer.get("Contents") or ():
+                found[str(entry["Key"]).removeprefix(prefix)] = int(entry["Size"])
             if not answer.get("IsTruncated"):
                 return found
             after = {"ContinuationToken": answer["NextContinuationToken"]}
 
     def head(self, key: str) -> Head | None:
-        """What an object is; None when it is not there, or in an archive, from which it comes in hours."""
+        """Return an object's size and tag; None if it is missing, or in an archive, which takes hours to read."""
         answer = self._call("head_object", key, Key=key)
         return None if answer is None or _is_archived(answer) else Head(int(answer["ContentLength"]), _tag(answer))
 
     def put(self, key: str, content: bytes) -> str:
-        """Put an object there whole; its tag."""
+        """Put a whole object there, and return its tag."""
         return _tag(self._call("put_object", key, Key=key, Body=content))
 
     def drop(self, key: str) -> None:
-        """Take an object away, if it is there."""
+        """Delete an object, if it exists."""
         self._call("delete_object", key, Key=key)
 
     def begin(self, key: str) -> str:
-        """Begin an object that comes in several pieces; the name of that upload."""
+        """Start an object in several pieces; return the upload's id."""
         return str(self._call("create_multipart_upload", key, Key=key)["UploadId"])
 
     def put_piece(self, key: str, upload: str, number: int, content: bytes) -> str:
-        """Put one piece there; its tag."""
-        asked = {"Key": key, "UploadId": upload, "PartNumber": number, "Body": content}
-        return _tag(self._call("upload_part", key, **asked))
+        """Put one piece there, and return its tag."""
+        request = {"Key": key, "UploadId": upload, "PartNumber": number, "Body": content}
+        return _tag(self._call("upload_part", key, **request))
 
     def pieces(self, key: str, upload: str) -> dict[int, str] | None:
-        """The tags of the pieces that are there, by their numbers; None when there is no such upload any more."""
+        """Return the tags of the existing pieces, by number; None if there is no such upload any more."""
         found: dict[int, str] = {}
         after = 0
         while True:
             answer = self._call("list_parts", key, Key=key, UploadId=upload, PartNumberMarker=after)
             if answer is None:
                 return None
-            found |= {int(one["PartNumber"]): str(one["ETag"]).strip('"') for one in answer.get("Parts") or ()}
+            found |= {int(piece["PartNumber"]): str(piece["ETag"]).strip('"') for piece in answer.get("Parts") or ()}
             if not answer.get("IsTruncated"):
                 return found
             after = int(answer["NextPartNumberMarker"])
 
     def finish(self, key: str, upload: str, tags: dict[int, str]) -> None:
-        """Make one object of the pieces."""
+        """Join the pieces into one object."""
         pieces = [{"PartNumber": number, "ETag": tag} for number, tag in sorted(tags.items())]
-        asked = {"Key": key, "UploadId": upload, "MultipartUpload": {"Parts": pieces}}
-        self._call("complete_multipart_upload", key, **asked)
+        request = {"Key": key, "UploadId": upload, "MultipartUpload": {"Parts": pieces}}
+        self._call("complete_multipart_upload", key, **request)
 
     def url_to_get(self, key: str, seconds: float) -> Secret:
-        """A URL with which anybody can read this object for so long."""
+        """Return a URL that lets anyone read this object for `seconds`."""
         return self._signed("get_object", key, seconds)
 
     def url_to_put(self, key: str, seconds: float) -> Secret:
-        """A URL with which anybody can write this object for so long, any number of times."""
+        """Return a URL that lets anyone write this object for `seconds`, any number of times."""
         return self._signed("put_object", key, seconds)
 
     def _signed(self, operation: str, key: str, seconds: float) -> Secret:
-        asked = {"Bucket": self.address.bucket, "Key": key}
+        request = {"Bucket": self.address.bucket, "Key": key}
         lives_s = int(max(1, min(seconds, MOST_SIGNED_S)))
         try:
-            return Secret(self._client().generate_presigned_url(operation, Params=asked, ExpiresIn=lives_s))
-        except Exception as error:  # noqa: BLE001 - everything that the SDK may raise is told in gpurun's terms
+            return Secret(self._client().generate_presigned_url(operation, Params=request, ExpiresIn=lives_s))
+        except Exception as error:  # noqa: BLE001 - any error of the SDK is translated
             self._tell(error, operation, key)
 
     def _call(self, operation: str, key: str, **asked: Any) -> Any:
-        """One exchange; None for an object that is not there."""
+        """Make one exchange; return None for an object that is missing."""
         is_change = operation.startswith(("put", "upload", "create", "complete"))
         if is_change:
             crashpoint(f"before s3.{operation}")
@@ -193,7 +193,7 @@ class Bucket:
                 if code in SKEWED and is_last:
                     raise skewed(self._ahead_s(response), self.endpoint) from None
                 if code in SKEWED | UNKNOWN_KEY and not is_last:
-                    # The key may have been renewed, or the laptop slept after it had signed.
+                    # The key may have been renewed, or the laptop may have slept after signing.
                     self._session = AwsSession(self._clock)
                     continue
                 self._tell(error, operation, key)
@@ -206,14 +206,14 @@ class Bucket:
             self._tell(error, "get_object", "")
 
     def _ahead_s(self, answer: Any) -> float | None:
-        """How far this machine's clock is ahead of that by which an answer was dated; None where it was not."""
+        """Return how far this machine's clock is ahead of the answer's date; None if it has no date."""
         try:
             return self._clock.wall() - parsedate_to_datetime(_headers(answer).get("date", "")).timestamp()
         except (ValueError, TypeError, OverflowError):
             return None
 
     def _tell(self, error: Exception, operation: str, key: str) -> NoReturn:
-        """Raise what went wrong, in gpurun's terms."""
+        """Raise the translated error."""
         from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
         if isinstance(error, SetupError | BucketLost):
@@ -232,17 +232,17 @@ class Bucket:
             hint = "Run `aws configure` or `aws sso login`, or set AWS_PROFILE; then `gpurun doctor`."
             raise SetupError("auth.aws", f"The AWS SDK finds no usable credentials: {error}.", hint=hint) from None
         if "Invalid" in name or name == "ParamValidationError" or isinstance(error, ValueError):
-            what = f"{self.address} cannot be asked for: {name}."
-            raise SetupError("stage.address", what, hint="See to --stage and AWS_ENDPOINT_URL_S3.") from None
+            what = f"{self.address} is not a valid address: {name}."
+            raise SetupError("stage.address", what, hint="Check --stage and AWS_ENDPOINT_URL_S3.") from None
         raise BucketLost(f"{self.address} gave no answer to {operation}: {name}.") from None
 
     def _client(self) -> Any:
         session = self._session.keyed()
-        with self._lock:  # Making one is not safe for threads; using one is.
+        with self._lock:  # Creating a client is not thread-safe; using one is.
             if self._made is None or self._made_of is not session:
                 from botocore.config import Config  # type: ignore[import-untyped]
 
-                # Checksums only where S3 wants them: not everything that speaks like S3 knows the new ones.
+                # Checksums only if S3 requires them: some compatible services do not know the new ones.
                 connect_s, read_s, tries = self._waits
                 config = Config(
                     connect_timeout=connect_s,
@@ -265,7 +265,7 @@ def _headers(answer: Any) -> dict[str, str]:
 
 
 def _is_archived(answer: Any) -> bool:
-    """Whether an object cannot be read before somebody has it restored: a rule of the bucket may move it so far."""
+    """Return whether an object must be restored before it can be read: a rule of the bucket may archive it."""
     is_away = answer.get("StorageClass") in ("GLACIER", "DEEP_ARCHIVE") or bool(answer.get("ArchiveStatus"))
     return is_away and 'ongoing-request="false"' not in str(answer.get("Restore"))
 

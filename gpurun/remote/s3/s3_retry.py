@@ -1,4 +1,4 @@
-"""Waiting for a bucket that does not answer for a while."""
+"""Waits for a bucket that temporarily does not answer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def patiently(
     raise_if_stopped: Callable[[], None] = lambda: None,
     moved: Callable[[], object] = lambda: None,
 ) -> T:
-    """Do what may be repeated until the bucket answers; the last BucketLost or MachineLost when patience ends.
+    """Repeat a call until the bucket answers; raise the last BucketLost or MachineLost when patience ends.
 
-    `raise_if_stopped` is called before each try; what it raises ends the waiting. A try after which `moved` is another
-    value has come further: patience begins again.
+    `raise_if_stopped` is called before each attempt; its exception ends the wait. An attempt after which `moved` has
+    another value made progress: patience starts again.
     """
     retry, seen = Retry(clock, AGAIN_S, limit_s=patience_s), moved()
 

@@ -1,4 +1,4 @@
-"""Bringing one file to the bucket: read, compressed and sent at the same time, in pieces that a cut does not undo."""
+"""Uploads one file to the bucket: read, compressed and sent at the same time, in pieces that survive interruptions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_errors import BucketLost
 
 PIECE_BYTES = 8 << 20
-"""Every piece but the last one has this size: S3 takes no smaller than 5 MiB, and R2 none that differ."""
+"""The size of every piece except the last: S3 accepts none below 5 MiB, and R2 no different sizes."""
 AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class FileDigests:
-    """A file as it was read here: its sha256, and that of each of its parts."""
+    """A file's sha256, and that of each of its parts, as it was read here."""
 
     sha256: str
     part_bytes: int
@@ -37,7 +37,7 @@ class FileDigests:
 
 
 def digests_of(file: PackedFile, raise_if_stopped: Callable[[], None]) -> FileDigests:
-    """Read a file once; UsageError `pack.changed` when it is not the file of the survey."""
+    """Read a file once, for its digests; UsageError `pack.changed` if it differs from the surveyed file."""
     known: dict[str, str] = {}
     parts = Parts([file], known)
     for index in range(parts.count):
@@ -49,14 +49,14 @@ def digests_of(file: PackedFile, raise_if_stopped: Callable[[], None]) -> FileDi
 def stage_file(
     bucket: Bucket, file: PackedFile, digests: FileDigests, notes: Path, on_sent: Callable[[int], None]
 ) -> Index:
-    """The index of a file that is in the bucket now; what was there already is not sent again.
+    """Return the index of a file that is now in the bucket; existing content is not sent again.
 
-    `notes` is a folder for what must outlive a crash: the next call goes on with the pieces that are there. `on_sent`
-    is told the bytes of each piece that went out, on any thread, and of none while another run sends the same file;
-    what it raises ends the sending.
+    `notes` is a folder for state that must survive a crash: the next call continues with the existing pieces. `on_sent`
+    is called with the bytes of each sent piece, on any thread, and with 0 while another run sends the same file;
+    an exception ends the upload.
     """
     make_private(notes)
-    # Two runs with the same shards: the second finds them there.
+    # If two runs have the same shards, the second finds them there.
     with exclusive(notes / f"{digests.sha256}.lock", meanwhile=lambda: on_sent(0)):
         index = find_staged(bucket, digests.sha256, file.bytes)
         if index is None:
@@ -66,7 +66,7 @@ def stage_file(
 
 
 class _Sending:
-    """One file on its way; `notes` has a line for the upload, one for each piece that is there, and one for the end."""
+    """One file being uploaded; `notes` has a line for the upload, one for each existing piece, and one for the end."""
 
     def __init__(
         self, bucket: Bucket, file: PackedFile, digests: FileDigests, notes: Path, on_sent: Callable[[int], None]
@@ -94,7 +94,7 @@ class _Sending:
         return index
 
     def _send_pieces(self) -> list[int]:
-        """Compress part by part, and send what comes of it in pieces of one size; how long each part is as sent."""
+        """Compress part by part, and send the result in pieces of one size; return how long each part is as sent."""
         sent: list[int] = []
         rest, waiting = bytearray(), set[Future[None]]()
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -116,7 +116,7 @@ class _Sending:
         if tuple(self._parts.digests) != self._digests.parts:
             what = f"{self._file.name} changed while it was being staged."
             raise VerificationFailed(
-                "pack.changed", what, hint="Wait until the file is written whole, then run the command again."
+                "pack.changed", what, hint="Wait until the file is complete, then run the command again."
             )
         if self._upload:
             self._note({"whole": sent})
@@ -124,7 +124,7 @@ class _Sending:
         return sent
 
     def _submit(self, pool: ThreadPoolExecutor, content: bytes, *, is_last: bool = False) -> Future[None]:
-        """Have the next piece sent; a file that is one piece alone needs no upload of pieces."""
+        """Start sending the next piece; a file of a single piece needs no multipart upload."""
         if is_last and not self._upload:
             return pool.submit(self._put_whole, content)
         if not self._upload:
@@ -140,7 +140,7 @@ class _Sending:
         self._on_sent(len(content))
 
     def _put_piece(self, number: int, content: bytes) -> None:
-        """Send a piece, unless it is there as it is now: another zstd may have made another one of it."""
+        """Send a piece, unless the same piece is there: another zstd version may have made a different one."""
         self._on_sent(0)
         sha256 = hashlib.sha256(content).hexdigest()
         there_sha256, tag = self._there.get(number, ("", ""))
@@ -151,7 +151,7 @@ class _Sending:
         self._tags[number] = tag
 
     def _settled(self, waiting: set[Future[None]], most: int) -> set[Future[None]]:
-        """Wait until no more than so many are under way; raise what went wrong with one."""
+        """Wait until at most `most` pieces are under way; raise the error of any piece."""
         while len(waiting) > most:
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for one in done:
@@ -163,16 +163,16 @@ class _Sending:
             notes.write(json.dumps(line) + "\n")
 
     def _recall(self) -> list[int]:
-        """Take up an upload that was cut: those of its pieces that S3 has with the tag that was noted.
+        """Continue an interrupted upload: return the pieces that S3 has with the recorded tag.
 
-        Where all was put together already, and only that was not heard any more: how long each part is as sent.
+        If everything was joined already, and only the answer was lost, return how long each part is as sent.
         """
         lines = self._notes.read_text().splitlines() if self._notes.exists() else []
         noted = [found for line in lines if isinstance(found := _read(line), dict)]
         place = (self._key, self._bucket.address.bucket)
         begun = [one for one in noted if (one.get("key"), one.get("bucket")) == place]
         there: dict[int, str] | None = None
-        with suppress(SetupError):  # Who may not list what is there sends it again.
+        with suppress(SetupError):  # Without permission to list the pieces, they are sent again.
             there = self._bucket.pieces(self._key, str(begun[-1]["upload"])) if begun else None
         if there is None:
             ends = [list(one["whole"]) for one in noted if "whole" in one]
@@ -186,13 +186,13 @@ class _Sending:
         return []
 
     def _is_there(self, sent: list[int]) -> bool:
-        """Whether the object is there, as long as these parts are."""
+        """Return whether the object exists with the total size of these parts."""
         head = self._bucket.head(self._key)
         return len(sent) == self._parts.count and head is not None and head.bytes == sum(sent)
 
 
 def _read(line: str) -> Any:
-    """A line of the notes; None where a crash has cut it."""
+    """Parse a line of the notes; None if a crash has cut it off."""
     try:
         return json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a run has in the bucket, written down here before anything is rented: the run's shipping rests on it."""
+"""Records what a run has in the bucket, before anything is rented: the run's upload relies on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpurun.remote.s3.s3_upload import FileDigests
 
 
 class StagedFile(Frozen):
-    """One file: how it looked here when it was read, the digests that were found then, and where its parts are."""
+    """One file: its state here when it was read, the digests found then, and where its parts are."""
 
     name: str
     seen: tuple[int, ...]
@@ -25,7 +25,7 @@ class StagedFile(Frozen):
     sent: tuple[int, ...]
 
     def is_of(self, file: PackedFile) -> bool:
-        """Whether this is about that file, as it is now."""
+        """Return whether this is about that file in its current state."""
         return (self.name, self.bytes, self.seen) == (file.name, file.bytes, file.seen)
 
 
@@ -38,7 +38,7 @@ class Staged(Frozen):
 
 
 def staged_file(file: PackedFile, digests: FileDigests, index: Index) -> StagedFile:
-    """What is to be remembered of a file that was staged."""
+    """Return the record of a file that was staged."""
     return StagedFile(
         name=file.name,
         seen=file.seen,
@@ -51,7 +51,7 @@ def staged_file(file: PackedFile, digests: FileDigests, index: Index) -> StagedF
 
 
 def read_staged(path: Path) -> Staged | None:
-    """What was written down; None when nothing was."""
+    """Return the record; None if there is none."""
     try:
         return Staged.from_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):

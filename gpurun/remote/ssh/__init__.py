@@ -1,7 +1,7 @@
-"""A machine over SSH: one kept connection, to the one host key that is expected.
+"""A machine over SSH: one kept connection, only to the expected host key.
 
-`ssh_machine` fills in `Machine`, `program` feeds and drains one program, and `connection` reaches the host: with
-`transport`, where paramiko is bent, it alone knows paramiko, which is loaded at the first connect.
+`ssh_machine` implements `Machine`, `program` feeds and drains one program, and `connection` reaches the host: only it
+and `transport`, which adapts paramiko, know paramiko, which is loaded at the first connection.
 """
 
 from gpurun.remote.ssh.host_key import ExpectedKey, HostKeyMismatch, Jump

@@ -1,6 +1,6 @@
-"""One SSH connection to the host whose key is expected; this module and `transport` alone know paramiko.
+"""One SSH connection to the host with the expected key; only this module and `transport` know paramiko.
 
-Whatever the other end sends, every step has an end; how much of it is read and believed is told in `transport`.
+Whatever the other end sends, every step has a time limit; `transport` limits how much of it is read and trusted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHANNEL_S = 60.0
 ROOM_S = 1.0
 ROOM_LOOK_S = 0.02
 KEEPALIVE_S = 15
-# A window as large as the largest reply: the far side never waits for us, however long the way is.
+# A window as large as the largest reply: the remote side never waits for us, however long the round trip.
 WINDOW_BYTES = MOST_REPLY_BYTES
 PACKET_BYTES = 64 << 10
 _CIPHERS = (
@@ -46,17 +46,17 @@ _CIPHERS = (
     "aes256-ctr",
 )
 
-# A connection within so many seconds.
+# Makes a connection within the given seconds.
 Dial = Callable[[float], TimedSocket]
 _MOST_LINES = 6
 _FEWER = (
-    "Its server lets few keys be tried (MaxAuthTries). Name the right one: --identity FILE, or --identity KEY.pub "
+    "Its server allows few keys to be tried (MaxAuthTries). Name the right one: --identity FILE, or --identity KEY.pub "
     "of one of the agent's (`identity` in a cluster's table); `ssh-add -L` lists those."
 )
 _KEYS_ALLOWED = (
-    "gpurun logs in with a key alone: allow that there (PubkeyAuthentication yes in sshd_config), or ask who runs it."
+    "gpurun logs in only with a key: allow that there (PubkeyAuthentication yes in sshd_config), or ask its owner."
 )
-_NO_MORE = "gpurun logs in with a key alone: allow that for this user (AuthenticationMethods in sshd_config)."
+_NO_MORE = "gpurun logs in only with a key: allow that for this user (AuthenticationMethods in sshd_config)."
 
 _KINDS: dict[str, type[paramiko.PKey]] = {
     "ssh-ed25519": paramiko.Ed25519Key,
@@ -64,12 +64,12 @@ _KINDS: dict[str, type[paramiko.PKey]] = {
     **dict.fromkeys((f"ecdsa-sha2-nistp{bits}" for bits in (256, 384, 521)), paramiko.ECDSAKey),
 }
 
-# What it would log are the other end's words, and a logger that nobody set up prints to the terminal.
+# paramiko would log the other end's text, and a logger without a handler prints to the terminal.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class ParamikoConnection:
-    """A login that stands, for any number of threads; closed by its maker."""
+    """An established login, for several threads; its maker closes it."""
 
     def __init__(self, transport: Transport, wire: TimedSocket, where: str) -> None:
         self.where = where
@@ -81,19 +81,19 @@ class ParamikoConnection:
 
     @property
     def alive(self) -> bool:
-        """Whether nobody has ended it so far; a connection that was cut may not know it yet."""
+        """Return whether it has not been closed; a broken connection may not have noticed yet."""
         return self._transport.is_active()
 
     @property
     def heard_mono(self) -> float:
-        """When the last byte came, by the monotonic clock; as long as somebody here is taking it in, that is now."""
+        """Return when the last byte arrived, by the monotonic clock; while a thread here is reading it, that is now."""
         return self._wire.clock.monotonic() if self._transport.is_taking else self._wire.heard_mono
 
     def channel(self, window_bytes: int = WINDOW_BYTES, take: Take | None = None) -> paramiko.Channel | None:
-        """A new channel, for one program; None where there is no room for one beside those that are open.
+        """Return a new channel, for one program; None if there is no room beside the open ones.
 
-        What comes on it is kept until it is asked for, or goes to `take` at once, by the connection's own thread. What
-        it raises is the library's.
+        Its input is kept until it is read, or passed to `take` at once, by the connection's own thread. Raises the
+        errors of the library.
         """
         clock, end_mono = self._wire.clock, self._wire.clock.monotonic() + ROOM_S
         while True:
@@ -105,7 +105,7 @@ class ParamikoConnection:
                 is_answered = self.alive and clock.monotonic() - asked_mono < CHANNEL_S
                 if is_answered and self._has_open():
                     return None
-                # Else the server may be about to notice that the program before this one has ended.
+                # Otherwise the server may just be about to notice that the previous program has ended.
                 if not is_answered or clock.monotonic() >= end_mono:
                     raise
                 clock.sleep(ROOM_LOOK_S)
@@ -117,9 +117,9 @@ class ParamikoConnection:
         return channel
 
     def onward(self, address: Address, limit_s: float) -> paramiko.Channel:
-        """A channel to another host, which this one reaches; what it raises is the library's.
+        """Return a channel to another host through this one; raises the errors of the library.
 
-        It ends where it is silent for long: over it goes a connection that asks for signs of life.
+        It ends if it is silent for long: the connection over it asks for signs of life.
         """
         to = (address.host, address.port)
         channel = self._transport.open_channel(
@@ -129,12 +129,12 @@ class ParamikoConnection:
         return channel
 
     def _has_open(self) -> bool:
-        """Whether a program is open here, as far as the server has not told its end."""
+        """Return whether a program is open here whose end the server has not reported."""
         with self._counting:
             return any(not channel.closed for channel in self._channels)
 
     def close(self) -> None:
-        """End it, with its thread and its socket; harmless when it has ended."""
+        """Close it, with its thread and its socket; harmless if it has ended."""
         _end(self._transport, self._wire)
 
 
@@ -146,10 +146,10 @@ def connect(
     limit_s: float,
     jump: Jump | None = None,
 ) -> ParamikoConnection:
-    """Log in to the host that has the expected key, with what `identities` names and nothing else.
+    """Log in to the host with the expected key, using the keys of `identities` and nothing else.
 
-    MachineLost when it cannot be reached or does not let us in (as yet), HostKeyMismatch when it is another host,
-    SetupError when the key here is of no use.
+    MachineLost if it cannot be reached or does not let us in (yet), HostKeyMismatch if it is another host,
+    SetupError if the key here is unusable.
     """
     with identities(key) as keys:
         transport, wire = _to_expected(address, expected, clock, limit_s, _dialled(address, clock, key, jump))
@@ -167,9 +167,9 @@ def connect(
 def shown_key(
     address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float, key: Path | str | None, jump: Jump | None
 ) -> str | None:
-    """The public line of the host key that is shown for these algorithms, None for none of them.
+    """Return the public line of the host key that is shown for these algorithms, None if it has none of them.
 
-    Nobody logs in there; the host on the way, if there is one, is logged in to with the key.
+    There is no login there; a host on the way, if any, is logged in to with the key.
     """
     greeted = _greet(address, offer, clock, limit_s, _dialled(address, clock, key, jump))
     if greeted is None:
@@ -182,9 +182,9 @@ def shown_key(
 def _to_expected(
     address: Address, expected: ExpectedKey, clock: Clock, limit_s: float, dial: Dial
 ) -> tuple[Transport, TimedSocket]:
-    """An encrypted connection to the expected host, with nothing sent on it yet.
+    """Return an encrypted connection to the expected host, with nothing sent on it yet.
 
-    A host has several keys and shows one of the type that is asked for: a fingerprint alone may need more tries.
+    A host has several keys and shows one of the requested type: with only a fingerprint this may need several tries.
     """
     got = ""
     for offer in expected.offers:
@@ -201,7 +201,7 @@ def _to_expected(
 def _greet(
     address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float, dial: Dial
 ) -> tuple[Transport, TimedSocket, str] | None:
-    """Connect and agree on keys: the connection and the host's public line, or None when it has no such key."""
+    """Connect and agree on keys; return the connection and the host's public line, or None if it has no such key."""
     end = clock.monotonic() + min(CONNECT_S, limit_s)
     wire = dial(min(CONNECT_S, limit_s))
     transport = Transport(wire)
@@ -219,7 +219,7 @@ def _greet(
         if "host key" in str(error):
             return None
         raise _without_common(transport, address, error) from error
-    except Exception as error:  # What a stranger sends can make the protocol's code raise anything.
+    except Exception as error:  # Untrusted input can make the protocol's code raise anything.
         _end(transport, wire)
         raise MachineLost(f"{address.place} answers, but not as an SSH server: {error_words(error)}.") from error
     except BaseException:
@@ -229,7 +229,7 @@ def _greet(
 
 
 def _without_common(transport: Transport, address: Address, error: IncompatiblePeer) -> MachineLost:
-    """Why no connection can be agreed on: both sides' lists, where it is one of these."""
+    """Return why no connection could be agreed on: with both sides' lists, if they have nothing in common."""
     ours = transport.get_security_options()
     lists = {
         "kex": ("key exchange", "kex_algo_list", ours.kex, "KexAlgorithms"),
@@ -240,24 +240,24 @@ def _without_common(transport: Transport, address: Address, error: IncompatibleP
         if word in str(error) and name in transport.offered:
             offered = last_words(", ".join(transport.offered[name]))
             what = f"{address.place} and gpurun have no {kind} in common: it offers {offered}"
-            hint = f"Let its SSH server take one of those that gpurun takes: {option} in sshd_config."
-            return MachineLost(f"{what}; gpurun takes {', '.join(taken)}.", code="ssh.nothing_in_common", hint=hint)
-    return MachineLost(f"{address.place} speaks another SSH: {error_words(error)}.")
+            hint = f"Allow one that gpurun supports in its SSH server: {option} in sshd_config."
+            return MachineLost(f"{what}; gpurun supports {', '.join(taken)}.", code="ssh.nothing_in_common", hint=hint)
+    return MachineLost(f"{address.place} uses an incompatible SSH: {error_words(error)}.")
 
 
 def _dialled(address: Address, clock: Clock, key: Path | str | None, jump: Jump | None) -> Dial:
-    """How to get a connection to an address: straight, or over the host on the way."""
+    """Return how to connect to an address: directly, or over the host on the way."""
     return partial(_dial, address, clock) if jump is None else partial(_through, jump, address, clock, key)
 
 
 def _through(jump: Jump, address: Address, clock: Clock, key: Path | str | None, limit_s: float) -> TimedSocket:
-    """A connection that a host on the way makes for us, as `ssh -J` has it; whichever end goes, all of it goes."""
+    """Return a connection through a host on the way, like `ssh -J`; if either end closes, all of it closes."""
     over = connect(jump.address, key, jump.expected, clock, limit_s)
     try:
         channel = over.onward(address, limit_s)
     except Exception as error:
         over.close()
-        what = f"{jump.address.place} does not lead on to {address.place}: {error_words(error)}."
+        what = f"{jump.address.place} cannot connect to {address.place}: {error_words(error)}."
         raise MachineLost(what) from error
     ours, theirs = socket.socketpair()
 
@@ -281,7 +281,7 @@ def _through(jump: Jump, address: Address, clock: Clock, key: Path | str | None,
 
 
 def _dial(address: Address, clock: Clock, limit_s: float) -> TimedSocket:
-    """The TCP connection; MachineLost says which of the ways it failed."""
+    """Return the TCP connection; MachineLost says how it failed."""
     where = address.place
     try:
         plain = socket.create_connection((address.host, address.port), limit_s)
@@ -293,7 +293,7 @@ def _dial(address: Address, clock: Clock, limit_s: float) -> TimedSocket:
         raise MachineLost(f"{where} cannot be reached: no answer in {limit_s:.0f} s.") from error
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise SetupError("ssh.no_files", "This machine has no file left to open.", hint="ulimit -n") from error
+            raise SetupError("ssh.no_files", "This process cannot open any more files.", hint="ulimit -n") from error
         raise MachineLost(f"{where} cannot be reached: {error_words(error)}.") from error
     plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return _wire(plain, clock)
@@ -306,7 +306,7 @@ def _wire(plain: socket.socket, clock: Clock) -> TimedSocket:
 
 
 def _log_in(transport: Transport, address: Address, keys: Sequence[paramiko.PKey]) -> None:
-    """Show the keys in turn, or none; MachineLost when that is not enough: a machine that boots may come to it yet."""
+    """Offer the keys in turn, or none; MachineLost if that is not enough: a booting machine may accept one later."""
     where = address.place
     refused = ""
     methods = list[str]()
@@ -322,16 +322,18 @@ def _log_in(transport: Transport, address: Address, keys: Sequence[paramiko.PKey
             if not transport.is_active() and tried + 1 < len(keys):
                 raise _too_many_keys(address, tried + 1, len(keys)) from error
             continue
-        except Exception as error:  # As in _greet. A server that lets no more keys be tried may end it in between.
+        except Exception as error:  # As in _greet. A server with a limit on keys may close the connection in between.
             if refused:
                 raise _too_many_keys(address, tried, len(keys)) from error
-            raise MachineLost(f"{where} ended the connection at the login: {error_words(error)}.") from error
+            raise MachineLost(f"{where} closed the connection during the login: {error_words(error)}.") from error
         if transport.is_authenticated():
             return
-        raise MachineLost(f"{where} wants more than a key of {address.user}.", code="ssh.more_than_key", hint=_NO_MORE)
+        raise MachineLost(
+            f"{where} wants more than a key from {address.user}.", code="ssh.more_than_key", hint=_NO_MORE
+        )
     if keys and methods and "publickey" not in methods:
         ways = " or ".join(last_words(method.encode()) for method in methods[:_MOST_LINES])
-        what = f"{where} lets {address.user} in by {ways} alone, and takes no key."
+        what = f"{where} accepts only {ways} for {address.user}, and no key."
         raise MachineLost(what, code="ssh.no_key_taken", hint=_KEYS_ALLOWED)
     hint = f"One of these lines must be in ~/.ssh/authorized_keys of {address.user} there:"
     lines = "".join(f"\n{key.get_name()} {key.get_base64()}" for key in keys[:_MOST_LINES])
@@ -340,17 +342,17 @@ def _log_in(transport: Transport, address: Address, keys: Sequence[paramiko.PKey
 
 
 def _too_many_keys(address: Address, tried: int, count: int) -> MachineLost:
-    """Tell that a server ended the login before each key was shown: the one that it takes may be among the others."""
-    what = f"{address.place} ended the login of {address.user} after {tried} of {count} keys, which it did not take."
+    """Return the error for a server that ended the login before every key was tried: one of the others may be right."""
+    what = f"{address.place} ended the login of {address.user} after {tried} of {count} keys, and accepted none."
     return MachineLost(what, code="ssh.too_many_keys", hint=_FEWER)
 
 
 @contextmanager
 def identities(named: Path | str | None) -> Iterator[list[paramiko.PKey]]:
-    """The keys to show in turn: that of a private key file, with `agent` those of the SSH agent, with None none.
+    """Yield the keys to try in turn: a private key file's, with `agent` those of the SSH agent, with None none.
 
-    A public key's file picks the one of the agent's that it is of. SetupError where the file holds none that can be
-    used; MachineLost where no agent has one, as it may again.
+    A public key's file selects that key of the agent. SetupError if the file holds no usable key;
+    MachineLost if the agent has none, which may change.
     """
     picked = public_part(Path(named)) if named and named != AGENT else None
     if named != AGENT and picked is None:
@@ -359,13 +361,13 @@ def identities(named: Path | str | None) -> Iterator[list[paramiko.PKey]]:
     why = "holds no key, or there is none" if picked is None else f"does not hold the key of {named}, or there is none"
     try:
         agent = paramiko.Agent()
-    except Exception as error:  # noqa: BLE001 - it may say anything, and the library has no error for that
+    except Exception as error:  # noqa: BLE001 - an agent may send anything, and the library has no error for that
         agent, why = None, f"does not answer: {error_words(error)}"
     held: Sequence[paramiko.PKey] = agent.get_keys() if agent is not None else ()
     keys = [key for key in held if picked in (None, key.asbytes())]
     if agent is None or not keys:
         hint = "`ssh-add -l` lists its keys, `ssh-add FILE` gives it one; SSH_AUTH_SOCK says where it is."
-        private = "" if picked is None else " The private key's own file has no .pub at its end."
+        private = "" if picked is None else " Without .pub the name means the private key's file."
         raise MachineLost(f"The SSH agent {why}.", code="ssh.agent", hint=hint + private)
     try:
         yield keys
@@ -374,7 +376,7 @@ def identities(named: Path | str | None) -> Iterator[list[paramiko.PKey]]:
 
 
 def _key_of(path: Path) -> paramiko.PKey:
-    """The private key of a file, with the certificate that lies beside it; the library takes fewer forms than we do."""
+    """Return the private key of a file, with the certificate beside it; the library reads fewer forms than we do."""
     kind, text = private_key(path)
     try:
         key = _KINDS[kind].from_private_key(StringIO(text))
@@ -390,7 +392,7 @@ def _key_of(path: Path) -> paramiko.PKey:
 
 
 def _ask_for_life(transport: Transport) -> None:
-    """A request that every server answers, if only with no; paramiko's own keepalive asks for no answer."""
+    """Send a request that every server answers, if only negatively; paramiko's own keepalive requests no answer."""
     message = paramiko.Message()
     message.add_byte(cMSG_GLOBAL_REQUEST)
     message.add_string("keepalive@openssh.com")
@@ -399,11 +401,11 @@ def _ask_for_life(transport: Transport) -> None:
 
 
 def _end(transport: Transport, wire: TimedSocket) -> None:
-    """Leave no thread and no descriptor behind: the reader is woken before its socket is closed."""
+    """Leave no thread and no descriptor behind: wake the reader before its socket is closed."""
     with suppress(OSError):
         wire.shutdown(socket.SHUT_RDWR)
     transport.close()
-    transport.packetizer.complete_handshake()  # Else its timer would outlive it.
+    transport.packetizer.complete_handshake()  # Otherwise its timer would survive.
     if transport.is_alive():
         transport.join(1.0)
     wire.close()

@@ -1,6 +1,6 @@
 """One machine as an entry of OpenSSH's configuration: the address, the key, the pinned host key, and nothing else.
 
-What stands in a line comes from a provider, a plan or a table: a value that ssh could read as more is refused.
+The values come from a provider, a plan or a table: a value that ssh could interpret is refused.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NOTHING_ELSE = (
     "ServerAliveInterval=15",
     "ServerAliveCountMax=4",
 )
-"""What every ssh of gpurun's is told, so that nothing of the user's own configuration comes along."""
-# The first value that ssh reads counts: so nothing of a `Host *` of the user's own does.
+"""Options for every ssh of gpurun, so that nothing of the user's own configuration applies."""
+# ssh uses the first value that it reads: so a `Host *` of the user's own has no effect.
 _OF_AN_ENTRY = (
     "StrictHostKeyChecking=yes",
     *NOTHING_ELSE,
@@ -47,9 +47,9 @@ _PATH = re.compile(r"""/[^\x00-\x1f\x7f"\\$*?\[]*""")
 
 @dataclass(frozen=True)
 class HostEntry:
-    """`Host ALIAS`: where it leads, the key that logs in (a file, or the user's agent), and the host key to expect.
+    """`Host ALIAS`: its address, the login key (a file, or the user's agent), and the expected host key.
 
-    `jump` is the host on the way, which has an entry of its own.
+    `jump` is the host on the way, which has its own entry.
     """
 
     alias: str
@@ -86,25 +86,27 @@ class HostEntry:
         return own + (self.jump.config(known_hosts) if self.jump else "")
 
     def known(self) -> str:
-        """Return the lines that a file of known hosts has for it."""
+        """Return its lines for a known-hosts file."""
         return f"{self.alias} {self.host_key}\n" + (self.jump.known() if self.jump else "")
 
 
 def include_line(config: Path) -> str:
-    """Return the line that has ssh read a file of entries; some versions of ssh take a % in it for more than one."""
+    """Return the line that makes ssh read a file of entries; some versions of ssh expand a % in it."""
     if "%" in str(config):
         raise _unwritable(str(config))
     return f"Include {quoted(str(config))}"
 
 
 def quoted(path: str) -> str:
-    """Return a path as ssh reads it back; SetupError for one that no quoting saves."""
+    """Return a path quoted for ssh; SetupError for one that cannot be quoted."""
     if not _PATH.fullmatch(path):
         raise _unwritable(path)
     return f'"{path.replace("%", "%%")}"'
 
 
 def _unwritable(value: str) -> SetupError:
-    what = f"{value[:200]!r} cannot stand in a configuration of OpenSSH's."
-    hint = "A name, a key or a path there has no quote, %, $, backslash, wildcard or line break: use another --home."
+    what = f"{value[:200]!r} cannot be written into an OpenSSH configuration."
+    hint = (
+        "Names, keys and paths must not contain a quote, %, $, backslash, wildcard or line break: use another --home."
+    )
     return SetupError("ssh.unwritable", what, hint=hint)

@@ -1,4 +1,4 @@
-"""The one host key that is expected, and what happens when another one is shown."""
+"""The one expected host key, and the error if another one is shown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpurun.core.records import Address
 from gpurun.remote.interface import MachineLost
 from gpurun.remote.key_pairs import fingerprint
 
-# Which signature algorithms a key type can be shown with, the type that is preferred first.
+# The signature algorithms for each key type, the preferred type first.
 ALGORITHMS = {
     "ssh-ed25519": ("ssh-ed25519",),
     "ecdsa-sha2-nistp256": ("ecdsa-sha2-nistp256",),
@@ -20,17 +20,18 @@ ALGORITHMS = {
 
 
 class HostKeyMismatch(MachineLost):
-    """The machine at an address shows another host key than the one expected. Nothing was sent to it.
+    """The machine at an address shows another host key than the expected one. Nothing was sent to it.
 
-    The expected one may live on: perhaps only the way from here leads elsewhere, as behind a firewall that answers SSH.
+    The expected machine may still live: the connection from here may lead elsewhere, as behind a firewall that answers
+    SSH.
     """
 
     def __init__(self, where: str, expected: str, got: str) -> None:
         super().__init__(
-            f"{where} shows the host key {got}, and {expected} is expected. Nothing was sent there.",
+            f"{where} shows the host key {got}, but {expected} is expected. Nothing was sent there.",
             code="ssh.host_key_mismatch",
-            hint="Another machine answers at this address, or somebody is in between: do not log in there by hand. "
-            "If it is a box of yours that was set up again, give its new key with --host-key.",
+            hint="Another machine answers at this address, or somebody intercepts it: do not log in there by hand. "
+            "If it is your own box and was reinstalled, give its new key with --host-key.",
         )
         self.expected = expected
         self.got = got
@@ -38,14 +39,14 @@ class HostKeyMismatch(MachineLost):
 
 @dataclass(frozen=True)
 class ExpectedKey:
-    """A host key's fingerprint, and its type where that is known: only a key of that type is then asked for."""
+    """A host key's fingerprint, and its type if known: then only a key of that type is requested."""
 
     fingerprint: str
     kind: str | None
 
     @classmethod
     def of(cls, text: str) -> ExpectedKey:
-        """Read a public line or a fingerprint; anything else is a UsageError."""
+        """Parse a public line or a fingerprint; UsageError for anything else."""
         digest = fingerprint(text)
         kind = text.split()[0] if len(text.split()) > 1 else None
         if kind is not None and kind not in ALGORITHMS:
@@ -55,13 +56,13 @@ class ExpectedKey:
 
     @property
     def offers(self) -> tuple[tuple[str, ...], ...]:
-        """What to ask a host for, one set after the other: each of them can only be answered with one key."""
+        """Return what to request from a host, one set after another: each can only be answered with one key."""
         return (ALGORITHMS[self.kind],) if self.kind else tuple(ALGORITHMS.values())
 
 
 @dataclass(frozen=True)
 class Jump:
-    """A host on the way to another one (a bastion): it lets us in with the same key, and must show this host key."""
+    """A host on the way to another one (a bastion): it accepts the same login key, and must show this host key."""
 
     address: Address
     expected: ExpectedKey

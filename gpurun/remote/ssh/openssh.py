@@ -1,9 +1,9 @@
-"""A machine by the user's own `ssh`: what an entry of ~/.ssh/config names, with its proxy, its keys and its questions.
+"""A machine reached by the user's own `ssh`: an entry of ~/.ssh/config, with its proxy, its keys and its prompts.
 
-One master connection is opened, where a person can answer what the login asks for, and every program runs over it. It
-is kept for KEPT_S after its last use. From the entry come name, port, user, proxy and key alone, as `ssh -G` resolves
-them; ssh then reads no configuration, so that no agent, port or variable goes there, and no command runs here or there
-that the entry names. The host key is pinned as everywhere: it is in a file of our own, and no other is taken.
+One master connection is opened, when a person can answer the login's questions, and every program runs over it. It is
+kept for KEPT_S after its last use. Only name, port, user, proxy and key are taken from the entry, as `ssh -G` resolves
+them; ssh then reads no configuration, so that no agent, port or variable is forwarded, and no command of the entry runs
+here or there. The host key is pinned as everywhere: it is in our own file, and no other is accepted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TAKEN = (
 )
 _NAMES_A_PLACE = ("hostname", "user", "port", "proxycommand", "proxyjump", "identityfile", "certificatefile")
 _PASSED_ON = ("SSH_AUTH_SOCK", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "SSH_SK_PROVIDER", "DISPLAY", "KRB5CCNAME", "TERM")
-# $1 the public line. As in `program`, no backslash, exclamation mark or line break: the login's shell may be any.
+# $1 the public line. As in `program`, without backslash, exclamation mark or line break: the login shell may be any.
 _INSTALL = (
     'umask 077; cd && mkdir -p .ssh && f=.ssh/authorized_keys && touch "$f" && '
     'if [ -n "$(tail -c 1 "$f")" ]; then echo >> "$f"; fi && '
@@ -63,7 +63,7 @@ _ASKS_FOR_MORE = "Permission denied"
 
 @dataclass(frozen=True)
 class Entry:
-    """What a name stands for in ~/.ssh/config: the address, and the options of ssh by which it is reached."""
+    """The meaning of a name in ~/.ssh/config: the address, and ssh's options to reach it."""
 
     name: str
     address: Address
@@ -72,12 +72,12 @@ class Entry:
 
 
 def read_entry(name: str, identity: str = "") -> Entry | None:
-    """Return what `ssh -G` resolves a name to, None where no entry names a place by it; `identity` is the only key.
+    """Return what `ssh -G` resolves a name to, None if no entry defines it; `identity` is the only key.
 
-    UsageError for what no name can be, SetupError where there is no ssh.
+    UsageError for an invalid name, SetupError if there is no ssh.
     """
     if not NAME.fullmatch(name):
-        hint = "A name has letters, digits, dots, _ and -, and begins with none of the last two."
+        hint = "A name may have letters, digits, dots, _ and -, but must not begin with _ or -."
         raise UsageError("host.malformed", f"{name!r} cannot be the name of an entry in ~/.ssh/config.", hint=hint)
     found, plain = _resolved(name), _resolved(name, "-F", "none")
     if all(found.get(key) == plain.get(key) for key in _NAMES_A_PLACE):
@@ -102,11 +102,11 @@ def _to(address: Address, proxy: str) -> tuple[str, ...]:
 
 
 def _resolved(name: str, *more: str) -> Mapping[str, tuple[str, ...]]:
-    """Return every option that ssh would use for a name, in small letters, with its values."""
+    """Return every option that ssh would use for a name, in lower case, with its values."""
     done = _ssh("-G", *more, "--", name, limit_s=CONNECT_S)
     if done.returncode:
         what = f"`ssh -G {name}` fails: {last_words(done.stderr)}."
-        raise SetupError("ssh.config", what, hint="Mend ~/.ssh/config: that command says when it is right.")
+        raise SetupError("ssh.config", what, hint="Fix ~/.ssh/config, then check it with that command.")
     found = dict[str, tuple[str, ...]]()
     for line in done.stdout.decode("utf-8", "replace").splitlines():
         key, _, value = line.partition(" ")
@@ -115,7 +115,7 @@ def _resolved(name: str, *more: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def _proxy(name: str, found: Mapping[str, tuple[str, ...]]) -> str:
-    """Return the command that an entry is reached by, its jumps as such a command too; empty without one."""
+    """Return the proxy command of an entry, with jumps converted to one; "" if there is none."""
     (command,), (jumps,) = found.get("proxycommand", ("none",)), found.get("proxyjump", ("none",))
     if command != "none" or jumps == "none":
         return "" if command == "none" else command
@@ -130,7 +130,7 @@ def _proxy(name: str, found: Mapping[str, tuple[str, ...]]) -> str:
 
 
 def scan_entry(entry: Entry, *, asks: bool) -> str:
-    """Return the public line of the host key that is shown behind an entry; nobody logs in there."""
+    """Return the public line of the host key shown behind an entry; there is no login there."""
     with tempfile.TemporaryDirectory(prefix="gpurun-") as folder:
         shown = Path(folder) / "known_hosts"
         looks = (
@@ -151,7 +151,7 @@ def scan_entry(entry: Entry, *, asks: bool) -> str:
 def install_key(address: Address, host_key: str, public_line: str) -> None:
     """Let ssh ask for a password in the terminal, and add a public key to the login's authorized_keys.
 
-    The password is typed to ssh and seen by nobody else. MachineLost where that was not done.
+    The password is typed to ssh and not seen by gpurun. MachineLost if that failed.
     """
     entry = Entry(address.host, address, _to(address, ""), is_by_proxy=False)
     with tempfile.TemporaryDirectory(prefix="gpurun-") as folder:
@@ -163,15 +163,15 @@ def install_key(address: Address, host_key: str, public_line: str) -> None:
         done = _ssh(*words, limit_s=ASKED_S, asks=True, tells=True)
     if done.returncode:
         what = f"No key was installed for {address.user} at {address.place}: {_why(done.stderr)}."
-        hint = "Without a password that it takes, add the key by the platform's page."
+        hint = "If there is no password for it, add the key on the platform's web page."
         raise MachineLost(what, code="ssh.not_installed", hint=hint)
 
 
 class OpensshMachine(RemoteMachine):
-    """See `RemoteMachine`; the way there is the master connection to an entry, which is opened where there is none.
+    """See `RemoteMachine`; the connection is the master connection to an entry, which is opened if there is none.
 
-    `asks`: a person is at the terminal, and is asked by ssh for what the login wants. Without one a login that wants
-    more than a key is a MachineLost that says how the connection is opened again.
+    `asks`: a person is at the terminal, and ssh asks them what the login requires. Otherwise a login that requires
+    more than a key is a MachineLost that says how to open the connection again.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class OpensshMachine(RemoteMachine):
         self._where = name
 
     def answers(self, limit_s: float) -> bool:
-        """See `Answers.answers`; over the master, which notices in a minute that it was cut."""
+        """See `Answers.answers`; over the master, which notices within a minute that it was cut off."""
         with suppress(MachineLost):
             return self.call(["true"], timeout_s=limit_s).exit_code == 0
         return False
@@ -202,7 +202,7 @@ class OpensshMachine(RemoteMachine):
 
 
 class Master:
-    """The one connection to an entry; it belongs to nobody who uses it, and outlives them by KEPT_S."""
+    """The only connection to an entry; it does not belong to its users, and outlives them by KEPT_S."""
 
     def __init__(self, name: str, identity: str, host_key: str, *, asks: bool) -> None:
         self.name, self.asks = name, asks
@@ -213,14 +213,14 @@ class Master:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes programs."""
+        """Return whether it accepts programs."""
         return self._socket.exists() and _ssh(*self.argv("-O", "check"), limit_s=CONNECT_S).returncode == 0
 
     def open(self, limit_s: float) -> None:
-        """Log in where that was not done, and leave the connection in the background.
+        """Log in if necessary, and leave the connection in the background.
 
-        HostKeyMismatch where another host answers, MachineLost where it cannot be reached, or wants what nobody here
-        can answer.
+        HostKeyMismatch if another host answers, MachineLost if it cannot be reached, or requires an answer that no
+        person here can give.
         """
         _make_own(self._folder)
         with exclusive(self._folder / f"{self._socket.name}.lock"):
@@ -229,8 +229,8 @@ class Master:
             self._socket.unlink(missing_ok=True)
             entry = read_entry(self.name, self._identity)
             if entry is None:
-                hint = "Write it again, or begin the run anew by user@host."
-                raise MachineLost(f"~/.ssh/config has no entry {self.name} any more.", code="ssh.no_entry", hint=hint)
+                hint = "Restore the entry, or start the run again with user@host."
+                raise MachineLost(f"~/.ssh/config no longer has an entry {self.name}.", code="ssh.no_entry", hint=hint)
             self._known.write_text(f"{self.name} {self._host_key}\n", encoding="ascii")
             master = ("-M", "-N", "-f", "-S", str(self._socket), "-o", f"ControlPersist={KEPT_S}")
             strict = ("-o", "StrictHostKeyChecking=yes", "-o", f"BatchMode={_yes(not self.asks)}", *master)
@@ -241,13 +241,13 @@ class Master:
                 raise self._refusal(entry, done.stderr)
 
     def argv(self, *words: str, command: str = "") -> list[str]:
-        """Return ssh's words for something that the master does; it never goes there by itself."""
+        """Return ssh's words for an action of the master; it never connects by itself."""
         alone = ("-F", "none", "-S", str(self._socket), "-o", "ControlMaster=no", "-o", "BatchMode=yes")
         last = ["--", self.name, *([command] if command else [])]
         return [*alone, "-o", "ProxyCommand=false", "-T", *words, *last]
 
     def close(self) -> None:
-        """End it for everybody; harmless where there is none."""
+        """Close it for all users; harmless if there is none."""
         if self._socket.exists():
             _ssh(*self.argv("-O", "exit"), limit_s=CONNECT_S)
         self._known.unlink(missing_ok=True)
@@ -258,16 +258,16 @@ class Master:
         if _SHOWS_ANOTHER in words:
             return HostKeyMismatch(where, fingerprint(self._host_key), "another one")
         if _ASKS_FOR_MORE in words and not self.asks:
-            what = f"The connection to {where} has ended, and its login wants more than a key: {words}."
-            hint = "Type `gpurun resume` at a terminal: ssh asks there, and the run goes on over that connection."
+            what = f"The connection to {where} has ended, and its login requires more than a key: {words}."
+            hint = "Type `gpurun resume` at a terminal: ssh asks there, and the run continues over that connection."
             return MachineLost(what, code=NEEDS_PERSON, hint=hint)
         what = f"`ssh {self.name}` does not log in as {entry.address.user}: {words}."
-        hint = f"It is your own ssh that says so: `ssh {self.name} true` must end well."
+        hint = f"Your own ssh reported this: `ssh {self.name} true` must succeed."
         return MachineLost(what, code="ssh.not_let_in", hint=hint)
 
 
 class MasterConnection:
-    """The master as a connection of `RemoteMachine`'s; the master lives on when it is closed."""
+    """The master as a connection for `RemoteMachine`; the master stays open when it is closed."""
 
     def __init__(self, master: Master, clock: Clock) -> None:
         self.where = master.name
@@ -279,25 +279,25 @@ class MasterConnection:
 
     @property
     def alive(self) -> bool:
-        """Whether it was not closed here; a master that has ended is noticed by its next program."""
+        """Return whether it was not closed here; the next program notices if the master has ended."""
         return not self._is_closed
 
     @property
     def heard_mono(self) -> float:
-        """When the other end was last heard: the master asks it for signs of life, and ends where there are none."""
+        """Return when the other end last answered: the master asks for signs of life, and ends if there are none."""
         return self._clock.monotonic()
 
     def channel(self, window_bytes: int = 0, take: Take | None = None) -> ProcessChannel:
-        """A channel for one program; what comes on it is kept in a pipe until it is asked for."""
+        """Return a channel for one program; its output is kept in a pipe until it is read."""
         return ProcessChannel(self._master)
 
     def close(self) -> None:
-        """Use it no more."""
+        """Stop using it."""
         self._is_closed = True
 
 
 class ProcessChannel:
-    """One program over the master: an ssh of its own, which is fed and drained by pipes."""
+    """One program over the master: a separate ssh process, fed and drained by pipes."""
 
     def __init__(self, master: Master) -> None:
         self.status_event, self.exit_status, self.eof_received = threading.Event(), -1, False
@@ -307,11 +307,11 @@ class ProcessChannel:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more can come."""
+        """Return whether nothing more can arrive."""
         return self.status_event.is_set()
 
     def exec_command(self, command: str) -> None:
-        """Begin the program, by the login's shell."""
+        """Start the program, by the login shell."""
         process = self._process = subprocess.Popen(
             [_program(), "-o", "LogLevel=ERROR", *self._master.argv(command=command)],
             env=_environment(),
@@ -325,28 +325,28 @@ class ProcessChannel:
         threading.Thread(target=self._wait, args=(process,), daemon=True).start()
 
     def recv(self, size: int) -> bytes:
-        """Return what has come on standard output, nothing at its end."""
+        """Return standard output that has arrived, b"" at its end."""
         block = self._read("stdout", size)
         self.eof_received |= not block
         return block
 
     def recv_stderr(self, size: int) -> bytes:
-        """Return what has come on standard error, nothing at its end."""
+        """Return standard error that has arrived, b"" at its end."""
         return self._read("stderr", size)
 
     def send(self, data: bytes) -> int:
-        """Send what fits; OSError where the program takes nothing more."""
+        """Send what fits; OSError if the program accepts nothing more."""
         assert self._process is not None
         assert self._process.stdin is not None
         return self._process.stdin.write(data) or 0
 
     def shutdown_write(self) -> None:
-        """Tell the program the end of its input."""
+        """Signal the end of its input to the program."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
     def close(self) -> None:
-        """Take nothing more of what it says."""
+        """Stop reading its output."""
         if self._process is not None:
             self._process.kill()
 
@@ -356,14 +356,14 @@ class ProcessChannel:
         return bytes(stream.read(size) or b"")
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        """Take the exit code; 255 is ssh's own too, where the master has ended."""
+        """Store the exit code; 255 is also ssh's own, if the master has ended."""
         code = process.wait()
         self.exit_status = -1 if code < 0 or (code == 255 and not self._master.is_open) else code
         self.status_event.set()
 
 
 def _options(entry: Entry, known_hosts: Path) -> list[str]:
-    """Return ssh's words for an entry: its own, nothing else, and one file of host keys."""
+    """Return ssh's options for an entry: its own, nothing else, and one file of host keys."""
     options = [
         *entry.options,
         *NOTHING_ELSE,
@@ -376,9 +376,9 @@ def _options(entry: Entry, known_hosts: Path) -> list[str]:
 
 
 def _ssh(*words: str, limit_s: float, asks: bool = False, tells: bool = False) -> subprocess.CompletedProcess[bytes]:
-    """Run the system's ssh to its end; it may ask at the terminal where it `asks`, and speak there where it `tells`."""
+    """Run the system's ssh to its end; with `asks` it may ask at the terminal, with `tells` it may print there."""
     argv = [_program(), "-o", f"LogLevel={'INFO' if tells else 'ERROR'}", *words]
-    # A master in the background may keep a pipe open; a person reads what a login says before it asks.
+    # A master in the background may keep a pipe open; a person must read the login's text before its prompt.
     with tempfile.TemporaryFile() as errors:
         try:
             done = subprocess.run(
@@ -398,18 +398,18 @@ def _ssh(*words: str, limit_s: float, asks: bool = False, tells: bool = False) -
 
 
 def _program() -> str:
-    """Return the system's ssh; a SetupError where there is none."""
+    """Return the system's ssh; SetupError if there is none."""
     program = shutil.which("ssh")
     if program is None:
         hint = "Install OpenSSH's client (openssh-client), or name the box as user@host: gpurun then logs in itself."
         raise SetupError(
-            "ssh.no_openssh", "An entry of ~/.ssh/config is reached by `ssh`, which is not here.", hint=hint
+            "ssh.no_openssh", "Reaching an entry of ~/.ssh/config needs `ssh`, which is not installed here.", hint=hint
         )
     return program
 
 
 def _environment() -> dict[str, str]:
-    """Return what an ssh may know: where the agent is, and how it asks."""
+    """Return the environment for an ssh: where the agent is, and how it asks."""
     return child_environment({name: os.environ[name] for name in _PASSED_ON if name in os.environ})
 
 
@@ -418,7 +418,7 @@ def _why(stderr: bytes) -> str:
 
 
 def _quoted(value: str) -> str:
-    """Return a value of an option in which ssh finds neither a space nor one of its tokens."""
+    """Return an option's value quoted so that ssh finds neither a space nor one of its tokens."""
     return f'"{value.replace("%", "%%")}"'
 
 
@@ -427,7 +427,7 @@ def _yes(value: bool) -> str:
 
 
 def _make_own(folder: Path) -> None:
-    """Make a folder that is this user's alone; SetupError where somebody else was faster."""
+    """Make a folder that belongs to this user alone; SetupError if it belongs to another user."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     facts = folder.lstat()

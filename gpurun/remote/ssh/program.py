@@ -1,10 +1,10 @@
 """One program over a connection: fed and drained at the same time, and watched by a thread that never writes itself.
 
-A write to a connection that has stalled blocks for ever; so the caller's thread only waits, and may close everything.
+A write to a stalled connection blocks forever; so the caller's thread only waits, and may close everything.
 
-The command lines are constant programs of one line, with everything that varies as an argument. The login's shell may
-be any (sh, fish, csh), so it is only asked to become `sh`; none of these programs has a backslash, an exclamation mark
-or a line break, which those shells read differently between quotes.
+The command lines are constant one-line programs, with everything variable as an argument. The login shell may
+be any (sh, fish, csh), so it only has to start `sh`; none of these programs has a backslash, an exclamation mark
+or a line break, which those shells interpret differently between quotes.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from gpurun.remote.interface import MOST_REPLY_BYTES, MachineLost, Reply, Take
 TICK_S = 0.1
 DRAIN_S = 5.0
 _PIECE_BYTES = 32 << 10
-# What is streamed is taken as it comes: this carries 80 MB/s over 100 ms, and there are several lanes.
+# Streamed output is processed as it arrives: this carries 80 MB/s over 100 ms, and there are several lanes.
 STREAM_WINDOW_BYTES = 8 << 20
 _BLOCK_BYTES = 256 << 10
-# What a login may say before the program does.
+# The limit for a login's output before the program's.
 _MOST_NOISE_BYTES = 1 << 20
 _NOISE_BLOCK_BYTES = 16 << 10
 
-# $1 the mark, $2 the folder, then the program. The mark says that all output from here on is the program's own, and
-# which process group it is; the shell stays, so that a program that a signal ended has an exit code too (128 + it).
+# $1 the mark, $2 the folder, then the program. The mark shows that all further output is the program's own, and
+# names its process group; the shell stays, so that a program ended by a signal also has an exit code (128 + signal).
 _RUN = '(umask 077; mkdir -p -- "$2") && cd -- "$2" && echo "$1 $$" && shift 2 && "$@"; exit'
 
-# $1 the file, $2 its length. It is written beside its place and made durable before it takes that place.
+# $1 the file, $2 its length. The new content is written beside the file and made durable before it replaces it.
 _PUT = (
     "LC_ALL=C; export LC_ALL; umask 077; part=$1.$$.part; "
     'if [ -d "$1" ]; then echo "$1 is a folder" >&2; exit 1; fi; '
@@ -43,12 +43,12 @@ _PUT = (
     'code=$?; rm -f -- "$part"; exit "$code"'
 )
 
-# $1 the process group. Where a server makes none (dropbear) it is the shell, and the program its child.
+# $1 the process group. If the server makes none (dropbear), $1 is the shell, and the program is its child.
 _KILL = 'kill -s KILL -- "-$1" || kill -s KILL $(cat "/proc/$1/task/$1/children") "$1"'
 
 
 class Channel(Protocol):
-    """One program's way there and back, as paramiko has it."""
+    """One program's input and output, with paramiko's interface."""
 
     @property
     def status_event(self) -> threading.Event: ...
@@ -73,7 +73,7 @@ class Channel(Protocol):
 
 
 class Connection(Protocol):
-    """A login that stands: `connection` has it by paramiko, `openssh` by the system's own ssh."""
+    """An established login: by paramiko in `connection`, by the system's own ssh in `openssh`."""
 
     where: str
     round_trip_s: float
@@ -90,29 +90,29 @@ class Connection(Protocol):
 
 
 class NoRoom(MachineLost):
-    """The connection stands, and takes no more programs beside those that it has; this one was never begun."""
+    """The connection stands, but accepts no further program; this one was never started."""
 
 
 def _new_mark() -> str:
-    """What a program's own output begins with; nobody over there can have known it."""
+    """Return an unpredictable mark that a program's own output begins with."""
     return f"gpurun-{secrets.token_hex(8)}"
 
 
 def put_argv(path: str, size_bytes: int) -> list[str]:
-    """The program that replaces a file by what it is fed, if that is of the size told."""
+    """Return the program that replaces a file by its input, if that has the given size."""
     return ["sh", "-c", _PUT, "gpurun", path, str(size_bytes)]
 
 
 def kill_argv(group: int) -> list[str]:
-    """The program that ends a process group: a program that was run and all that it started and did not detach."""
+    """Return the program that kills a process group: a program and everything that it started and did not detach."""
     return ["sh", "-c", _KILL, "gpurun", str(group)]
 
 
 class RemoteProgram:
-    """A program in a folder, which is made private where it is missing; begun at once.
+    """A program in a folder, which is created private if missing; started at once.
 
-    What it says counts from its mark on (`MARK GROUP`), and before that it is fed nothing. `group` is its process group
-    over there, None until it has begun.
+    Its output counts from its mark on (`MARK GROUP`), and before that it gets no input. `group` is its process group
+    there, None until it has started.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class RemoteProgram:
         self._sink = sink
         self._channel: Channel | None = None
         mark = _new_mark()
-        # `exec` keeps the process that the server leads a session with, so that its group is the program's.
+        # `exec` keeps the process that leads the server's session, so that its group is the program's.
         line = "exec " + shlex.join(["sh", "-c", _RUN, "gpurun", mark, folder, *argv])
         self._mark = re.compile(mark.encode("ascii") + rb" (\d{1,19})\n")
         self._noise = bytearray()
@@ -136,13 +136,13 @@ class RemoteProgram:
         self._stderr = bytearray()
         self._error: BaseException | None = None
         self._begun, self._ended = threading.Event(), threading.Event()
-        self._is_fed = stdin is not None  # Else its input ends at once: a shell in its place must not wait for one.
+        self._is_fed = stdin is not None  # Otherwise its input ends at once: a shell must not wait for it.
         self._feeder = _thread(self._run, line, iter(stdin or ()))
 
     def wait(self, still: Callable[[], None]) -> Reply | None:
-        """Wait for its end: what it left behind, or None when not all of that has come.
+        """Wait for its end; return its result, or None if not all of it has arrived.
 
-        `still` is called several times a second and ends the waiting by raising; so does an error of the source.
+        `still` is called several times a second and may end the wait by an exception; so does an error of the source.
         """
         while not self._ended.wait(TICK_S):
             still()
@@ -153,42 +153,42 @@ class RemoteProgram:
         return self._reply()
 
     def exit_code(self, within_s: float) -> int | None:
-        """Wait until it has ended: its exit code, negative where the machine told none; None when it has not ended."""
+        """Wait until it has ended: return its exit code, negative if none was reported; None if it still runs."""
         if self._begun.wait(within_s) and self._channel is not None and self._channel.status_event.wait(within_s):
             return self._channel.exit_status
         return None
 
     def close(self) -> None:
-        """Take nothing more of what it says; the server is told so, which may take for ever, by another thread."""
+        """Stop reading its output; another thread informs the server, because that may take forever."""
         _thread(self._close)
 
     def _close(self) -> None:
         if self._channel is not None:
-            with suppress(Exception):  # The connection has ended: then the channel has, too.
+            with suppress(Exception):  # If the connection has ended, so has the channel.
                 self._channel.close()
 
     @property
     def said_instead(self) -> str:
-        """What was said in the place of its mark, on both outputs."""
+        """Return what was printed instead of its mark, on both outputs."""
         words, noise = last_words(bytes(self._stderr)), last_words(bytes(self._noise))
         return "; on standard output: ".join(filter(None, (words, noise))) or "it said nothing"
 
     def _run(self, line: str, chunks: Iterator[bytes]) -> None:
-        """Ask for the program and, once it has begun, feed it."""
+        """Request the program and, once it has started, feed it."""
         try:
             if self._sink is None:
                 channel = self._connection.channel()
             else:
                 channel = self._connection.channel(STREAM_WINDOW_BYTES, self._take)
             if channel is None:
-                self._fail(NoRoom(f"{self._connection.where} runs no more programs at once over one connection."))
+                self._fail(NoRoom(f"{self._connection.where} runs no more programs in parallel over one connection."))
                 return
             self._channel = channel
             stderr = _thread(self._drain, channel.recv_stderr, self._stderr)
             _thread(self._watch, channel, stderr)
             channel.exec_command(line)
-        except Exception as error:  # noqa: BLE001 - refused or cut off: the library has many words for it
-            self._fail(MachineLost(f"{self._connection.where} starts no program: {error_words(error)}."))
+        except Exception as error:  # noqa: BLE001 - refused or cut off: the library has many errors for it
+            self._fail(MachineLost(f"{self._connection.where} could not start a program: {error_words(error)}."))
             return
         if not self._is_fed or (self._begun.wait() and self.group is not None):
             self._feed(channel, chunks)
@@ -196,7 +196,7 @@ class RemoteProgram:
     def _feed(self, channel: Channel, chunks: Iterator[bytes]) -> None:
         """Send the input and its end.
 
-        When the source fails its end is not sent: the program must be dead before it sees the end of half an input.
+        If the source fails, the end is not sent: the program must be dead before it sees the end of incomplete input.
         """
         while True:
             try:
@@ -209,16 +209,16 @@ class RemoteProgram:
                     channel.shutdown_write()
                     return
                 self._send(channel, memoryview(chunk))
-            except Exception:  # noqa: BLE001 - it ended early or was cut off; its answer, or the lack of one, says which
+            except Exception:  # noqa: BLE001 - it ended early or was cut off; its result shows which
                 return
 
     def _send(self, channel: Channel, rest: memoryview) -> None:
-        """Send a chunk as fast as it is taken; OSError when nobody takes it any more."""
+        """Send a chunk as fast as it is accepted; OSError if the program accepts no more."""
         while rest:
             rest = rest[channel.send(bytes(rest[:_PIECE_BYTES])) :]
 
     def _watch(self, channel: Channel, stderr: threading.Thread) -> None:
-        """Find the mark, drain what follows, and tell when both outputs are at their end and the exit code has come."""
+        """Find the mark, read what follows, and report when both outputs have ended and the exit code has arrived."""
         while self.group is None and self._error is None and (block := self._heard(channel.recv, _NOISE_BLOCK_BYTES)):
             self._take(block)
         self._drain(channel.recv, self._stdout)
@@ -228,7 +228,7 @@ class RemoteProgram:
         self._ended.set()
 
     def _take(self, block: bytes) -> None:
-        """Take what has come next, up to an error: what is streamed is handed over by the connection's own thread."""
+        """Add the next block, up to an error: the connection's own thread passes streamed output on."""
         if self._error is None and self.group is None:
             self._keep(self._noise, block, _MOST_NOISE_BYTES)
             self._look_for_mark()
@@ -246,9 +246,10 @@ class RemoteProgram:
             self._keep(into, block, MOST_REPLY_BYTES)
 
     def _heard(self, receive: Callable[[int], bytes], most_bytes: int) -> bytes:
-        """What has come, none at the end.
+        """Return what has arrived, b"" at the end.
 
-        The library answers what it has taken with a wider window: a line that is cut just then makes that raise.
+        The library acknowledges what it has read with a wider window: a connection that breaks just then makes that
+        raise.
         """
         try:
             return receive(most_bytes)

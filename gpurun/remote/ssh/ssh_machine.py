@@ -1,4 +1,4 @@
-"""A machine over SSH, as `Machine` wants it: connected when it is needed, and again when the connection was lost."""
+"""A machine over SSH, implementing `Machine`: connected when needed, and again when the connection was lost."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gpurun.remote.key_pairs import fingerprint
 from gpurun.remote.ssh.host_key import ALGORITHMS, ExpectedKey, Jump
 from gpurun.remote.ssh.program import Connection, NoRoom, RemoteProgram, kill_argv, put_argv
 
-# Not a byte heard for this long is a connection that is dead: four questions were left unanswered. While something is
-# being sent the far side says now and then how much more it takes.
+# A connection from which no byte came for this long is dead: four keepalives were left unanswered. During an upload the
+# remote side regularly sends window updates.
 STALL_S = 60.0
 KILL_S = 5.0
 LEAST_S = 2.0
 PUT_S = 300.0
 _LONGEST_PAUSE_S = 15.0
 _RUNS_SOME = (
-    "`ssh USER@HOST echo ok` must print ok: a login shell that takes commands (no menu, no start-up file that puts "
-    "another program in its place), and a home that can be written."
+    "`ssh USER@HOST echo ok` must print ok: a login shell that runs commands (no menu, no start-up file that starts "
+    "another program instead), and a writable home."
 )
 _FULL = ("no space left", "quota exceeded")
 
@@ -35,11 +35,11 @@ _FULL = ("no space left", "quota exceeded")
 class RemoteMachine:
     """Runs programs in `folder` of the host at `address`, whose key must be `host_key`.
 
-    That is a public line or a fingerprint. `folder` is below the login's home unless it is absolute. Calls of several
-    threads share its connection, and one more where the server has no room for them on it; nothing is connected before
-    the first one. `client_key` is the only key that is ever shown, or `agent` for those of the SSH agent; no password
-    is used. With a `jump` it is reached over another host, which lets us in with the same key. No call waits for longer
-    than to `last_mono`, when the machine's end must be asked for.
+    `host_key` is a public line or a fingerprint. `folder` is below the login's home unless it is absolute. Calls of
+    several threads share its connection, and a further one if the server allows no more of them on it; the first call
+    connects. `client_key` is the only key that is ever offered, or `agent` for those of the SSH agent; no password is
+    used. With a `jump` it is reached through another host, which accepts the same key. No call waits for longer than to
+    `last_mono`, when the machine's end must be requested.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class RemoteMachine:
     def call(
         self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float
     ) -> Reply:
-        """Run a program in the folder; see `Machine.call`. Its end is the end of its outputs, also of what it leaves.
+        """Run a program in the folder; see `Machine.call`. It ends when its outputs end, including its children's.
 
-        HostKeyMismatch when another host answers. Exit code 127 is a program that is not there, 128 + n a signal's.
+        HostKeyMismatch if another host answers. Exit code 127 means a missing program, 128 + n a signal.
         """
         timeout_s = min(timeout_s, max(LEAST_S, self._last_mono - self._clock.monotonic()))
         end_mono = self._clock.monotonic() + timeout_s
@@ -84,27 +84,27 @@ class RemoteMachine:
             left_s = end_mono - self._clock.monotonic()
             return self._next_beside().call(argv, stdin=stdin, sink=sink, timeout_s=left_s)
         except MachineLost:
-            self._drop(connection)  # What has failed once is not trusted with the next call.
+            self._drop(connection)  # Do not reuse a connection that failed once.
             raise
         self._tries = 0
         return reply
 
     def put(self, path: str, content: bytes) -> None:
-        """Replace a file of the folder whole, readable by its owner alone; see `Machine.put`."""
+        """Replace a file of the folder as a whole, readable only by its owner; see `Machine.put`."""
         reply = self.call(put_argv(path, len(content)), stdin=[content], timeout_s=PUT_S)
         if reply.exit_code:
             words = last_words(reply.stderr)
             raise FarRefusal(_reason(words), f"{path} cannot be written on {self._where}: {words}.")
 
     def answers(self, limit_s: float) -> bool:
-        """See `Answers.answers`; a connection of its own, since one that stands may not know yet that it was cut."""
+        """See `Answers.answers`; uses a new connection: an existing one may not know yet that it was cut off."""
         try:
             return self.shown(limit_s) is not None
         except MachineLost:
             return False
 
     def shown(self, limit_s: float) -> str | None:
-        """Return the public line of the expected host key, as it is shown now; None where only others are."""
+        """Return the public line of the expected host key, as it is shown now; None if only others are."""
         from gpurun.remote.ssh.connection import shown_key
 
         for offer in self._expected.offers:
@@ -114,7 +114,7 @@ class RemoteMachine:
         return None
 
     def lane(self) -> RemoteMachine:
-        """A machine with a connection of its own; see `Machine.lane`."""
+        """Return a machine with its own connection; see `Machine.lane`."""
         lane = copy(self)
         lane._connection = None
         lane._tries = 0
@@ -124,11 +124,11 @@ class RemoteMachine:
 
     @property
     def round_trip_s(self) -> float:
-        """The shortest that was seen on the connection of now; see `Machine.round_trip_s`."""
+        """Return the shortest time seen on the current connection; see `Machine.round_trip_s`."""
         return self._connection.round_trip_s if self._connection is not None else 0.0
 
     def close(self) -> None:
-        """End the connection, and those beside it; what waits for one ends too, and the next call makes a new one."""
+        """Close the connection, and those beside it; waiting calls end too, and the next call makes a new one."""
         self._closes += 1
         if self._connection is not None:
             self._drop(self._connection)
@@ -136,19 +136,19 @@ class RemoteMachine:
             self._beside.close()
 
     def _next_beside(self) -> RemoteMachine:
-        """The same over one more connection, which is kept: a server may let few programs share one."""
+        """Return the same over one more connection, which is kept, because a server may limit the programs on one."""
         with self._connecting:
             self._beside = self._beside or self.lane()
             return self._beside
 
     def _drop(self, connection: Connection) -> None:
-        """End a connection, and forget it, unless another thread has made a new one since."""
+        """Close a connection, and forget it, unless another thread has made a new one since."""
         if self._connection is connection:
             self._connection = None
         connection.close()
 
     def _connected(self, end_mono: float) -> Connection:
-        """The kept connection, or a new one, made by one thread while the others wait for it."""
+        """Return the kept connection, or a new one, made by one thread while the others wait for it."""
         closes = self._closes
         with self._connecting:
             connection = self._connect(end_mono) if closes == self._closes else None
@@ -159,7 +159,7 @@ class RemoteMachine:
         raise MachineLost(f"The connection to {self._where} was ended here.")
 
     def _connect(self, end_mono: float) -> Connection:
-        """The kept connection, or a new one. Connects that lead to no answer are spaced, ever wider."""
+        """Return the kept connection, or a new one. Failed attempts are spaced, ever wider."""
         if self._connection is not None:
             if self._connection.alive:
                 return self._connection
@@ -178,7 +178,7 @@ class RemoteMachine:
         return self._connection
 
     def _open(self, limit_s: float) -> Connection:
-        """Log in; what it raises is told to the caller, and tried again."""
+        """Log in; an exception is reported to the caller, and the login tried again."""
         from gpurun.remote.ssh.connection import connect
 
         return connect(self._address, self._client_key, self._expected, self._clock, limit_s, self._jump)
@@ -192,7 +192,7 @@ class RemoteMachine:
         end_mono: float,
         timeout_s: float,
     ) -> Reply:
-        """One program on a connection. When this raises, the program was ended or nobody could reach it any more."""
+        """Run one program on a connection. If this raises, the program was ended or can no longer be reached."""
         program = RemoteProgram(connection, self._folder, argv, stdin, sink)
         begun_mono = self._clock.monotonic()
 
@@ -204,7 +204,7 @@ class RemoteMachine:
                 raise MachineLost(f"{self._where} did not answer {argv[-1][:80]!r} in {timeout_s:.0f} s.")
             if now - max(begun_mono, connection.heard_mono) > STALL_S:
                 self._drop(connection)
-                raise MachineLost(f"The connection to {self._where} is dead: not a byte for {STALL_S:.0f} s.")
+                raise MachineLost(f"The connection to {self._where} is dead: no byte arrived for {STALL_S:.0f} s.")
 
         try:
             reply = program.wait(still)
@@ -216,15 +216,15 @@ class RemoteMachine:
             raise
         finally:
             if program.group is not None:
-                self._tries = 0  # It was reached: one that is cut now and then is tried again at once.
+                self._tries = 0  # It was reached: after an occasional break, try again at once.
         if reply is None:
             raise self._without_reply(connection, program)
         return reply
 
     def _kill(self, connection: Connection, program: RemoteProgram) -> None:
-        """End a program that nobody waits for any more, before it can take the end of its input for the whole of it.
+        """End a program that no caller waits for, before it can take the end of its input as complete.
 
-        Where that fails the connection is closed, by which the far side ends the session when it notices.
+        If that fails the connection is closed, so that the remote side ends the session when it notices.
         """
         if program.exit_code(within_s=0) is not None:
             return
@@ -237,10 +237,10 @@ class RemoteMachine:
         self._drop(connection)
 
     def _without_reply(self, connection: Connection, program: RemoteProgram) -> GpurunError:
-        """Why a program that has ended left no whole answer behind."""
+        """Return why a program that has ended left no complete answer."""
         words = program.said_instead
         if program.group is not None or not connection.alive:
-            return MachineLost(f"The connection to {self._where} was lost before the whole answer had come.")
+            return MachineLost(f"The connection to {self._where} was lost before the whole answer had arrived.")
         if _reason(words) == "disk_full":
             return FarRefusal("disk_full", f"{self._folder} cannot be made on {self._where}: {words}.")
         return self._runs_nothing(words)
@@ -253,10 +253,10 @@ class RemoteMachine:
 def scan_host_key(
     host: str, port: int, clock: Clock, timeout_s: float, *, key: Path | str | None = None, jump: Jump | None = None
 ) -> str:
-    """The public line of the host key that an address shows, ed25519 where it has one; nobody logs in there.
+    """Return the public line of the host key that an address shows, ed25519 if it has one, without a login there.
 
-    The host on the way, if there is one, is logged in to with the key. MachineLost where it cannot be reached,
-    SetupError where it has none.
+    The host on the way, if any, is logged in to with the key. MachineLost if it cannot be reached,
+    SetupError if it has no usable key.
     """
     from gpurun.remote.ssh.connection import shown_key
 

@@ -1,4 +1,4 @@
-"""paramiko, where it has to be bent: how much is read at once, how much is believed, and who waits for new keys."""
+"""Adaptations of paramiko: how much is read at once, how much is trusted, and who waits for new keys."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from gpurun.remote.interface import Take
 
 MOST_GREETING_BYTES = 1 << 20
 MOST_PACKET_BYTES = 256 << 10
-# Several packets at once: paramiko asks for each in two pieces, and every question to the socket costs a thread switch.
+# Several packets at once: paramiko reads each in two pieces, and every read from the socket costs a thread switch.
 _AHEAD_BYTES = 256 << 10
-# What is said within a channel begins with its number: a wider window, data, the end of data, the close.
+# Messages about a channel begin with its number: a wider window, data, the end of data, the close.
 _TO_CHANNEL = MSG_CHANNEL_WINDOW_ADJUST, MSG_CHANNEL_CLOSE
 
 
 class TimedSocket(socket.socket):
-    """A TCP connection that knows when it was last heard, and how much it may still be told before the login."""
+    """A TCP connection that knows when data last arrived, and how much it may still receive before the login."""
 
     clock: Clock
     heard_mono: float
@@ -39,7 +39,7 @@ class TimedSocket(socket.socket):
     _room: bytearray | None = None
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
-        """Bytes that have come, from what was read ahead while there is some; none once there were too many."""
+        """Return bytes from the read-ahead buffer or the socket; b"" once there were too many."""
         if not self._ahead:
             self._room = self._room or bytearray(_AHEAD_BYTES)
             read_bytes = self.recv_into(self._room, 0, flags)
@@ -54,17 +54,17 @@ class TimedSocket(socket.socket):
 
 
 class Packets(Packetizer):
-    """Packets of a sane size: their length is the far side's word, and it would be believed up to 4 GB."""
+    """Packets of limited size: the remote side declares the length, and paramiko would accept up to 4 GB."""
 
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:
-        """Exactly `n` bytes of the connection."""
+        """Return exactly `n` bytes of the connection."""
         if not 0 <= n <= MOST_PACKET_BYTES:
             raise paramiko.SSHException(f"it announces a packet of {n} bytes")
         return super().read_all(n, check_rekey)
 
 
 def _bounded(take: Callable[[paramiko.Channel, paramiko.Message], None]) -> Callable[..., None]:
-    """The library's way of taking data in for a channel, with an end: it believes that a server keeps to its window."""
+    """Limit the library's handler for a channel's data: it trusts the server to respect its window."""
 
     def bounded(channel: paramiko.Channel, message: paramiko.Message) -> None:
         take(channel, message)
@@ -78,7 +78,7 @@ _keep = _bounded(paramiko.Channel._feed)  # type: ignore[attr-defined]  # It has
 
 
 def _taken(channel: paramiko.Channel, message: paramiko.Message) -> None:
-    """Hand data to what takes it as it comes, and make room for as much; else keep it until it is asked for."""
+    """Pass data to its receiver as it arrives, and widen the window by as much; without a receiver, keep it."""
     transport = cast(Transport, channel.get_transport())
     take: Take | None = getattr(channel, "take", None)
     if take is None:
@@ -89,7 +89,7 @@ def _taken(channel: paramiko.Channel, message: paramiko.Message) -> None:
     try:
         take(block)
     finally:
-        transport.wire.heard_mono = transport.wire.clock.monotonic()  # Meanwhile nobody listened.
+        transport.wire.heard_mono = transport.wire.clock.monotonic()  # No thread was reading meanwhile.
         transport.is_taking = False
     wider_bytes = channel._check_add_window(len(block))  # type: ignore[attr-defined]  # As above.
     if wider_bytes:
@@ -101,19 +101,19 @@ def _taken(channel: paramiko.Channel, message: paramiko.Message) -> None:
 
 
 class Transport(paramiko.Transport):
-    """A connection on which programs may end at any moment, also while its keys are changed.
+    """A connection on which programs may end at any moment, also while its keys are renewed.
 
-    paramiko's thread answers the end of a program at once. While keys are changed nothing may be sent, so it waited for
-    the new ones, which only it can take in, until it gave the connection up after 30 s (its issue 822). Here such
+    paramiko's thread answers the end of a program at once. While keys are renewed nothing may be sent, so it waited for
+    the new ones, which only it can receive, until it gave up the connection after 30 s (its issue 822). Here such
     answers are held back until the new keys are there.
 
-    What another thread has to say of a program may come after that answer, which closes its channel. A server ends the
-    whole connection over a channel that is none; here nothing follows a close.
+    Another thread's message about a program may come after that answer, which closes its channel. A server ends the
+    whole connection if it gets a message for a closed channel; here nothing follows a close.
 
-    What comes on a channel that has an attribute `take` is handed to that, by this thread: to keep it for another
-    thread costs as much again as the whole of its way here. `is_taking` while one of them is at it.
+    Data on a channel with an attribute `take` is passed to that, by this thread, because keeping it for another
+    thread would double its cost. `is_taking` is true meanwhile.
 
-    `offered` is what the server has named of each kind of algorithm, so that a refusal can tell it.
+    `offered` has the server's lists of algorithms, so that a refusal can show them.
     """
 
     _channel_handler_table: ClassVar = {
@@ -137,7 +137,7 @@ class Transport(paramiko.Transport):
             super()._send_user_message(data)  # type: ignore[misc]  # It has no public name.
 
     def _send_message(self, data: paramiko.Message) -> None:
-        """Send it, unless its channel is closed and no program was asked for on one of that number since."""
+        """Send a message, unless its channel was closed and no newer program uses the same channel number."""
         head = data.asbytes()[:5]
         kind, channel = head[0], head[1:]
         if kind == MSG_CHANNEL_REQUEST:
@@ -150,7 +150,7 @@ class Transport(paramiko.Transport):
 
     def _really_parse_kex_init(self, m: paramiko.Message, ignore_first_byte: bool = False) -> dict[str, list[str]]:
         parsed: dict[str, list[str]] = super()._really_parse_kex_init(m, ignore_first_byte)  # type: ignore[misc]
-        if not ignore_first_byte:  # Else it is our own.
+        if not ignore_first_byte:  # Otherwise it is our own.
             self.offered = parsed
         return parsed
 

@@ -80,7 +80,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], str], str]] = {
     "another shell in a start-up file": (lambda _: "ForceCommand exec sh", "it said nothing"),
     "another cipher": (
         lambda _: "Ciphers chacha20-poly1305@openssh.com",
-        "it offers chacha20-poly1305@openssh.com; gpurun takes aes128-gcm@openssh.com, ",
+        "it offers chacha20-poly1305@openssh.com; gpurun supports aes128-gcm@openssh.com, ",
     ),
     "no Python": (without_python, "no python3 of 3.8 or newer"),
 }
@@ -153,7 +153,7 @@ def test_an_unusable_key_is_reported_before_connecting(place: Place, tmp_path: P
         "locked": "has a passphrase",
         "locked8": "has a passphrase",
         "id.ppk": "is PuTTY's",
-        "text": "not a private key",
+        "text": "not a usable private key",
         "none": "No such file",
     }
     for name, why in told.items():

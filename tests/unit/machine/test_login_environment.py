@@ -132,7 +132,7 @@ def test_user_home_and_path_stay_those_of_the_call(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("profile", "note"), [("sleep 600", "was not done after"), ("exit 3", "did not come to its end")]
+    ("profile", "note"), [("sleep 600", "did not finish within"), ("exit 3", "did not finish, so")]
 )
 def test_a_hanging_or_exiting_profile_is_reported_without_delay(place: Place, profile: str, note: str) -> None:
     there = Login(place, profile, CONTAINER)

@@ -484,7 +484,7 @@ def test_a_run_outlives_its_master_and_goes_on_over_a_new_one(
     wait(lambda: bool(incidents(folder)))
     ((silent, message),) = incidents(folder)
     assert silent == SILENT
-    assert "its login wants more than a key" in message
+    assert "its login requires more than a key" in message
     assert "Type `gpurun resume` at a terminal" in message
     before = len(folder.log.read_text())
     (tmp_path / "enough").touch()

@@ -1,4 +1,4 @@
-"""What runs a command of the user's own on the machine as if it were the trainer: it speaks the trainer's language.
+"""Runs a user's command on the machine as if it were the trainer: it writes the same files and events.
 
-Standard library only, Python 3.8: it is uploaded beside the command, and started by whatever Python is there.
+Standard library only, Python 3.8: it is uploaded with the command, and started by whatever Python is there.
 """

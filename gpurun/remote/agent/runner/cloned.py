@@ -1,4 +1,4 @@
-"""The folder of a dev box that is cloned on the machine, by its own git and without anybody's keys."""
+"""Clones the folder of a dev box on the machine, with the machine's git and without any key."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MOST_WORDS = 300
 
 
 class NotCloned(Exception):
-    """The repository could not be had; git's own words say why."""
+    """The repository could not be cloned; the message has git's own words."""
 
 
 def clone(what: List[str], work: str) -> str:
-    """Clone an address, at a commit where one is named, into `work`, over nothing that lies there; the commit."""
+    """Clone an address, at a commit if one is named, into `work`, without overwriting files; return the commit."""
     address, wanted = what
     into = work + ".clone"
-    shutil.rmtree(into, ignore_errors=True)  # Of a start that was cut off.
+    shutil.rmtree(into, ignore_errors=True)  # Left from an interrupted start.
     git(["clone", "--quiet", "--", address, into])
     if wanted:
         git(["-C", into, "checkout", "--quiet", wanted])
@@ -32,21 +32,21 @@ def clone(what: List[str], work: str) -> str:
 
 
 def git(words: List[str]) -> str:
-    """What git answers; it asks nobody for a password."""
+    """Return git's output; git must not ask for a password."""
     try:
         done = subprocess.run(
             ["git", *words], env=git_environment(), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False,
         )  # fmt: skip
     except OSError as error:
-        raise NotCloned("git cannot be started on the machine (%s): install it by --setup" % error.strerror) from None
+        raise NotCloned("git cannot be started on the machine (%s): install it with --setup" % error.strerror) from None
     if done.returncode:
         raise NotCloned("git %s: %s" % (words[0], done.stderr.decode("utf-8", "replace").strip()[-MOST_WORDS:]))
     return done.stdout.decode("ascii", "replace").strip()
 
 
 def move_below(source: str, target: str) -> None:
-    """Move all that is below one folder below the other; what is there already stays as it is."""
+    """Move everything from one folder into another; existing entries stay unchanged."""
     for folder, folders, files in os.walk(source, topdown=False):
         there = os.path.normpath(os.path.join(target, os.path.relpath(folder, source)))
         os.makedirs(there, exist_ok=True)
@@ -58,7 +58,7 @@ def move_below(source: str, target: str) -> None:
 
 
 def git_environment() -> Dict[str, str]:
-    """What git may know: where it and its certificates are, the way out, and that nobody answers it."""
+    """Return git's environment: its path and certificates, the proxy, and no prompt for a password."""
     known = re.compile(r"PATH|HOME|TMPDIR|LANG|LC_\w+|\w+_proxy|\w+_PROXY|SSL_CERT_\w+|CURL_CA_BUNDLE")
     quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
     return dict({name: value for name, value in os.environ.items() if known.fullmatch(name)}, **quiet)

@@ -1,6 +1,6 @@
-"""Results that a command wrote where nothing brings them home from: below the home, /workspace and /tmp (or $TMPDIR).
+"""Results that a command wrote outside the folders that come home: below the home, /workspace and /tmp (or $TMPDIR).
 
-Found by one look at its end. Caches and downloads are not results; a checkpoint is one wherever it lies.
+They are searched for once, when the command ends. Caches and downloads are not results; a checkpoint always is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 1_000_000
 MOST_NAMED = 20
-SLACK_S = 0.1  # A file system's clock ticks more coarsely than ours.
+SLACK_S = 0.1  # A file system's clock is coarser than ours.
 CHECKPOINTS = (
     ".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".npz", ".h5", ".hdf5", ".keras", ".onnx", ".gguf", ".msgpack",
     ".pkl", ".joblib", ".tflite", ".distcp",
@@ -35,7 +35,7 @@ BELOW_CACHE = frozenset((
     "conda", "yarn", "go-build", "ms-playwright", "fontconfig", "mesa_shader_cache", "kagglehub", "modelscope",
     "tvm-ffi", "flashinfer", "numba", "cupy", "jax", "whisper", "clip", "sentence_transformers", "dvc", "ollama",
 ))  # fmt: skip
-"""Folders of ~/.cache that hold what was downloaded or compiled."""
+"""Folders of ~/.cache with downloaded or compiled files."""
 HOME_MARK = "id.lock"
 """A file of gpurun's own home, whose artifacts are at home already."""
 TEMPORARY = re.compile(r"tmp[a-z0-9_]{6,12}|torchinductor_.*|pip-.*|uv-.*|torch_.*|pymp-.*|ray|systemd-private-.*|\..*")
@@ -45,14 +45,14 @@ VARIABLES = (
     "PIP_CACHE_DIR", "UV_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR",
     "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "KAGGLEHUB_CACHE", "MODELSCOPE_CACHE", "VIRTUAL_ENV", "CONDA_PREFIX",
 )  # fmt: skip
-"""What says where a cache lies."""
+"""Variables that name the place of a cache."""
 
 
 def find_results(since_wall: float, passed_by: Iterable[str], limit_s: float) -> Dict[str, Any]:
-    """The results that appeared or changed since then, but for the folders and files of `passed_by` and caches.
+    """Return the results that appeared or changed since `since_wall`, without those in `passed_by` and caches.
 
-    How many, their bytes, and the twenty that matter most: weights first, then by size. `is_whole` is false where the
-    time was too short to look everywhere.
+    The answer has their number, their bytes, and the twenty most important: weights first, then by size. `is_whole` is
+    false if time ran out before everything was searched.
     """
     found = ResultCounter()
     deadline = time.monotonic() + limit_s
@@ -65,7 +65,7 @@ def find_results(since_wall: float, passed_by: Iterable[str], limit_s: float) ->
 
 
 def roots() -> List[str]:
-    """The home, /workspace and the folder for temporary files, as far as they are there, none below another."""
+    """Return the home, /workspace and the temporary folder, if they exist and none contains another."""
     places = (os.path.expanduser("~"), "/workspace", os.environ.get("TMPDIR") or "/tmp")
     wanted = [os.path.realpath(path) for path in places]
     found: List[str] = []
@@ -76,14 +76,14 @@ def roots() -> List[str]:
 
 
 def caches() -> Set[str]:
-    """The folders that variables name as caches."""
+    """Return the folders that variables name as caches."""
     return {os.path.realpath(os.environ[name]) for name in VARIABLES if os.environ.get(name)}
 
 
 def results(
     root: str, since_wall: float, passed_by: Set[str], deadline: float, seen: Set[Tuple[int, int]]
 ) -> Iterator[Tuple[str, os.stat_result]]:
-    """The results below a root, by `lstat` and on its own file system."""
+    """Yield the results below a root, by `lstat` and on its own file system."""
     waiting = [(root, False)]
     device = os.lstat(root).st_dev
     while waiting and time.monotonic() < deadline:
@@ -103,7 +103,7 @@ def results(
 
 
 def list_folder(folder: str, device: int) -> Tuple[List[str], List[Tuple[str, os.stat_result]]]:
-    """The folders of a folder, and its regular files with their facts; nothing of another file system."""
+    """Return the subfolders of a folder, and its regular files with their facts, all on one file system."""
     folders: List[str] = []
     files: List[Tuple[str, os.stat_result]] = []
     try:
@@ -116,13 +116,13 @@ def list_folder(folder: str, device: int) -> Tuple[List[str], List[Tuple[str, os
                     folders.append(entry.path)
                 elif stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid():
                     files.append((entry.path, facts))
-    except OSError:  # Another user's, or gone meanwhile.
+    except OSError:  # Another user's, or gone by now.
         pass
     return folders, files
 
 
 def is_result(path: str, size: int, is_doubtful: bool) -> bool:
-    """Whether a user would call it a result: it is large, or is named as weights are."""
+    """Return whether a user would call it a result: it is large, or is named like weights."""
     name = os.path.basename(path).lower()
     if size == 0 or name.endswith((".tmp", ".lock", ".incomplete", ".part", ".swp")):
         return False
@@ -132,7 +132,7 @@ def is_result(path: str, size: int, is_doubtful: bool) -> bool:
 
 
 def is_cache(path: str) -> bool:
-    """Whether a folder holds what was downloaded, installed or compiled."""
+    """Return whether a folder holds downloaded, installed or compiled files."""
     folder, name = os.path.split(path)
     if name in CACHES or HUB.fullmatch(name) or name.startswith("torchinductor_"):
         return True
@@ -142,7 +142,7 @@ def is_cache(path: str) -> bool:
 
 
 def is_download(path: str, root: str) -> bool:
-    """Whether the Hugging Face hub has put it there, which notes each file that it downloads into a folder."""
+    """Return whether the Hugging Face hub has put it there: it records each file that it downloads into a folder."""
     folder = os.path.dirname(path)
     while len(folder) >= len(root):
         notes = os.path.join(folder, ".cache", "huggingface", "download")
@@ -153,20 +153,20 @@ def is_download(path: str, root: str) -> bool:
 
 
 class ResultCounter:
-    """Counts results, and keeps the names of those that matter most: there may be millions."""
+    """Counts results, and keeps the names of the most important, because there may be millions."""
 
     def __init__(self) -> None:
         self.files, self.bytes = 0, 0
         self.heap: List[Tuple[bool, int, str]] = []
 
     def add(self, path: str, size: int) -> None:
-        """Take one in."""
+        """Add one."""
         self.files, self.bytes = self.files + 1, self.bytes + size
         push = heapq.heappush if len(self.heap) < MOST_NAMED else heapq.heappushpop
         push(self.heap, (path.lower().endswith(WEIGHTS), size, path))
 
     def told(self) -> Dict[str, Any]:
-        """As the event has it; a file of the home is named from there."""
+        """Return the results as the event has them; a file below the home is named relative to it."""
         home = os.path.realpath(os.path.expanduser("~")) + os.sep
         ranked = sorted(self.heap, reverse=True)
         named = [(os.fsencode(path).decode("utf-8", "replace"), size) for _, size, path in ranked]

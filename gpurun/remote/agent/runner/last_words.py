@@ -1,4 +1,4 @@
-"""Finds the words that tell why a command failed: the last line that names an error, not a launcher's table."""
+"""Finds the text that explains why a command failed: the last line that names an error, not a launcher's table."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ import re
 from collections import deque
 
 NEAR, MOST_CHARS = 400, 4000
-"""An error that was named more lines before the end is not why it ended."""
-RANK = re.compile(r"^(?:\[(?:[a-z]*\d+|default)\]:? ?)+", re.IGNORECASE)  # `[rank0]: `, as torchrun puts it.
+"""An error this many lines before the end is not the reason of the end."""
+RANK = re.compile(r"^(?:\[(?:[a-z]*\d+|default)\]:? ?)+", re.IGNORECASE)  # `[rank0]: `, added by torchrun.
 RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Failure)\b\s*(?::|$)")
 NAMED = re.compile(
     r"(?i)\berror\b['\]]?\s*:(?!\s*[\d.+-])|\[error\]|\bfatal\b|\bout of memory\b|\bno space left\b|\bcore dumped\b"
     r"|\bsegmentation fault\b|\bnccl\b.*\b(?:error|fail|abort|timeout|timed out)|\bcommand not found\b"
     r"|\bno such file or directory\b|\bpermission denied\b|\bassertion\b.*\bfailed\b|\billegal memory access\b"
 )
-# What a launcher says of another process that failed.
+# What a launcher reports about another process that failed.
 SECOND_HAND = re.compile(r"ChildFailedError|CalledProcessError|torch[./]distributed[./]elastic|ProcessExited")
 TRACEBACK, IGNORED = "Traceback (most recent call last):", "Exception ignored in"
 
 
 class LastWords:
-    """Keeps the last lines of a command, and reads them once it has ended."""
+    """Keeps the last lines of a command, and searches them once it has ended."""
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=NEAR)
 
     def take(self, line: str) -> None:
-        """Hear a line, with the spaces at its beginning."""
+        """Add a line, with its leading spaces."""
         self.lines.append(line[:MOST_CHARS])
 
     @property
     def text(self) -> str:
-        """The words; "" where it said nothing."""
+        """Return the explanation; "" if the command printed nothing."""
         last = error = second_hand = ""
         is_raising = is_ignored = False
         for line in self.lines:
             rest = RANK.sub("", line)
             words, is_indented = rest.strip(), rest[:1].isspace()
             if not re.search(r"\w", words):
-                continue  # It is drawn: `=====`.
+                continue  # A drawn line: `=====`.
             last = words
             is_ignored = is_ignored or words.startswith(IGNORED)
             if words == TRACEBACK:

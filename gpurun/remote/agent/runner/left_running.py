@@ -1,4 +1,4 @@
-"""What a command has left running when it ended: whether that was still at work, and its end."""
+"""Processes that a command has left running when it ended: whether they were still working, and their end."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 
 SETTLE_S, SAMPLE_S, TICK_S = 0.5, 1.0, 0.05
 LEAST_SHARE = 0.05
-"""Of one core: a process that used more, or wrote anything, while it was looked at, was at work."""
+"""Share of a core: a process that used more, or wrote anything, during the observation was working."""
 MOST_NAMED = 20
 SCRIPTS = (".py", ".sh", ".ipynb")
 MONITORS = frozenset((
     "nvidia-smi", "tensorboard", "nvtop", "htop", "top", "gpustat", "tail", "watch", "sleep", "ssh-agent", "dmon",
     "iostat", "vmstat", "screen",
 ))  # fmt: skip
-"""What people leave running beside a training; its end loses nothing."""
+"""Programs that people leave running beside a training; ending them loses nothing."""
 
 
 def end_left_running(*, is_stopped: bool) -> Tuple[List[str], List[str]]:
-    """Kill what the command has left behind, which is this process's children since it ended.
+    """Kill the processes that the command left behind, which are this process's children since the command ended.
 
-    The names of all, and of those that were still at work: a training in the background, say, and no idle leftover.
-    Of a command that was stopped this is not asked: its work was ended on purpose.
+    Return the names of all, and of those that were still working: for example a background training, not an idle
+    leftover. For a stopped command the latter are not determined, because its work was ended on purpose.
     """
     working = still_working() if children() and not is_stopped else []
     names: List[str] = []
-    for _ in range(50):  # What the children leave is adopted in turn.
+    for _ in range(50):  # The children's own leftovers are adopted in turn.
         left = children()
         if not left:
             break
@@ -44,14 +44,14 @@ def end_left_running(*, is_stopped: bool) -> Tuple[List[str], List[str]]:
 
 
 def children() -> Dict[int, str]:
-    """The live children of this process, by their names."""
+    """Return the live children of this process, with their names."""
     return {pid: name for pid, (parent, name, _) in list_cpu_use().items() if parent == os.getpid()}
 
 
 def still_working() -> List[str]:
-    """The names of processes below this one that use a core or write, looked at for a second after a short rest.
+    """Return the names of descendants that use a core or write, observed for a second after a short rest.
 
-    Those that end by themselves meanwhile are none of them.
+    Processes that end by themselves meanwhile are not included.
     """
     time.sleep(SETTLE_S)
     before, began = used(), time.monotonic()
@@ -68,7 +68,7 @@ def still_working() -> List[str]:
 
 
 def used() -> Dict[int, Tuple[str, float, int]]:
-    """Of every process below this one: its name, the seconds of CPU that it has used, and the bytes it has written."""
+    """Return, for every descendant, its name, the CPU seconds that it has used, and the bytes that it has written."""
     seen = list_cpu_use()
     below, found = {os.getpid()}, {}
     for _ in range(len(seen)):
@@ -83,7 +83,7 @@ def used() -> Dict[int, Tuple[str, float, int]]:
 
 
 def list_cpu_use() -> Dict[int, Tuple[int, str, float]]:
-    """Every live process: its parent, its name, and the seconds of CPU that it has used. Nothing without /proc."""
+    """Return every live process: its parent, its name, and its CPU seconds. Empty without /proc."""
     found = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if not entry.isdigit():
@@ -101,7 +101,7 @@ def list_cpu_use() -> Dict[int, Tuple[int, str, float]]:
 
 
 def written_by(pid: int) -> int:
-    """The bytes that a process has written so far; 0 where that is not told."""
+    """Return the bytes that a process has written so far; 0 if unknown."""
     try:
         with open("/proc/%d/io" % pid) as file:
             return sum(int(line.split()[1]) for line in file if line.startswith("wchar:"))
@@ -110,7 +110,7 @@ def written_by(pid: int) -> int:
 
 
 def named(pid: int, name: str) -> str:
-    """The name of a process with that of its script, and no other word: those may hold a secret."""
+    """Return the name of a process with its script's name, but no other argument, because those may hold a secret."""
     try:
         with open("/proc/%d/cmdline" % pid, "rb") as file:
             words = file.read().decode("utf-8", "replace").split("\0")

@@ -1,6 +1,6 @@
-"""A secret as a log may show it: the value, each of its longer lines, and what JSON, repr, base64 and a URL make of it.
+"""Masks a secret in a log: the value, each of its longer lines, and their JSON, repr, base64 and URL forms.
 
-What was cut into pieces, encrypted or written backwards is not found (docs/THREATS.md).
+A value that was split, encrypted or reversed is not found (docs/THREATS.md).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from typing import Iterator
 
 LEAST_BYTES = 8
-"""A shorter line, or a shorter form of a value, stands in any log."""
+"""A shorter line, or a shorter form of a value, would match in any log."""
 _WRAPS = (64, 76)
 _MARK = b"[secret]"
 
 
 def forms_of(values: list[str]) -> list[bytes]:
-    """Return all that is to be masked for these values, the longest first."""
+    """Return all byte strings to mask for these values, the longest first."""
     found = set()
     for value in values:
         found.add(value.encode("utf-8", "surrogateescape"))
@@ -30,14 +30,14 @@ def forms_of(values: list[str]) -> list[bytes]:
 
 
 def mask(content: bytes, forms: list[bytes]) -> bytes:
-    """Return the content with a mark in the place of each form."""
+    """Return the content with every form replaced by a mark."""
     for form in forms:
         content = content.replace(form, _MARK)
     return content
 
 
 def begun(content: bytes, form: bytes) -> int:
-    """Return how many bytes at the end are the beginning of a form that may go on in what follows."""
+    """Return how many bytes at the end could be the beginning of a form that continues in the next input."""
     place = content.find(form[:1], max(0, len(content) - len(form) + 1))
     while place >= 0 and not form.startswith(content[place:]):
         place = content.find(form[:1], place + 1)
@@ -45,7 +45,7 @@ def begun(content: bytes, form: bytes) -> int:
 
 
 def _parts(value: str) -> Iterator[str]:
-    """The value, its lines, and the texts within where it is JSON, as the key of a service account is."""
+    """Yield the value, its lines, and the strings within it if it is JSON, like a service account's key."""
     yield value
     for text in [value, *_texts(value)]:
         yield text
@@ -80,7 +80,7 @@ def _written(text: str) -> Iterator[bytes]:
     for quoted in (quote(raw), quote(raw, safe=""), quote_plus(raw)):
         yield quoted.encode()
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        for shift in range(3):  # Where it begins in what is encoded, as behind "user:".
+        for shift in range(3):  # Its offset in the encoded text, for example after "user:".
             bits = 8 * (shift + len(raw))
             whole = encode(b"\0" * shift + raw)[(8 * shift + 5) // 6 : bits // 6]
             yield whole

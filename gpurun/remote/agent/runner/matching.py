@@ -1,7 +1,7 @@
-"""What a command has left: a walk by its globs over its folder, the home and /workspace, and what stays there by rule.
+"""Finds the files that a command has left: walks its folder, the home and /workspace by globs, and applies the rules.
 
-Names are text as Python has it (undecodable bytes as surrogates), relative to `out/`: `outputs/…` is the command's own
-folder, `home/…` what a glob below `~` matches, `workspace/…` what one below /workspace does.
+Names are Python strings (undecodable bytes as surrogates), relative to `out/`: `outputs/…` is the command's own
+folder, `home/…` what a glob below `~` matches, `workspace/…` what one below /workspace matches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LINKS, DOTS = "links that lead elsewhere", "folders of ~ that begin with a dot"
 
 
 class Glob:
-    """One glob as the user wrote it, below one of the three roots; a folder that it matches is meant with all below."""
+    """One glob as the user wrote it, below one of the three roots; a matching folder includes everything in it."""
 
     def __init__(self, text: str) -> None:
         self.text, home = text, os.path.expanduser("~")
@@ -42,13 +42,13 @@ class Glob:
 
 
 def part_test(part: str) -> re.Pattern[str]:
-    """What one part of a glob matches; one with brackets may also be the name itself."""
+    """Return the test for one part of a glob; a part with brackets may also be the literal name."""
     either = "(?:%s)|(?:%s)" % (part_pattern(part), re.escape(part))
     return re.compile(r"(?:%s)\Z" % (either if "[" in part else part_pattern(part)), re.DOTALL)
 
 
 def part_pattern(part: str) -> str:
-    """One part of a glob as a regular expression: a star matches names that begin with a dot, too."""
+    """Return one part of a glob as a regular expression: a star also matches names that begin with a dot."""
     told, place = "", 0
     while place < len(part):
         letter, place = part[place], place + 1
@@ -64,7 +64,7 @@ def part_pattern(part: str) -> str:
 
 
 class MatchedFiles:
-    """What one walk found: new files, those of each checkpoint, how many each glob matched, what stays and why."""
+    """The result of one walk: new files, the files of each checkpoint, matches per glob, and what stays and why."""
 
     def __init__(self, globs: int, most_files: int) -> None:
         self.most_files = most_files
@@ -76,7 +76,7 @@ class MatchedFiles:
 
 
 class Walk:
-    """Finds what globs match; `checkpoints` is one more glob, which tells files apart by the match they belong to."""
+    """Finds what globs match; `checkpoints` is one more glob, whose matches define the checkpoints."""
 
     def __init__(
         self, work: str, run: str, outputs: list[str], checkpoints: str, has_git_rules: bool = False
@@ -88,16 +88,16 @@ class Walk:
         self.before: dict[str, Stamp] = {}
         self.held: Container[str] = ()
         self.has_git_rules = has_git_rules
-        # Whoever says what comes home has said it: the list of what is not uploaded then says nothing about it.
+        # A user who has named the outputs has decided: the list of what is not uploaded then says nothing about them.
         self.ignored = {"outputs": ignore_rules(os.path.join(work, IGNORE_FILE)) if outputs == EVERYTHING else []}
 
     def source(self, name: str) -> str:
-        """The path of a file by its name; of a link that of what it leads to."""
+        """Return the path of a file by its name; of a link that of its target."""
         root, _, rest = name.partition("/")
         return os.path.realpath(os.path.join(self.roots[root], rest))
 
     def find(self, most_files: int) -> MatchedFiles:
-        """Look at everything; only what is new or changed since `before` counts, and of more files only how many."""
+        """Search everything; only files that are new or changed since `before` count, of these at most `most_files`."""
         found = MatchedFiles(len(self.globs), most_files)
         for root, top in self.roots.items():
             states = frozenset((place, 0) for place, glob in enumerate(self.globs) if glob.root == root)
@@ -106,12 +106,12 @@ class Walk:
         return found
 
     def below(self, root: str, top: str, states: frozenset[State], found: MatchedFiles) -> None:
-        """Walk one root; no link to a folder is followed unless a glob names it and it stays inside."""
+        """Walk one root; a link to a folder is followed only if a glob names it and it stays inside."""
         inside = os.path.realpath(top) + "/"
         stack = [(top, root, states, "")]
         while stack:
             folder, name, states, unit = stack.pop()
-            if self.has_git_rules and root == "outputs":  # People change them while they work.
+            if self.has_git_rules and root == "outputs":  # People change the rules while they work.
                 files = (GIT_IGNORE_FILE, IGNORE_FILE)
                 self.ignored[name] = [rule for file in files for rule in ignore_rules(os.path.join(folder, file))]
             for entry in entries_of(folder):
@@ -125,7 +125,7 @@ class Walk:
                     continue
                 is_folder = os.path.isdir(real)
                 rule = self.rule(root, child, entry.name, is_folder)
-                if rule or (is_folder and entry.is_symlink()):  # Then it comes only by the globs that name it.
+                if rule or (is_folder and entry.is_symlink()):  # Then it only comes home if a glob names it.
                     deeper, done = self.step(states, entry.name, by_name=True, exactly=rule == DOTS)
                 if rule and not deeper and not done:
                     found.left.setdefault(rule, []).append((child, path))
@@ -138,9 +138,9 @@ class Walk:
     def step(
         self, states: frozenset[State], part: str, by_name: bool = False, exactly: bool = False
     ) -> tuple[frozenset[State], set[int]]:
-        """Match one more part of a path: what may match below it, and which globs it ends.
+        """Match one more part of a path; return what may match below it, and which globs it completes.
 
-        With `by_name` only globs count whose part for it is more than `*` or `**`, or the very name.
+        With `by_name`, a glob counts only if its part is more than `*` or `**`, or the exact name.
         """
         deeper, done = set(), set()
         for glob, place in states:
@@ -164,7 +164,7 @@ class Walk:
         return frozenset(deeper), done
 
     def rule(self, root: str, child: str, name: str, is_folder: bool) -> str:
-        """The rule by which it stays, unless a glob names it; empty where none holds."""
+        """Return the rule by which it stays, unless a glob names it; "" if no rule applies."""
         if root == "home" and child.count("/") == 1 and name.startswith("."):
             return DOTS
         if is_folder and name in STAYS:
@@ -177,7 +177,7 @@ class Walk:
         return kept
 
     def unit(self, above: str, child: str, done: set[int], is_file: bool = False) -> str:
-        """The checkpoint that a path belongs to: the topmost match, or of a glob that ends in `**` each file."""
+        """Return the checkpoint that a path belongs to: the topmost match, or each file if a glob ends in `**`."""
         if self.checkpoint not in done:
             return above
         is_open = self.globs[self.checkpoint].parts[-1:] == ["**"]
@@ -188,7 +188,7 @@ class Walk:
         try:
             facts = os.lstat(real)
         except OSError:
-            return  # It was removed meanwhile.
+            return  # Removed in the meantime.
         stamp = facts.st_size, facts.st_mtime_ns
         if not stat.S_ISREG(facts.st_mode) or self.before.get(child) == stamp:
             return
@@ -203,7 +203,7 @@ class Walk:
 
 
 def entries_of(folder: str) -> list[os.DirEntry[str]]:
-    """What a folder has; nothing where it cannot be read, or is gone."""
+    """Return the entries of a folder; none if it cannot be read, or is gone."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)
@@ -212,7 +212,7 @@ def entries_of(folder: str) -> list[os.DirEntry[str]]:
 
 
 def new_bytes(path: str, since_wall: float) -> tuple[int, int]:
-    """How many files at or below a path were written since then, and their bytes."""
+    """Return how many files at or below a path were written since then, and their bytes."""
     files, size = 0, 0
     for file in files_below(path):
         try:
@@ -225,7 +225,7 @@ def new_bytes(path: str, since_wall: float) -> tuple[int, int]:
 
 
 def files_below(path: str) -> Iterator[str]:
-    """A file, or all below a folder, through no link."""
+    """Yield a file, or all files below a folder, without following links."""
     if not os.path.isdir(path) or os.path.islink(path):
         yield path
     for folder, _, names in os.walk(path):
@@ -234,7 +234,7 @@ def files_below(path: str) -> Iterator[str]:
 
 
 def ignore_rules(path: str) -> list[tuple[str, re.Pattern[str], bool, bool]]:
-    """The lines of a .gpurunignore as git reads them: text, test, whether for folders alone, whether it lets in."""
+    """Return the lines of a .gpurunignore as git reads them: text, test, if only for folders, if it re-includes."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = [line.strip() for line in file]
@@ -251,7 +251,7 @@ def ignore_rules(path: str) -> list[tuple[str, re.Pattern[str], bool, bool]]:
 
 
 def path_pattern(parts: list[str], is_anchored: bool) -> str:
-    """The parts of such a line as a regular expression for a path below the folder; without a slash at any depth."""
+    """Return the parts of such a line as a regular expression for a path; without a slash it matches at any depth."""
     told = "" if is_anchored else "(?:.*/)?"
     for place, part in enumerate(parts):
         is_last = place == len(parts) - 1

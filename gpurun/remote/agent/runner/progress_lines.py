@@ -1,11 +1,11 @@
-"""Reads steps and losses from what a command prints: the forms that the field's scripts have, and no guesses.
+"""Reads steps and losses from a command's output: the formats of well-known scripts, without guessing.
 
 `iter 10: loss 2.31, time 12ms` (nanoGPT), `step 10/100 | loss 2.31 | lr 3e-4 | 40000 tok/s` (llm.c, nanochat),
-`{'loss': 2.31, 'epoch': 0.1}` (the Hugging Face Trainer, whose step stands in its progress bar), JSON lines,
+`{'loss': 2.31, 'epoch': 0.1}` (the Hugging Face Trainer, whose step is in its progress bar), JSON lines,
 `Epoch: [0][ 10/100] ... Loss 6.9 (7.0)` and `Train Epoch: 1 [640/60000 (1%)] Loss: 2.29` (PyTorch's examples),
 `Epoch 2/3` and `100/938 ━━━━ 1s 3ms/step - loss: 0.3 - val_loss: 0.2` (Keras), Lightning's bars.
 
-Counters that begin again with each epoch add up to one step. A loss on a test set is neither training nor validation.
+Counters that restart with each epoch add up to one step. A loss on a test set is neither training nor validation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCORES = {
     "core": re.compile(r"(?i)\bcore metric\s*:\s*" + NUMBER),
     "bits_per_byte": re.compile(r"(?i)(?<!minimum )\bval(?:idation)? bpb\s*:\s*" + NUMBER),
 }
-"""Scores of a checkpoint, as nanochat tells them: CORE, and the validation loss in bits a byte."""
+"""Scores of a checkpoint, in nanochat's format: CORE, and the validation loss in bits per byte."""
 RATE = re.compile(r"(?i)\b(?:lr|learning[_ ]rate)\b\s*[:=]?\s*" + NUMBER)
 SPEED = re.compile(r"(?i)(?:\b([\d,.]+)\s*(k)?\s*tok(?:en)?s?\s*/\s*s|\btok(?:en)?s?/s(?:ec)?\b\s*[:=]\s*([\d,.]+))")
 TEST = re.compile(r"(?i)(?<![a-z])(?:test(?:ing)?|predict(?:ing|ion)?|sanity)(?![a-z])")
@@ -41,7 +41,7 @@ STEP = re.compile(
     r"(?:\s*/\s*(\d{1,12}))?"
 )
 BAR = re.compile(r"\|\s*(\d{1,12})/(\d{1,12})\s*\[")
-# Counters of an epoch's parts: Keras' and Lightning's bars, `[ 10/100]`, `[640/60000 (1%)]`, `[1,  2000]`.
+# Counters within an epoch: Keras' and Lightning's bars, `[ 10/100]`, `[640/60000 (1%)]`, `[1,  2000]`.
 KERAS = re.compile(r"^\s*(\d{1,12})/(\d{1,12}|Unknown)\s+(?:[━╸╺]|\[[=>.]|-\s|\d+s\b)")
 RICH = re.compile(r"[━╸╺]\s+(\d{1,12})/(\d{1,12})\s")
 BRACKET = re.compile(r"\[\s*(\d{1,12})\s*/\s*(\d{1,12})\s*(?:\(\s*[\d.]+\s*%\))?\s*\]")
@@ -50,7 +50,7 @@ STEPS = ("step", "iter", "iteration", "global_step", "steps", "_step")
 
 
 class Counter:
-    """Adds up a counter that may begin again with each epoch; `size` is what it counts to, 0 where nothing says it."""
+    """Adds up a counter that may restart with each epoch; `size` is its maximum, 0 if unknown."""
 
     def __init__(self, size: int = 0) -> None:
         self.size = size
@@ -59,11 +59,11 @@ class Counter:
 
     @property
     def step(self) -> int:
-        """The steps in all."""
+        """Return the total steps."""
         return self.base + self.last
 
     def take(self, count: int, *, is_again: bool) -> int:
-        """Return the steps in all for a count within its epoch; `is_again`: it has begun again."""
+        """Return the total steps for a count within its epoch; `is_again` means that the counter restarted."""
         if is_again:
             self.base += self.last
             self.is_repeated = True
@@ -72,7 +72,7 @@ class Counter:
 
 
 class Progress:
-    """Hears the lines of one command, one after the other; `total` is how many steps its user said, else 0."""
+    """Reads the lines of one command in order; `total` is the number of steps that its user gave, else 0."""
 
     def __init__(self, total: int = 0) -> None:
         self.step: int | None = None
@@ -80,31 +80,31 @@ class Progress:
         self.is_total_given = bool(total)
         self.epoch, self.epochs = 0, 0
         self.first_epoch: int | None = None
-        self.counts_epochs = True  # As long as nothing finer was counted.
-        self.bars: dict[int, Counter] = {}  # By their sizes, the one that was drawn last at the end.
-        self.used: Counter | None = None  # The bar of training: losses were told beside it.
-        self.text, self.text_epoch = Counter(), -1  # No step was counted in any epoch yet.
+        self.counts_epochs = True  # While nothing finer was counted.
+        self.bars: dict[int, Counter] = {}  # By size, the most recently drawn at the end.
+        self.used: Counter | None = None  # The training bar: losses were printed beside it.
+        self.text, self.text_epoch = Counter(), -1  # No step has been counted in any epoch yet.
         self.keras_size, self.keras_last = 0, 0
         self.last_val: float | None = None
 
     def take(self, line: str) -> dict[str, Any] | None:
-        """Return what a line says: `step` and any of loss, val_loss, lr, tokens_per_s; None where it says no loss.
+        """Return the figures in a line: `step` and any of loss, val_loss, lr, tokens_per_s; None if it has no loss.
 
-        A line with a score (`SCORES`) has that alone.
-        The step of a validation loss is None where nothing tells it.
+        A line with a score (`SCORES`) has only that.
+        The step of a validation loss is None if it cannot be determined.
         """
         line = line[:MOST_CHARS]
         if "core metric" in line.lower() or " bpb" in line.lower():
             return self._score(line)
         if "|" not in line and not any(word in line.lower() for word in ("loss", "epoch")):
-            return None  # A flood of lines is passed over quickly.
+            return None  # A flood of lines is skipped quickly.
         line = ESCAPES.sub("", line).strip()
         if line.startswith("{") and line.endswith("}"):
             return self._placed(self._of_record(line), epoch=None)
         about = re.split(r"\d", line, maxsplit=1)[0]
         is_aside = bool(TEST.search(about) or HELD_OUT.search(about)) and not TRAINED.search(about)
         if is_aside and any(form.search(line) for form in (BAR, BRACKET, RICH)):
-            return None  # A pass over other data than those that are trained on, and not at its end.
+            return None  # An unfinished pass over data other than the training data.
         epoch, rest = self._hear_epoch(line)
         found = losses_of(line, about)
         bar = BAR.search(line)
@@ -113,7 +113,7 @@ class Progress:
         if not found:
             return None
         if (bar or RICH.search(line)) and found.get("val_loss") == self.last_val:
-            found.pop("val_loss", None)  # A bar repeats the last one until there is another.
+            found.pop("val_loss", None)  # A bar repeats the last value until there is a new one.
         self.last_val = found.get("val_loss", self.last_val)
         if is_aside:
             at = STEP.search(line)
@@ -126,34 +126,34 @@ class Progress:
         return self._placed(dict(found, **speeds_of(line)), epoch=epoch)
 
     def _score(self, line: str) -> dict[str, Any] | None:
-        """Return a score of the step that a line names, or of the last one."""
+        """Return a score with the step in the line, or with the last step."""
         found = {name: form.search(line) for name, form in SCORES.items()}
         told = {name: read_figure(one[1]) for name, one in found.items() if one}
         at = STEP.search(line)
         return dict(told, step=int(at[1]) if at else self.step) if told else None
 
-    def _placed(self, told: dict[str, Any], *, epoch: int | None) -> dict[str, Any] | None:
-        """Give what was told its step: its own, else its epoch as long as nothing finer is counted, else the bar's."""
-        epoch = told.pop("epoch", epoch)
-        if "loss" not in told and "val_loss" not in told:
+    def _placed(self, figures: dict[str, Any], *, epoch: int | None) -> dict[str, Any] | None:
+        """Add the step to the figures: their own, else the epoch's while nothing finer is counted, else the bar's."""
+        epoch = figures.pop("epoch", epoch)
+        if "loss" not in figures and "val_loss" not in figures:
             return None
-        step = told.get("step")
+        step = figures.get("step")
         if step is not None:
             self.counts_epochs = False
         elif epoch is not None and self.counts_epochs and self.used is None:
             step = epoch
             self.set_total(self.epochs)
         else:
-            step = self._beside(is_trained="loss" in told)
-        if step is None and "val_loss" not in told:
-            return None  # A loss without a step is no point of a curve.
+            step = self._beside(is_trained="loss" in figures)
+        if step is None and "val_loss" not in figures:
+            return None  # A loss without a step is not a point of a curve.
         self.step = self.step if step is None else step
-        return dict(told, step=self.step)
+        return dict(figures, step=self.step)
 
     def _beside(self, *, is_trained: bool) -> int | None:
-        """Return the step of the bar that a loss without a step belongs to; None where there is none.
+        """Return the step of the bar that a loss without a step belongs to; None if there is none.
 
-        The Hugging Face Trainer draws a second bar while it evaluates, which is full when the loss is told.
+        The Hugging Face Trainer draws a second bar while it evaluates, which is full when the loss is printed.
         """
         unfinished = [bar for bar in self.bars.values() if bar.last < bar.size]
         bar = self.used
@@ -168,13 +168,13 @@ class Progress:
         return bar.step
 
     def _use(self, bar: Counter) -> None:
-        """Note that a bar is the one of training: what it counts to is all there is, unless each epoch has its own."""
+        """Note that a bar is the training bar: its maximum is the total, unless each epoch has its own."""
         self.used, self.counts_epochs = bar, False
         is_one_of_many = bar.is_repeated or self.first_epoch is not None
         self.set_total(bar.size * self.epochs if self.epochs else 0 if is_one_of_many else bar.size)
 
     def _hear_epoch(self, line: str) -> tuple[int | None, str]:
-        """Note which epoch a line names, and of how many where they count from one; also return the line without it."""
+        """Note the epoch in a line, and the number of epochs if they count from one; return it and the rest."""
         found = EPOCH.search(line)
         if not found:
             return None, line
@@ -185,7 +185,7 @@ class Progress:
         return self.epoch, line[: found.start()] + " " + line[found.end() :]
 
     def _counted(self, line: str, rest: str) -> int | None:
-        """Return the step that a line counts, over all epochs; None where it counts none, -1 where it is an evaluation.
+        """Return the step in a line, over all epochs; None if it has none, -1 if it is an evaluation.
 
         `rest` is the line without its epoch.
         """
@@ -207,7 +207,7 @@ class Progress:
         return None
 
     def _of_bar(self, count: int, size: int, *, has_loss: bool = False) -> int | None:
-        """Return the step of a bar; one without a loss only shows how far it is."""
+        """Return the step of a bar; a bar without a loss only shows progress."""
         if size not in self.bars and len(self.bars) >= MOST_BARS:
             return None
         bar = self.bars.pop(size, None) or Counter(size)
@@ -220,14 +220,14 @@ class Progress:
         return step
 
     def _of_keras(self, count: int, size: int) -> int:
-        """Return the step of a Keras bar; `evaluate` draws one as well, of other size or without a new epoch: -1."""
+        """Return the step of a Keras bar; `evaluate` draws one as well, of another size or without a new epoch: -1."""
         if count < self.keras_last or self.keras_size not in (0, size):
             return -1
         self.keras_size, self.keras_last = size, count
         return self._of_epoch(count, size)
 
     def _of_epoch(self, count: int, size: int, *, is_from_zero: bool = False) -> int:
-        """Return the step of a count within the epoch that was named last."""
+        """Return the step of a count within the latest epoch."""
         if not size:
             return count
         before = self.epoch - (0 if is_from_zero or self.first_epoch == 0 or self.first_epoch is None else 1)
@@ -235,11 +235,11 @@ class Progress:
         return max(0, before) * size + count
 
     def _of_text(self, count: int, size: int) -> int:
-        """Return the step of `step 10/100`; it is counted within an epoch if it begins again with a new one."""
+        """Return the step of `step 10/100`; it counts within an epoch if it restarts with a new one."""
         is_again = self.text_epoch not in (-1, self.epoch) and count <= self.text.last
         self.text_epoch = self.epoch
         if is_again:
-            self.text.last = max(self.text.last, size)  # The epoch before was done to its end.
+            self.text.last = max(self.text.last, size)  # The epoch before was completed.
         step = self.text.take(count, is_again=is_again)
         if self.text.is_repeated:
             self.set_total(size * self.epochs)
@@ -248,11 +248,11 @@ class Progress:
         return step
 
     def set_total(self, total: int) -> None:
-        """Note how many steps there are in all, unless the user said it."""
+        """Note the total number of steps, unless the user gave it."""
         self.total = self.total if self.is_total_given else total
 
     def _of_record(self, line: str) -> dict[str, Any]:
-        """Return what a line of JSON says, or a dict as Python prints it."""
+        """Return the figures in a line of JSON, or in a printed Python dict."""
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
@@ -260,9 +260,9 @@ class Progress:
                 record = ast.literal_eval(line)
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 return {}
-        if not isinstance(record, dict) or "train_runtime" in record:  # The Trainer's last word, of means.
+        if not isinstance(record, dict) or "train_runtime" in record:  # The Trainer's final summary, with means.
             return {}
-        told: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         for ours, theirs in (
             ("loss", ("loss", "train_loss", "train/loss")),
             ("val_loss", ("val_loss", "eval_loss", "valid_loss", "validation_loss", "val/loss", "eval/loss")),
@@ -271,46 +271,46 @@ class Progress:
         ):
             values = [read_figure(record[name]) for name in theirs if name in record]
             if values and values[0] is not None:
-                told[ours] = values[0]
+                figures[ours] = values[0]
         steps = [read_figure(record[name]) for name in STEPS if name in record]
         if steps and steps[0] is not None and math.isfinite(steps[0]):
-            told["step"] = int(steps[0])
+            figures["step"] = int(steps[0])
         elif isinstance(record.get("epoch"), int) and not self.bars:
-            told["epoch"] = record["epoch"]
-        return told
+            figures["epoch"] = record["epoch"]
+        return figures
 
 
 def losses_of(line: str, about: str) -> dict[str, Any]:
     """Return the training and the validation loss in a line of text.
 
-    Whose a loss is says the nearest word before it, back to the figure before; else what the line is `about`.
+    The nearest word before a loss, back to the figure before it, tells which loss it is; else `about` does.
     """
-    told: dict[str, Any] = {}
+    losses: dict[str, Any] = {}
     for found in LOSS.finditer(line):
         before = re.split(r"[\d|,;]", line[: found.start()])[-1]
         figure = read_figure(found[1])
         named = [form for form in (TEST, HELD_OUT, TRAINED) if form.search(before)]
         named = named or [form for form in (TEST, HELD_OUT) if form.search(about)]
-        is_other = OTHER_LOSS.search(before) and not named  # Of several parts of a loss none is the loss.
+        is_other = OTHER_LOSS.search(before) and not named  # If a loss has several parts, none of them is the loss.
         if figure is not None and TEST not in named and not is_other:
-            told.setdefault("val_loss" if HELD_OUT in named else "loss", figure)
-    return told
+            losses.setdefault("val_loss" if HELD_OUT in named else "loss", figure)
+    return losses
 
 
 def speeds_of(line: str) -> dict[str, float]:
-    """Return the learning rate and the tokens a second in a line of text."""
-    told: dict[str, float] = {}
+    """Return the learning rate and the tokens per second in a line of text."""
+    speeds: dict[str, float] = {}
     rate, speed = RATE.search(line), SPEED.search(line)
     lr, figure = read_figure(rate[1]) if rate else None, read_figure(speed[1] or speed[3]) if speed else None
     if lr is not None:
-        told["lr"] = lr
+        speeds["lr"] = lr
     if speed and figure is not None:
-        told["tokens_per_s"] = figure * (1000.0 if speed[2] else 1.0)
-    return told
+        speeds["tokens_per_s"] = figure * (1000.0 if speed[2] else 1.0)
+    return speeds
 
 
 def read_figure(value: Any) -> float | None:
-    """Return a figure of a record or a text; None for what is none."""
+    """Return a figure of a record or a text; None if it is not a finite number."""
     if isinstance(value, bool):
         return None
     try:

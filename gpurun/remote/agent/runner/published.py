@@ -1,8 +1,8 @@
 """The outputs of a command: found by glob while it runs, copied once they are finished, listed in MANIFEST.json.
 
-A file is finished when its size and time are the same at two looks and after it was copied: so a checkpoint that is
-written in place comes home whole or not at all. At the last look, when nothing writes any more, all that there is is
-linked, which needs no room; what could not be published then is named. Names are percent-encoded in the manifest.
+A file is finished when its size and time are the same at two checks and after the copy: so a checkpoint that is
+written in place comes home complete or not at all. At the last check, when nothing writes any more, every file is
+linked, which needs no room; files that could not be published are then named. The manifest percent-encodes names.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     Tell = Callable[..., None]
 
 PLAIN = "/=+@,"
-"""What stands for itself in a manifest, beside letters, digits and `-._~`; every other byte is %XX."""
+"""Characters that are not encoded in a manifest, besides letters, digits and `-._~`; every other byte is %XX."""
 MOST_FILES, MOST_MANIFEST_BYTES = 1_000_000, 256 << 20
 ENTRY_BYTES = 190
-"""What an entry of the manifest takes at most beside its name."""
+"""The maximum size of a manifest entry besides its name."""
 NEAR = 0.8
-"""At which share of either limit it is told that it is near."""
+"""The share of either limit at which a warning is written."""
 BLOCK_BYTES = 1 << 20
 SPARE_BYTES = 1 << 30
-"""What a copy leaves free on the disk: a command that finds none would fail for its outputs' sake."""
+"""The free space that a copy leaves on the disk, so that a command does not fail because of its outputs."""
 RESERVED_BYTES, FOLDER_BYTES = 1 << 20, 4 << 10
 QUICK_S, REST = 0.5, 10
-"""After a look that took longer, the next one is not begun before so many times its time is over."""
+"""After a slower check, the next one waits this many times its duration."""
 MOST_EVENTS = 20
-"""Of more files that one look publishes, one event has their number."""
+"""If one check publishes more files than this, a single event has their number."""
 TOLD_BYTES = 1 << 20
 PARTIAL, RESERVE, MANIFEST = ".publishing", ".reserve", "MANIFEST.json"
 
@@ -54,10 +54,10 @@ class Published:
 
 
 class PublishedOutputs:
-    """What a command leaves, published into `out`; `tell` writes an event.
+    """A command's outputs, published into `out`; `tell` writes an event.
 
-    After the last look `unpublished` has name, bytes and reason of finished files that are not in the manifest,
-    `left_behind` what stays by rule, with its bytes, and `matched` how many new files each glob has matched.
+    After the last check `unpublished` has name, bytes and reason of finished files that are not in the manifest,
+    `left_behind` the files that stay by rule, with bytes, and `matched` how many new files each glob has matched.
     """
 
     def __init__(self, work: str, out: str, order: dict[str, Any], tell: Tell) -> None:
@@ -82,17 +82,17 @@ class PublishedOutputs:
         os.makedirs(out, exist_ok=True)
         self.reserve(0)
         self.began_wall = time.time()
-        # What was uploaded is no output, unless the command changes it.
+        # Uploaded files are not outputs, unless the command changes them.
         self.walk.before = self.walk.find(1 << 62).files
         self.walk.held = self.published
 
     def look(self, step: int, is_last: bool = False) -> None:
-        """Publish what is finished; at the last look, when nothing writes any more, all that there is."""
+        """Publish finished files; at the last check, when nothing writes any more, all files."""
         began_s = time.monotonic()
         if not is_last and self.took_s > QUICK_S and began_s - self.looked_s < REST * self.took_s:
             return
         if is_last:
-            # From here on its room is that of folders, links and the list.
+            # From here on the reserved room is for folders, links and the list.
             remove_file(os.path.join(self.out, RESERVE))
             self.why.clear()
         try:
@@ -105,7 +105,7 @@ class PublishedOutputs:
         self.took_s = self.looked_s - began_s
 
     def name_unlisted(self, why: str) -> None:
-        """Name what is not on the disk's list as it is now: that one could not be replaced."""
+        """Name the files that are missing from the list on disk, because that could not be replaced."""
         listed = digests_listed(os.path.join(self.out, MANIFEST))
         for name, stamp in self.looks.items():
             entry = self.published.get(name)
@@ -113,7 +113,7 @@ class PublishedOutputs:
                 self.unpublished.append((name, stamp[0], why))
 
     def publish_all(self, step: int, is_last: bool) -> None:
-        """Look at all that is there, and publish what is finished of it."""
+        """Check all files, and publish the finished ones."""
         found, before = self.walk.find(MOST_FILES), self.looks
         self.over.clear()
         self.looks = new = found.files
@@ -146,17 +146,17 @@ class PublishedOutputs:
     def publish_newest(
         self, units: list[list[str]], finished: dict[str, Stamp], step: int, is_last: bool
     ) -> list[str]:  # fmt: skip
-        """Publish the newest whole checkpoint; one that cannot be published at the end makes way for the one before."""
+        """Publish the newest complete checkpoint; if it cannot be published at the end, the one before it is."""
         for files in reversed(units):
             if finished.keys() >= set(files):
                 if self.publish_checkpoint(files, finished, step, is_last):
                     return files
                 if not is_last:
-                    return files  # It is tried again, all of it or nothing.
+                    return files  # It is tried again, completely or not at all.
         return []
 
     def publish_checkpoint(self, names: list[str], stamps: dict[str, Stamp], step: int, is_last: bool) -> bool:
-        """Publish the newest checkpoint, all of it or nothing; the one before is an output from then on."""
+        """Publish the newest checkpoint, completely or not at all; the one before becomes an ordinary output."""
         held = {name: self.published[name].stamp for name in names if name in self.published}
         if self.newest == names and held == {name: stamps[name] for name in names}:
             return True
@@ -175,13 +175,13 @@ class PublishedOutputs:
         return True
 
     def note(self, name: str, kind: str, step: int) -> None:
-        """Note what a published file is."""
+        """Record the kind of a published file."""
         entry = self.published[name]
         self.is_changed = self.is_changed or (entry.kind, entry.step) != (kind, step)
         entry.kind, entry.step = kind, step
 
     def publish(self, name: str, stamp: Stamp, step: int, is_last: bool) -> bool:
-        """Copy one file, which at the last look needs no room; whether it is there as it is now."""
+        """Copy one file, which at the last check needs no room; return whether its current state is published."""
         kept = self.published.get(name)
         if kept and kept.stamp == stamp:
             return True
@@ -191,7 +191,7 @@ class PublishedOutputs:
             return False
         source, partial = self.walk.source(name), os.path.join(self.out, PARTIAL)
         if not is_last and shutil.disk_usage(self.out).free < stamp[0] + SPARE_BYTES:
-            self.warn("outputs.no_room", "%s waits for the end: this disk has no room for a copy of it" % words(name))
+            self.warn("outputs.no_room", "%s is published at the end: this disk has no room for a copy" % words(name))
             return False
         remove_file(partial)
         try:
@@ -201,7 +201,7 @@ class PublishedOutputs:
             self.why[name] = "it was still being written"
             return False
         except OSError as error:
-            remove_file(partial)  # On a full disk half a copy would take the room of the list.
+            remove_file(partial)  # On a full disk an incomplete copy would take the room of the list.
             self.why[name] = error.strerror or str(error)
             self.warn("outputs.unreadable", "%s cannot be published: %s" % (words(name), self.why[name]))
             return False
@@ -213,7 +213,7 @@ class PublishedOutputs:
         return True
 
     def put(self, partial: str, name: str) -> None:
-        """Give a copy its name; a folder or file that is in its way is one that the command has replaced."""
+        """Give a copy its name; a folder or file in its way is one that the command has replaced."""
         target = os.path.join(self.out, name)
         try:
             os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -232,20 +232,20 @@ class PublishedOutputs:
             os.replace(partial, target)
 
     def forget(self, name: str) -> None:
-        """Take a file out of the list."""
+        """Remove a file from the list."""
         if self.published.pop(name, None):
             self.manifest_bytes -= len(encoded(name)) + ENTRY_BYTES
             self.is_changed = True
 
     def write(self) -> None:
-        """Replace MANIFEST.json, entry by entry: it may be large."""
+        """Replace MANIFEST.json, entry by entry, because it may be large."""
         path = os.path.join(self.out, MANIFEST)
         with open(path + ".tmp", "w") as file:
             file.write('{"v": 1, "latest": %s, "best": null, "files": [' % json.dumps(self.latest))
             comma = "\n"
             for name, entry in sorted((encoded(name), entry) for name, entry in self.published.items()):
-                told = (comma, name, entry.bytes, entry.sha256, entry.kind, entry.step)
-                file.write('%s{"name": "%s", "bytes": %d, "sha256": "%s", "kind": "%s", "step": %d}' % told)
+                values = (comma, name, entry.bytes, entry.sha256, entry.kind, entry.step)
+                file.write('%s{"name": "%s", "bytes": %d, "sha256": "%s", "kind": "%s", "step": %d}' % values)
                 comma = ",\n"
             file.write("]}")
             file.flush()
@@ -253,22 +253,22 @@ class PublishedOutputs:
         os.replace(path + ".tmp", path)
 
     def reserve(self, size: int) -> None:
-        """Keep so much room for the last list, and for the folders and links of the files in it, as the disk has it."""
-        wanted = RESERVED_BYTES + 2 * size
-        if wanted <= self.reserved_bytes:
+        """Reserve disk space for the last list, and for the folders and links of its files, if the disk has it."""
+        needed = RESERVED_BYTES + 2 * size
+        if needed <= self.reserved_bytes:
             return
         try:
             with open(os.path.join(self.out, RESERVE), "ab") as file:
                 if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, 2 * wanted)
+                    os.posix_fallocate(file.fileno(), 0, 2 * needed)
                 else:
-                    file.write(bytes(2 * wanted - self.reserved_bytes))
-            self.reserved_bytes = 2 * wanted
+                    file.write(bytes(2 * needed - self.reserved_bytes))
+            self.reserved_bytes = 2 * needed
         except OSError:
-            return  # The disk is full already; what is reserved is kept.
+            return  # The disk is full already; the reserve is kept.
 
     def tell_published(self) -> None:
-        """One event for each file; of very many, one for all."""
+        """Write one event for each file; if there are very many, one for all."""
         if len(self.told) <= MOST_EVENTS:
             for name, size, step in self.told:
                 self.tell("output", step=step, name=short(name), bytes=size)
@@ -279,14 +279,14 @@ class PublishedOutputs:
         self.told = []
 
     def sum_up(self, found: MatchedFiles) -> None:
-        """Say what there is that does not come home, and why."""
+        """Report which files do not come home, and why."""
         here = {name: entry.stamp for name, entry in self.published.items()}
         left = {name: stamp for name, stamp in found.files.items() if here.get(name) != stamp and name not in self.over}
         why = {name: self.why.get(name, "it could not be published") for name in left}
         self.unpublished = [(name, stamp[0], why[name]) for name, stamp in left.items()]
         over_files, over_bytes = len(self.over) + found.over_files, sum(self.over.values()) + found.over_bytes
         if over_files:
-            limit = "more than %d files or %d MB of list come home" % (MOST_FILES, MOST_MANIFEST_BYTES >> 20)
+            limit = "at most %d files or %d MB of list come home" % (MOST_FILES, MOST_MANIFEST_BYTES >> 20)
             self.unpublished.append(("%d more files" % over_files, over_bytes, limit))
         named = []
         for rule, paths in found.left.items():
@@ -298,16 +298,16 @@ class PublishedOutputs:
                 if size >= TOLD_BYTES or rule not in STAYS:  # A few bytes of cache are not worth a warning.
                     named.append("%s (%s bytes)" % (what, format(size, ",")))
         if named:
-            self.warn("outputs.left", "what stays by rule and does not come home: %s" % ", ".join(named))
+            self.warn("outputs.left", "these stay by rule and do not come home: %s" % ", ".join(named))
 
     def warn_limits(self, files: int, size: int) -> None:
-        """Say that there are nearly, or already, more files than can come home."""
+        """Warn that there are nearly, or already, more files than can come home."""
         if files >= NEAR * MOST_FILES or size >= NEAR * MOST_MANIFEST_BYTES:
-            what = "the outputs are %d files; %d, or %d MB of list, are the most that come home: pack them into fewer"
+            what = "there are %d output files, but at most %d, or %d MB of list, come home: pack them into fewer"
             self.warn("outputs.many", what % (files, MOST_FILES, MOST_MANIFEST_BYTES >> 20))
 
     def warn(self, code: str, message: str) -> None:
-        """Say it once."""
+        """Write a warning, once."""
         if code not in self.warned:
             self.warned.add(code)
             self.tell("warning", code=code, message=message)
@@ -318,22 +318,22 @@ class Moved(OSError):
 
 
 def encoded(name: str) -> str:
-    """A name as it stands in the manifest: its bytes, percent-encoded."""
+    """Return a name in the manifest's form: its bytes, percent-encoded."""
     return quote(os.fsencode(name), safe=PLAIN)
 
 
 def words(name: str) -> str:
-    """A name for a message."""
+    """Return a name for a message."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
 def short(name: str) -> str:
-    """A name for an event."""
+    """Return a name for an event."""
     return encoded(name)[-400:]
 
 
 def digests_listed(path: str) -> dict[str, str]:
-    """The digests by name in the manifest as it is on the disk."""
+    """Return the digests by name from the manifest on disk."""
     try:
         with open(path, "rb") as file:
             return {entry["name"]: entry["sha256"] for entry in json.load(file)["files"]}
@@ -342,7 +342,7 @@ def digests_listed(path: str) -> dict[str, str]:
 
 
 def copy_file(source: str, target: str, stamp: Stamp) -> tuple[str, Stamp]:
-    """Copy a file as it is at one moment; its digest. Moved when it was written meanwhile."""
+    """Copy a file as it is at one moment, and return its digest. Moved if it was written meanwhile."""
     with open(target, "wb") as out:
         digest = digest_while_copying(source, out)
     if stamp_of(source) != stamp:
@@ -351,9 +351,9 @@ def copy_file(source: str, target: str, stamp: Stamp) -> tuple[str, Stamp]:
 
 
 def linked(source: str, target: str, stamp: Stamp) -> tuple[str, Stamp]:
-    """Give a file a second name, or copy it where that cannot be, as on another disk; its digest.
+    """Give a file a second name, or copy it if that is impossible, as on another disk; return its digest.
 
-    One that is still written, by what outlives the command, is copied up to its size now, if that part stands still.
+    A file that a surviving process still writes is copied up to its current size, if that part does not change.
     """
     try:
         os.link(source, target)
@@ -373,13 +373,13 @@ def linked(source: str, target: str, stamp: Stamp) -> tuple[str, Stamp]:
 
 
 def stamp_of(path: str) -> Stamp:
-    """The size and time of a file."""
+    """Return the size and time of a file."""
     facts = os.lstat(path)
     return facts.st_size, facts.st_mtime_ns
 
 
 def digest_while_copying(source: str, out: Any, most: int = 1 << 62) -> str:
-    """The sha256 of a file, or of its beginning, which is written to `out` meanwhile, if there is one."""
+    """Return the sha256 of a file, or of its beginning, and copy that to `out` if given."""
     found, left = hashlib.sha256(), most
     descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb", buffering=0) as file:
@@ -392,7 +392,7 @@ def digest_while_copying(source: str, out: Any, most: int = 1 << 62) -> str:
 
 
 def remove_file(path: str) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file, if it exists."""
     try:
         os.unlink(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Runs one command as the trainer is run: its log on standard output, its steps as events, its outputs in a manifest.
+"""Runs one command like the trainer: its log on standard output, its steps as events, its outputs in a manifest.
 
     python -m gpurun.remote.agent.runner.run_command command.json     (in bundle/; the command runs in bundle/work)
 
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 LAST_WORDS_BYTES = 1 << 20
 LOOK_S, TICK_S, IDLE_S, EVENT_S = 2.0, 0.1, 0.5, 0.5
 NOTHING_S = 300.0
-"""How long a command may run before it is said that its globs match nothing."""
+"""How long a command may run before a warning that its globs match nothing."""
 MOST_HELD_BYTES = 64 << 10
 MOST_WORDS = 300
 MOST_CHARS, MOST_EVENT_BYTES = 400, 48 << 10
 END_S = 8.0
-"""Of the time that a stopped command has beside its grace, so much is for its outputs and the look elsewhere."""
+"""The share of a stopped command's extra time that its outputs and the search elsewhere may take."""
 
 
 class Events:
-    """Appends to events.jsonl; for its last words there is room even on a disk that the command has filled."""
+    """Appends to events.jsonl; for the final events there is room even on a disk that the command has filled."""
 
     def __init__(self, out: str) -> None:
         self.room = os.path.join(out, ".room")
         try:
             with open(self.room, "wb") as file:
-                file.write(os.urandom(LAST_WORDS_BYTES))  # A disk that packs zeros would keep no room for them.
+                file.write(os.urandom(LAST_WORDS_BYTES))  # A compressing disk would not reserve room for zeros.
         except OSError:
             self.free()
         self.began = time.monotonic()
@@ -59,12 +59,12 @@ class Events:
         self.file = os.open(os.path.join(out, "events.jsonl"), flags, 0o644)
 
     def free(self) -> None:
-        """Give back the room that was kept for the end."""
+        """Free the room that was reserved for the end."""
         with suppress(OSError):
             os.unlink(self.room)
 
     def tell(self, kind: str, **more: Any) -> None:
-        """Write one event; a disk that is full must not end the command."""
+        """Write one event; a full disk must not end the command."""
         elapsed_s = time.monotonic() - self.began
         told = dict(more, kind=kind, wall=round(time.time(), 3), elapsed_s=round(elapsed_s, 3))
         told = {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in told.items()}
@@ -76,9 +76,9 @@ class Events:
 
 
 class ProgressEvents:
-    """Turns what a command tells into `step` and `eval` events, at most two steps a second: the last is never lost.
+    """Turns a command's figures into `step` and `eval` events, at most two steps a second; the last is never lost.
 
-    What it writes into $GPURUN_EVENTS counts, and from then on no line of its log does.
+    Once it writes to $GPURUN_EVENTS, only that counts, and its log is no longer parsed.
     """
 
     def __init__(self, events: Events, told: ToldEvents, total: int) -> None:
@@ -90,11 +90,11 @@ class ProgressEvents:
 
     @property
     def step(self) -> int | None:
-        """How far the command is, where it tells that."""
+        """Return the command's current step, if known."""
         return self.progress.step
 
     def take(self, line: str) -> None:
-        """Hear a line, unless the command has written an event by then."""
+        """Parse a line, unless the command has written an event before."""
         with self.lock:
             found = None if self.is_told else self.progress.take(line)
             if found is not None:
@@ -103,12 +103,12 @@ class ProgressEvents:
                 self.put(found)
 
     def take_told(self) -> bool:
-        """Hear what the command has written into $GPURUN_EVENTS since; whether there was anything."""
+        """Read what the command has written to $GPURUN_EVENTS since; return whether there was anything."""
         with self.lock:
             return self.hear_told()
 
     def hear_told(self) -> bool:
-        """The same; the lock is held."""
+        """Do the same while the lock is held."""
         told = self.told.read()
         for found in told:
             self.is_told, self.progress.step = True, found["step"]
@@ -116,12 +116,12 @@ class ProgressEvents:
             self.put(found)
         if self.told.malformed and not self.is_warned:
             self.is_warned = True
-            message = "a line of $GPURUN_EVENTS is no JSON object with a step and figures: " + self.told.malformed
+            message = "a line of $GPURUN_EVENTS is not a JSON object with a step and figures: " + self.told.malformed
             self.events.tell("warning", code="events.malformed", message=message)
         return bool(told)
 
     def put(self, found: dict[str, Any]) -> None:
-        """Write what was told, or let a step wait for the next one."""
+        """Write the figures, or hold a step until the next one."""
         if "core" in found or "bits_per_byte" in found:
             self.write()
             self.events.tell("core" if "core" in found else "eval", **found)
@@ -136,66 +136,66 @@ class ProgressEvents:
             self.events.tell("eval", step=found["step"], val_loss=val_loss)
 
     def flush(self) -> None:
-        """Write the step that waits."""
+        """Write the held step."""
         with self.lock:
             self.write()
 
     def write(self) -> None:
-        """Write the step that waits; the lock is held."""
+        """Write the held step while the lock is held."""
         if self.waiting is None:
             return
-        told, self.waiting = self.waiting, None
-        step, at = told["step"], told.pop("at")
+        figures, self.waiting = self.waiting, None
+        step, at = figures["step"], figures.pop("at")
         took_s = at - self.last[1]
-        if self.last[0] and step > self.last[0] and took_s >= TICK_S:  # What comes at once was not done at once.
-            told["step_s"] = round(took_s / (step - self.last[0]), 6)
-        if "step_s" in told or step <= self.last[0] or not self.last[0]:
+        if self.last[0] and step > self.last[0] and took_s >= TICK_S:  # Lines that arrive together prove no speed.
+            figures["step_s"] = round(took_s / (step - self.last[0]), 6)
+        if "step_s" in figures or step <= self.last[0] or not self.last[0]:
             self.last = (step, at)
         self.told_s = time.monotonic()
-        self.events.tell("step", steps=self.progress.total or None, **told)
+        self.events.tell("step", steps=self.progress.total or None, **figures)
 
-    def warn_lost(self, told: dict[str, Any]) -> None:
-        """Say once that the loss is not a number any more."""
-        if not math.isfinite(told.get("loss", 0.0)) and not self.is_lost:
+    def warn_lost(self, figures: dict[str, Any]) -> None:
+        """Warn once that the loss is no longer a number."""
+        if not math.isfinite(figures.get("loss", 0.0)) and not self.is_lost:
             self.is_lost = True
-            message = "the loss is %s at step %d" % (told["loss"], told["step"])
-            self.events.tell("warning", step=told["step"], code="loss_not_finite", message=message)
+            message = "the loss is %s at step %d" % (figures["loss"], figures["step"])
+            self.events.tell("warning", step=figures["step"], code="loss_not_finite", message=message)
 
 
 class Log:
-    """Passes on what the command prints, line by line, without the values that are secret in any of their forms."""
+    """Passes on the command's output, line by line, with secrets masked in all their forms."""
 
     def __init__(self, secrets: list[str], curve: ProgressEvents) -> None:
         self.forms, self.curve, self.held = forms_of(secrets), curve, b""
         self.words = LastWords()
 
     def take(self, piece: bytes) -> None:
-        """Take in what was printed; half a line waits for its end, or until the command is idle."""
+        """Add output; an incomplete line waits for its end, or until the command is idle."""
         self.held += piece
         if len(self.held) > MOST_HELD_BYTES:
             self.flush()
         self.pass_on(max(self.held.rfind(b"\n"), self.held.rfind(b"\r")) + 1)
 
     def flush(self, is_last: bool = False) -> None:
-        """Pass on half a line, too."""
+        """Pass on an incomplete line too."""
         self.pass_on(len(self.held), is_last)
 
     def pass_on(self, end: int, is_last: bool = False) -> None:
-        """Pass on what is held up to a place, but for what may be the beginning of a secret, which may have lines."""
+        """Pass on the held output up to a place, except what may be the beginning of a secret (of several lines)."""
         ready = self.held[:end]
         end -= 0 if is_last else max([0, *(begun(ready, one) for one in self.forms)])
         self.put(self.held[:end])
         self.held = self.held[end:]
 
     def put(self, content: bytes) -> None:
-        """Write it to the log, and hear its lines."""
+        """Write it to the log, and parse its lines."""
         content = mask(content, self.forms)
         if not content:
             return
         try:
             sys.stdout.buffer.write(content)
             sys.stdout.buffer.flush()
-        except OSError:  # A disk that is full ends no command.
+        except OSError:  # A full disk must not end the command.
             return
         for line in content.replace(b"\r", b"\n").split(b"\n"):
             if line.strip():
@@ -210,7 +210,7 @@ class RunningCommand:
     def __init__(self, order: dict[str, Any], root: str) -> None:
         out, work = os.path.join(root, "out"), os.path.join(root, "bundle", "work")
         os.makedirs(work, exist_ok=True)
-        for name in order["executable"]:  # An upload keeps no modes.
+        for name in order["executable"]:  # An upload does not keep file modes.
             os.chmod(os.path.join(work, name), 0o755)
         self.order, self.events, self.asked_s = order, Events(out), 0.0
         if order.get("clone"):
@@ -231,13 +231,13 @@ class RunningCommand:
         self.over = threading.Event()
 
     def tell_file(self, kind: str, **more: Any) -> None:
-        """Write an event about its files; the step of one is left out where the command has told none."""
+        """Write an event about its files, without a step if the command has reported none."""
         if kind == "output" and self.curve.step is None:
             more.pop("step", None)
         self.events.tell(kind, **more)
 
     def read(self) -> None:
-        """Pass on what it prints until nobody has its end of the pipe any more."""
+        """Pass on its output until no process holds the other end of the pipe."""
         assert self.child.stdout is not None
         with selectors.DefaultSelector() as ready:
             ready.register(self.child.stdout, selectors.EVENT_READ)
@@ -245,7 +245,7 @@ class RunningCommand:
                 if not ready.select(IDLE_S):
                     self.log.flush()
                     self.curve.flush()
-                    if self.over.is_set():  # What it left running holds the pipe.
+                    if self.over.is_set():  # A process that it left running holds the pipe.
                         return
                     continue
                 piece = os.read(self.child.stdout.fileno(), 1 << 16)
@@ -254,7 +254,7 @@ class RunningCommand:
                 self.log.take(piece)
 
     def look(self) -> None:
-        """Publish what is finished, again and again; of a dev box by two looks each time: one alone sees no end."""
+        """Publish finished files repeatedly; for a dev box with two checks each time: one alone cannot see the end."""
         said, began, sync_s = False, time.monotonic(), self.order.get("sync_s") or 0.0
         while not self.over.wait(sync_s or LOOK_S):
             self.publish()
@@ -265,14 +265,14 @@ class RunningCommand:
                 self.warn_nothing()
 
     def publish(self, is_last: bool = False) -> None:
-        """Publish what is finished; what fails, as on a full disk, is tried at the next look and hides no end."""
+        """Publish finished files; a failure, as on a full disk, is retried at the next check and hides no end."""
         try:
             self.outputs.look(self.curve.step or 0, is_last)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the command's own end is told
+        except Exception as error:  # noqa: BLE001 - the command's own end must be reported in any case
             self.outputs.warn("outputs.failed", "%s: %s" % (type(error).__name__, error))
 
     def warn_nothing(self) -> None:
-        """Say while it still runs that no output is there, with what its folder has."""
+        """Warn while it still runs that there is no output, with the content of its folder."""
         globs = self.order["outputs"] + ([self.order["checkpoints"]] if self.order["checkpoints"] else [])
         if globs:
             there = ", ".join(sorted(os.listdir(self.outputs.work))[:8]) or "nothing"
@@ -280,18 +280,18 @@ class RunningCommand:
             self.events.tell("warning", code="outputs.none", message=message)
 
     def tell_outputs(self, working: list[str]) -> None:
-        """Say what there is at the end: what comes home, what does not and why, and what was still at work."""
+        """Report at the end which files come home, which do not and why, and which processes still worked."""
         outputs, limit_s = self.outputs, self.order["look_s"]
-        if self.asked_s:  # It is killed once its time to end is over, and has its last word to say.
+        if self.asked_s:  # It is killed when its time is over, and must still report its end.
             limit_s = min(limit_s, max(1.0, self.asked_s + self.order["grace_s"] + END_S - time.monotonic()))
         named = [*outputs.published, *(name for name, _, _ in outputs.unpublished)]
         passed_by = [self.root, os.path.join(self.root, "data"), *map(outputs.walk.source, named)]
         try:
             elsewhere = look_elsewhere(self.began_wall, passed_by, limit_s)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the command's own end is told
+        except Exception as error:  # noqa: BLE001 - the command's own end must be reported in any case
             outputs.warn("outputs.not_looked_for", "%s: %s" % (type(error).__name__, error))
             elsewhere = counted([])
-        told = {
+        event = {
             "step": self.curve.progress.step,
             "published": dict(counted((name, entry.bytes) for name, entry in outputs.published.items()), first=[]),
             "matched": dict(sorted(outputs.matched.items())[:MOST_NAMED]),
@@ -301,21 +301,21 @@ class RunningCommand:
             "elsewhere": elsewhere,
             "still_working": working,
         }
-        self.events.tell("outputs", **within_a_line(told))
-        if self.order.get("sync_s"):  # So that the next box with this folder does not have them again.
+        self.events.tell("outputs", **within_a_line(event))
+        if self.order.get("sync_s"):  # So that the next box with this folder does not get them again.
             gone = [name for name in outputs.walk.before if not os.path.lexists(outputs.walk.source(name))]
             if gone:
                 self.events.tell("removed", names=list(bounded(map(encoded, sorted(gone)))))
 
     def unmatched(self) -> list[str]:
-        """The flags that the user gave and whose globs no new file matches."""
+        """Return the user's flags whose globs match no new file."""
         flags = [("--outputs", self.order["outputs"]), ("--checkpoint-glob", [self.order["checkpoints"]])]
         given = [(flag, globs) for flag, globs in flags if "**" not in globs and globs != [""]]
         matched = self.outputs.matched
         return ["%s %s" % (flag, ",".join(globs)) for flag, globs in given if not any(map(matched.get, globs))]
 
     def stop(self, *_: Any) -> None:
-        """Ask it to stop, with all that it has started in its session."""
+        """Ask it to stop, with all processes of its session."""
         self.asked_s = self.asked_s or time.monotonic()
         self.send(getattr(signal, "SIG" + self.order["stop_signal"]))
 
@@ -327,7 +327,7 @@ class RunningCommand:
             return
 
     def run(self) -> int:
-        """Wait for its end, publish, and say how it ended; its exit code."""
+        """Wait for its end, publish, and report how it ended; return its exit code."""
         signal.signal(signal.SIGTERM, self.stop)
         self.reader.start()
         self.looker.start()
@@ -346,7 +346,7 @@ class RunningCommand:
         self.looker.join()
         self.events.free()
         if left:
-            what = "the command has ended and left %s running, which was ended: run it in the foreground"
+            what = "the command ended but left %s running, which was killed: run it in the foreground"
             self.events.tell("warning", code="command.left_running", message=what % ", ".join(left[:5]))
         self.publish(is_last=True)
         self.tell_outputs(working)
@@ -360,7 +360,7 @@ class RunningCommand:
 
 
 def command_environment(root: str) -> dict[str, str]:
-    """Its environment: this process's own, and the folder of this Python first in the path."""
+    """Return its environment: this process's own, with the folder of this Python first in the path."""
     there = os.environ.get("PATH", os.defpath)
     data = os.path.join(root, "data")
     more = {"GPURUN_DATA": data} if os.path.isdir(data) else {}
@@ -369,14 +369,14 @@ def command_environment(root: str) -> dict[str, str]:
 
 
 def counted(files: Iterable[tuple[str, int]]) -> dict[str, Any]:
-    """How many files, their bytes, and the first of them by name."""
+    """Return the number of files, their bytes, and the first of them by name."""
     listed = list(files)
     first = [{"name": words(name)[-MOST_CHARS:], "bytes": size} for name, size in listed[:MOST_NAMED]]
     return {"files": len(listed), "bytes": sum(size for _, size in listed), "first": first}
 
 
 def bounded(names: Iterable[str]) -> Iterable[str]:
-    """As many of the names as a line of events holds."""
+    """Return as many of the names as fit into one line of events."""
     left = MOST_EVENT_BYTES
     for name in names:
         left -= len(name) + 4
@@ -385,20 +385,20 @@ def bounded(names: Iterable[str]) -> Iterable[str]:
         yield name
 
 
-def within_a_line(told: dict[str, Any]) -> dict[str, Any]:
-    """The same with fewer names where they are so long that a reader would take no such line."""
+def within_a_line(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the same with fewer names, if they are too long for a reader to accept the line."""
     for most in (MOST_NAMED // 2, MOST_NAMED // 4, 0):
-        if len(json.dumps(told)) > MOST_EVENT_BYTES:
-            for left in [one for one in told.values() if isinstance(one, dict) and "first" in one]:
+        if len(json.dumps(event)) > MOST_EVENT_BYTES:
+            for left in [one for one in event.values() if isinstance(one, dict) and "first" in one]:
                 left["first"] = left["first"][:most]
-    return told
+    return event
 
 
 def main() -> int:
-    """Run what COMMAND.json says."""
+    """Run the command described in COMMAND.json."""
     with open(sys.argv[1]) as file:
         order = json.load(file)
-    if sys.platform == "linux":  # What it leaves behind becomes a child of this process, and is seen.
+    if sys.platform == "linux":  # Processes that it leaves behind become children of this process.
         import ctypes
 
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)

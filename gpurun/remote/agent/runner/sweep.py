@@ -1,9 +1,9 @@
-"""Runs the trials of a sweep on one machine: as many at once as fit, none twice, the best of them kept.
+"""Runs the trials of a sweep on one machine: as many at once as fit, no trial twice, keeping the best.
 
-    python start_sweep.py sweep.json     (in bundle/work, as the command of run_command.py)
+  python start_sweep.py sweep.json     (in bundle/work, as the command of run_command.py)
 
-A row a trial is written to gpurun-sweep/trials.json when the trial ends: from that file a sweep goes on, here or on
-another machine. The files of the best lie beside it in best/NNN/. Everything else of a trial is removed.
+When a trial ends, its row is written to gpurun-sweep/trials.json, from which a sweep resumes, here or on
+another machine. The files of the best trials are in best/NNN/ beside it. Everything else of a trial is removed.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 FOLDER, TABLE, BEST = "gpurun-sweep", "trials.json", "best"
 TICK_S, EVENT_S = 0.05, 1.0
 ETA, RUNGS = 3, 3
-"""At a 27th, a ninth and a third of its steps a trial is held against the others: one of three goes on."""
+"""After 1/27, 1/9 and 1/3 of its steps a trial is compared with the others: one of three continues."""
 MOST_FAILED = 3
-"""After so many trials that failed, and none that did not, the fault is not in the settings."""
+"""If this many trials fail and none succeeds, the settings are not the cause."""
 MOST_DRAWS, MOST_ASKED = 1000, 20
 MOST_WORDS, MOST_LINE = 300, 4000
 OVER = ("done", "pruned", "failed", "nan")
 
 
 class Row:
-    """What is known of one trial; `result` is its lowest validation loss, or its last loss where it tells no other."""
+    """The facts of one trial; `result` is its lowest validation loss, or its last loss if it reports no other."""
 
     def __init__(self, number: int, params: Params) -> None:
         self.number, self.params, self.state = number, params, "running"
@@ -63,31 +63,31 @@ class Row:
 
     @property
     def result(self) -> float | None:
-        """The figure by which trials are ranked; None where it told none, or one that is no number."""
+        """Return the figure that ranks trials; None if there is none, or it is not a finite number."""
         found = self.lowest if self.val_loss is not None else self.loss
         return found if found is not None and math.isfinite(found) else None
 
     @property
     def is_lost(self) -> bool:
-        """Whether what it told last is no number any more."""
+        """Return whether its latest loss is no longer a number."""
         last = [one for one in (self.loss, self.val_loss) if one is not None]
         return not all(map(math.isfinite, last))
 
-    def hear(self, told: dict[str, Any]) -> bool:
-        """Take in what the trial has told of itself; whether that was a loss."""
-        if told.get("step") is not None:
-            self.step = told["step"]
-        self.tokens = told.get("tokens", self.tokens)
-        if "loss" in told:
-            self.loss = told["loss"]
-        if "val_loss" in told:
-            self.val_loss = value = told["val_loss"]
+    def hear(self, figures: dict[str, Any]) -> bool:
+        """Add the trial's figures; return whether they include a loss."""
+        if figures.get("step") is not None:
+            self.step = figures["step"]
+        self.tokens = figures.get("tokens", self.tokens)
+        if "loss" in figures:
+            self.loss = figures["loss"]
+        if "val_loss" in figures:
+            self.val_loss = value = figures["val_loss"]
             if math.isfinite(value) and (self.lowest is None or value < self.lowest):
                 self.lowest = value
-        return "loss" in told or "val_loss" in told
+        return "loss" in figures or "val_loss" in figures
 
     def record(self) -> dict[str, Any]:
-        """The row as data; what is no number is None."""
+        """Return the row as data; a value that is not a finite number becomes None."""
         figures = {name: getattr(self, name) for name in ("loss", "val_loss", "lowest")}
         return {
             "trial": self.number, "state": self.state, "params": self.params, "step": self.step, "steps": self.steps,
@@ -97,7 +97,7 @@ class Row:
 
 
 def row_of(record: dict[str, Any]) -> Row:
-    """The row of a record that an earlier machine wrote."""
+    """Return the row from a record that an earlier machine wrote."""
     row = Row(int(record["trial"]), dict(record["params"]))
     for name in ("state", "step", "steps", "loss", "val_loss", "lowest", "tokens", "seconds", "why", "rungs"):
         setattr(row, name, record[name])
@@ -113,7 +113,7 @@ class TrainerLines:
         self.reason = ""
 
     def read(self) -> list[dict[str, Any]]:
-        """What each new line says."""
+        """Return the figures of each new line."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.place)
@@ -123,10 +123,10 @@ class TrainerLines:
         self.place += len(piece)
         lines = (self.rest + piece).split(b"\n")
         self.rest = lines.pop()
-        return [told for line in lines for told in self.take(line)]
+        return [figures for line in lines for figures in self.take(line)]
 
     def take(self, line: bytes) -> Iterator[dict[str, Any]]:
-        """Yield what a line says; null is what the trainer writes for a figure that is no number."""
+        """Yield the figures of a line; the trainer writes null for a figure that is not a number."""
         with suppress(ValueError):
             event = json.loads(line)
             if event["kind"] == "start":
@@ -169,7 +169,7 @@ class Trial:
         self.reader.start()
 
     def argv(self) -> list[str]:
-        """Its command: the values in the places of their names, and for a recipe after --set."""
+        """Return its command, with the values filled in; for a recipe, after --set."""
         order, params = self.sweep.order, self.row.params
         words = [sys.executable if word == "{python}" else word for word in order["argv"]]
         if order["is_recipe"]:
@@ -178,7 +178,7 @@ class Trial:
         return [filled(word, params) for word in words]
 
     def read(self) -> None:
-        """Pass on what it prints, each line with its number before it, and hear it."""
+        """Pass on its output, each line prefixed by its number, and parse it."""
         assert self.child.stdout is not None
         held = b""
         while True:
@@ -204,31 +204,31 @@ class Trial:
                 self.hear(dict(found, total_steps=self.progress.total))
 
     def look(self) -> None:
-        """Hear what it has written since."""
-        for told in self.told.read():
-            self.hear(told)
+        """Read what it has written since."""
+        for figures in self.told.read():
+            self.hear(figures)
 
-    def hear(self, told: dict[str, Any]) -> None:
-        """Take in what it told; a loss is told on, at most once a second, a validation loss always."""
+    def hear(self, figures: dict[str, Any]) -> None:
+        """Add its figures; report a loss at most once a second, a validation loss always."""
         with self.lock:
             row = self.row
-            row.steps = told.get("total_steps") or row.steps or self.sweep.order["total_steps"] or None
-            is_loss = row.hear(told)
+            row.steps = figures.get("total_steps") or row.steps or self.sweep.order["total_steps"] or None
+            is_loss = row.hear(figures)
             row.seconds = time.monotonic() - self.began
-            if is_loss and ("val_loss" in told or time.monotonic() - self.told_s >= EVENT_S):
+            if is_loss and ("val_loss" in figures or time.monotonic() - self.told_s >= EVENT_S):
                 self.told_s = time.monotonic()
                 self.sweep.tell(row)
 
     def end(self, state: str, number: int = signal.SIGKILL) -> None:
-        """End it, for this reason."""
+        """End it, and record the reason."""
         self.is_ending = self.is_ending or state
         with suppress(OSError):
             os.killpg(self.child.pid, number)
 
     def close(self) -> None:
-        """Take in its end: how it ended, and what it told last."""
+        """Record its end: how it ended, and its last figures."""
         code = self.child.wait()
-        with suppress(OSError):  # What it left running would train on beside the next one.
+        with suppress(OSError):  # Leftover processes would continue beside the next trial.
             os.killpg(self.child.pid, signal.SIGKILL)
         self.reader.join(2.0)
         self.look()
@@ -243,12 +243,12 @@ class Trial:
             how = "signal %d" % -code if code < 0 else "exit code %d" % code
             row.state, row.why = "failed", ("%s; %s" % (how, self.words.text) if self.words.text else how)[:MOST_WORDS]
         elif row.result is None:
-            row.state, row.why = "failed", "it ended well and told no loss"
+            row.state, row.why = "failed", "it succeeded but reported no loss"
         else:
             row.state = "done"
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """Yield what it has left, as names and paths: a recipe's out folder, a command's new files."""
+        """Yield its files, as names and paths: a recipe's out folder, a command's new files."""
         if self.walk is not None:
             for name in self.walk.find(1 << 62).files:
                 yield name.partition("/")[2], self.walk.source(name)
@@ -261,7 +261,7 @@ class Trial:
 
 
 class RunningSweep:
-    """All trials of one sweep, and what is known of each."""
+    """All trials of one sweep, and their state."""
 
     def __init__(self, order: dict[str, Any], bundle: str) -> None:
         self.order, self.bundle, self.began = order, bundle, time.monotonic()
@@ -272,13 +272,13 @@ class RunningSweep:
         self.running: list[Trial] = []
         self.is_stopped, self.is_exhausted, self.fault = False, False, ""
         self.cards = cards_of(order["cards"])
-        # The runner masks the log; a trial's last words go into its row, too.
+        # The runner masks the log; a trial's last words also go into its row.
         self.secrets = forms_of([os.environ[name] for name in order["secrets"] if os.environ.get(name)])
         os.makedirs(os.path.join(self.folder, BEST), exist_ok=True)
         self.restore()
         self.sampler = None
         if order["sampler"] == "tpe":
-            from gpurun.remote.agent.runner.tpe import Tpe  # The machine has optuna where it was asked for.
+            from gpurun.remote.agent.runner.tpe import Tpe  # The machine has optuna if it was requested.
 
             self.sampler = Tpe(order, len(self.rows))
             for row in self.rows.values():
@@ -286,7 +286,7 @@ class RunningSweep:
         self.lock = threading.Lock()
 
     def restore(self) -> None:
-        """Take over what an earlier machine came to; a trial that it did not end is begun again."""
+        """Restore the results of an earlier machine; a trial that it did not finish starts again."""
         earlier = os.path.join(self.work, self.order["earlier"])
         for table in (os.path.join(self.folder, TABLE), os.path.join(earlier, TABLE)):
             try:
@@ -305,7 +305,7 @@ class RunningSweep:
             self.tell(row)
 
     def run(self) -> int:
-        """Run trials until none is left, or it is stopped; its exit code."""
+        """Run trials until none is left, or the sweep is stopped; return its exit code."""
         self.progress(None)
         while True:
             for trial in list(self.running):
@@ -313,7 +313,7 @@ class RunningSweep:
                 if trial.child.poll() is not None:
                     self.running.remove(trial)
                     self.close(trial)
-                elif self.is_stopped and not trial.is_ending:  # It was being started as the stop came.
+                elif self.is_stopped and not trial.is_ending:  # It was starting when the stop arrived.
                     self.end_stopped(trial)
                 elif self.is_beaten(trial):
                     trial.end("nan" if trial.row.is_lost else "pruned")
@@ -326,11 +326,11 @@ class RunningSweep:
         return self.finish()
 
     def is_over(self) -> bool:
-        """Whether no other trial is begun."""
+        """Return whether no more trials start."""
         return bool(self.is_stopped or self.fault or self.is_exhausted or len(self.rows) >= self.order["trials"])
 
     def start(self) -> bool:
-        """Begin the next trial; whether there is one."""
+        """Start the next trial; return whether there is one."""
         number = next(number for number in itertools.count(1) if number not in self.rows)
         params = self.next_params(number)
         if params is None:
@@ -349,7 +349,7 @@ class RunningSweep:
         return True
 
     def next_params(self, number: int) -> Params | None:
-        """The settings of a trial, which no other trial has; None where there are no others."""
+        """Return the settings of a trial, different from all others; None if there are no more."""
         taken = [row.params for row in self.rows.values()]
         if self.order["sampler"] == "grid":
             return next((one for one in grid_of(self.order["space"]) if one not in taken), None)
@@ -361,7 +361,7 @@ class RunningSweep:
         return None
 
     def is_beaten(self, trial: Trial) -> bool:
-        """Whether a trial is ended at a rung, as the best third of those that came to it is better."""
+        """Return whether a trial is pruned at a rung, because the best third of those that reached it is better."""
         row = trial.row
         with trial.lock:
             figure = row.loss if row.val_loss is None else row.val_loss
@@ -379,7 +379,7 @@ class RunningSweep:
         return False
 
     def close(self, trial: Trial) -> None:
-        """Take in a trial's end, and keep its files where it is among the best."""
+        """Record a trial's end, and keep its files if it is among the best."""
         trial.close()
         row = trial.row
         if row.state in ("done", "stopped") and row in self.best():
@@ -392,11 +392,11 @@ class RunningSweep:
         self.ended(row)
 
     def ended(self, row: Row) -> None:
-        """Write down that a trial is over, before anything is removed or begun."""
+        """Record that a trial is over, before anything is removed or started."""
         over = [one for one in self.rows.values() if one.state != "running"]
         failed = [one for one in over if one.state == "failed"]
         if len(failed) == len(over) and len(over) in (MOST_FAILED, self.order["trials"]) and not self.is_stopped:
-            self.fault = "%d of %d trials failed, and none ended well: %s" % (len(failed), len(over), row.why)
+            self.fault = "%d of %d trials failed, and none succeeded: %s" % (len(failed), len(over), row.why)
             for trial in self.running:
                 trial.end("stopped")
         self.write()
@@ -409,14 +409,15 @@ class RunningSweep:
         self.learn(row)
 
     def learn(self, row: Row) -> None:
-        """Tell the sampler what came of a trial, where it learns."""
+        """Report a trial's result to the sampler, if it learns."""
         if self.sampler is not None and row.result is not None:
             self.sampler.tell(row.params, row.result)
 
     def best(self) -> list[Row]:
-        """The rows whose files are kept, the best first; one that was stopped comes after all that are done.
+        """Return the rows whose files are kept, best first; a stopped trial comes after all finished ones.
 
-        It may have told a lower loss and written nothing yet: no finished trial's files are removed for it.
+        A stopped trial may have reported a lower loss without having written anything: no finished trial's files are
+        removed for it.
         """
         ranked = [row for row in self.rows.values() if row.state in ("done", "stopped") and row.result is not None]
         return sorted(ranked, key=lambda row: (row.state != "done", row.result, row.number))[: self.order["keep"]]
@@ -433,7 +434,7 @@ class RunningSweep:
         os.replace(path + ".tmp", path)
 
     def tell(self, row: Row) -> None:
-        """Write a row into the events of the run; a full disk ends no sweep."""
+        """Write a row into the run's events; a full disk must not end the sweep."""
         elapsed_s = round(time.monotonic() - self.began, 3)
         told = dict(row.record(), kind="trial", wall=round(time.time(), 3), elapsed_s=elapsed_s)
         told["is_restored"] = row.is_restored
@@ -445,7 +446,7 @@ class RunningSweep:
                 os.close(file)
 
     def progress(self, row: Row | None) -> None:
-        """Tell the runner how many trials are over, and the result of the last one."""
+        """Report to the runner how many trials are over, and the last result."""
         over = sum(one.state != "running" for one in self.rows.values())
         lines = [{"step": over, "total_steps": self.order["trials"]}]
         if row is not None and row.state in ("done", "stopped") and row.result is not None:
@@ -467,20 +468,20 @@ class RunningSweep:
         trial.end("stopped", getattr(signal, "SIG" + self.order["stop_signal"]))
 
     def kill(self) -> None:
-        """End those that did not end by themselves."""
+        """Kill the trials that did not end."""
         time.sleep(self.order["grace_s"])
         for trial in list(self.running):
             trial.end("stopped")
 
     def finish(self) -> int:
-        """Say what came of it; the exit code."""
+        """Report the result; return the exit code."""
         self.write()
         best = self.best()
         for row in best[:1]:
             words = ", ".join("%s=%s" % pair for pair in row.params.items())
             sys.stdout.write("best: trial %03d, %s, with %s\n" % (row.number, repr(row.result), words))
         if self.is_exhausted:
-            sys.stdout.write("there were no other settings than those of %d trials\n" % len(self.rows))
+            sys.stdout.write("there were no more settings than those of %d trials\n" % len(self.rows))
         if self.fault or not (best or self.is_stopped):
             states = [row.state for row in self.rows.values()]
             told = ", ".join("%d %s" % (states.count(state), state) for state in sorted(set(states)))
@@ -490,7 +491,7 @@ class RunningSweep:
 
 
 def trial_environment(row: Row, events: str, cards: list[str], slot: int) -> dict[str, str]:
-    """The environment of a trial: the sweep's own, with its number, a file for its events, and its card."""
+    """Return the environment of a trial: the sweep's own, plus its number, its events file and its GPU."""
     own = {"GPURUN_TRIAL": "%03d" % row.number, "GPURUN_EVENTS": events}
     if cards:
         own["CUDA_VISIBLE_DEVICES"] = cards[slot % len(cards)]
@@ -498,19 +499,19 @@ def trial_environment(row: Row, events: str, cards: list[str], slot: int) -> dic
 
 
 def grid_of(space: dict[str, Any]) -> Iterator[Params]:
-    """Every combination, the last setting changing first."""
+    """Yield every combination, the last setting changing first."""
     for values in itertools.product(*space.values()):
         yield dict(zip(space, values))  # noqa: B905 - Python 3.8 has no `strict`
 
 
 def drawn(order: dict[str, Any], number: int, attempt: int) -> Params:
-    """Settings by chance: the same for the same trial of the same sweep, on any machine."""
+    """Return random settings: the same for the same trial of the same sweep, on any machine."""
     dice = random.Random("%d:%d:%d" % (order["seed"], number, attempt))
     return {name: drawn_value(axis, dice) for name, axis in order["space"].items()}
 
 
 def drawn_value(axis: Any, dice: random.Random) -> str:
-    """One value of a list, or a number between two."""
+    """Return one value of a list, or a number from a range."""
     if isinstance(axis, list):
         return str(dice.choice(axis))
     low, high = axis["low"], axis["high"]
@@ -522,26 +523,26 @@ def drawn_value(axis: Any, dice: random.Random) -> str:
 
 
 def filled(word: str, params: Params) -> str:
-    """A word of a command with the values in the places of their names."""
+    """Return a word of a command with the values filled in."""
     for name, value in params.items():
         word = word.replace("{%s}" % name, value)
     return word
 
 
 def cards_of(count: int) -> list[str]:
-    """The cards that may be used: those that the machine's own variable names, as many as the plan has."""
+    """Return the usable GPUs: those in the machine's own variable, as many as the plan has."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return (named.split(",") if named else list(map(str, range(count))))[:count]
 
 
 def main() -> int:
-    """Run the sweep that sweep.json says."""
+    """Run the sweep described in sweep.json."""
     with open(sys.argv[1]) as file:
         order = json.load(file)
     try:
         sweep = RunningSweep(order, os.path.dirname(os.getcwd()))
     except ImportError as error:
-        sys.stdout.write("error: %s: the sampler tpe is optuna's; add --pip optuna, or take --sampler random\n" % error)
+        sys.stdout.write("error: %s: the sampler tpe needs optuna; add --pip optuna, or use --sampler random\n" % error)
         return 1
     signal.signal(signal.SIGTERM, sweep.stop)
     return sweep.run()

@@ -1,8 +1,8 @@
-"""Reads `$GPURUN_EVENTS`: a file to which a script may append a JSON line a step, so that nothing is read from its log.
+"""Reads `$GPURUN_EVENTS`: a file to which a script may append one JSON line per step; then its log is not parsed.
 
     {"step": 10, "loss": 2.31, "val_loss": 2.4, "lr": 3e-4, "tokens_per_s": 98520, "total_steps": 100}
 
-`step` is needed, all else may be missing; other keys are passed over.
+`step` is required, everything else optional; other keys are ignored.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ NAME = "command_events.jsonl"
 FIGURES = ("loss", "val_loss", "lr", "tokens_per_s")
 MOST_LINE_BYTES = 4096
 MOST_BYTES = 1 << 18
-"""So much of the file is read at a look: who writes faster is read later."""
+"""How much of the file is read per check; a faster writer is read later."""
 MOST_STEPS = 1 << 53
 
 
 class ToldEvents:
-    """What the file has that was not read yet."""
+    """The unread content of the file."""
 
     def __init__(self, path: str) -> None:
         self.path, self.place, self.rest = path, 0, b""
         self.malformed = ""
-        """The first line that is not as it should be."""
-        with suppress(OSError):  # Without it the log tells what it can.
+        """The first malformed line."""
+        with suppress(OSError):  # Without the file, the log is parsed.
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
 
     def read(self) -> list[dict[str, Any]]:
-        """Return what each new line says; one that says nothing sane is passed over."""
+        """Return the figures of each new line; invalid lines are skipped."""
         try:
             with open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-                if os.fstat(file.fileno()).st_size < self.place:  # It was begun again.
+                if os.fstat(file.fileno()).st_size < self.place:  # The file was truncated.
                     self.place, self.rest = 0, b""
                 file.seek(self.place)
                 piece = file.read(MOST_BYTES)
@@ -66,8 +66,8 @@ def parse_told_event(line: bytes) -> dict[str, Any] | None:
         return None
     counts = {name: told[name] for name in ("step", "total_steps") if told.get(name) is not None}
     figures = {name: told[name] for name in FIGURES if told.get(name) is not None}
-    if "step" not in counts or not all(type(one) in (int, float) for one in (*counts.values(), *figures.values())):
+    if "step" not in counts or not all(type(key) in (int, float) for key in (*counts.values(), *figures.values())):
         return None
-    if not all(0 <= one < MOST_STEPS and one == int(one) for one in counts.values()):
+    if not all(0 <= key < MOST_STEPS and key == int(key) for key in counts.values()):
         return None
-    return dict({name: float(one) for name, one in figures.items()}, **{name: int(one) for name, one in counts.items()})
+    return dict({name: float(key) for name, key in figures.items()}, **{name: int(key) for name, key in counts.items()})

@@ -1,4 +1,4 @@
-"""Optuna's sampler for a sweep: the one module of the far side that needs more than the standard library."""
+"""Optuna's sampler for a sweep: the only module of the remote side that needs more than the standard library."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class Tpe:
-    """Optuna's sampler of that name: it is asked for settings, and told what came of them."""
+    """Optuna's TPE sampler: it proposes settings, and learns from their results."""
 
     def __init__(self, order: dict[str, Any], before: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.space = order["space"]
-        # One that goes on after so many trials must not ask for those of its beginning again.
+        # After a resume it must not propose its first settings again.
         self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=order["seed"] + before))
         self.kinds = {name: self.kind_of(axis) for name, axis in self.space.items()}
 
     def kind_of(self, axis: Any) -> Any:
-        """The distribution of one setting."""
+        """Return the distribution of one setting."""
         kinds = optuna.distributions
         if isinstance(axis, list):
             return kinds.CategoricalDistribution(axis)
@@ -32,15 +32,15 @@ class Tpe:
         return kind(axis["low"], axis["high"], log=axis["log"])
 
     def ask(self) -> Params:
-        """Settings that promise most."""
+        """Return the most promising settings."""
         trial = self.study.ask(self.kinds)
         params = {name: value if isinstance(value, str) else text_of(value) for name, value in trial.params.items()}
-        # It is told under the text that the trial is given, once there is a result.
+        # The result is reported later, for the rounded values that the trial gets.
         self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
         return {name: params[name] for name in self.space}
 
     def tell(self, params: Params, result: float) -> None:
-        """Take in what came of settings."""
+        """Learn the result of some settings."""
         values = {}
         for name, text in params.items():
             axis = self.space[name]

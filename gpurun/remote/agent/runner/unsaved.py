@@ -1,8 +1,8 @@
-"""What of a dev box its end would take away: files elsewhere, large ones that .gitignore names, commits not pushed.
+"""What the end of a dev box would destroy: files elsewhere, large ones in .gitignore, commits that were not pushed.
 
     python -m gpurun.remote.agent.runner.unsaved machine|folder     (in bundle/; a line of JSON)
 
-Where only the run's `folder` goes with it, what lies elsewhere is not lost.
+If only the run's `folder` is removed with it, files elsewhere are not lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LARGE_BYTES, LOOK_S, GIT_S = 10_000_000, 10.0, 10.0
 
 
 def unsaved(root: str, order: Dict[str, Any], is_whole: bool) -> Dict[str, Any]:
-    """How many files, their bytes, the first of them by size, and how many commits."""
+    """Return the number of files, their bytes, the first of them by size, and the number of commits."""
     work, since_wall = os.path.join(root, "bundle", "work"), began_wall(root)
     walk = Walk(work, root, list(order["outputs"]), str(order["checkpoints"]), has_git_rules=True)
     left = {}
@@ -46,7 +46,7 @@ def unsaved(root: str, order: Dict[str, Any], is_whole: bool) -> Dict[str, Any]:
 
 
 def began_wall(root: str) -> float:
-    """When people could begin to work there: what lay there before is not theirs."""
+    """Return when people could begin to work there: older files are not theirs."""
     with open(os.path.join(root, "out", "events.jsonl"), "rb") as events:
         for line in events:
             with suppress(ValueError):
@@ -57,7 +57,7 @@ def began_wall(root: str) -> float:
 
 
 def commits(work: str) -> int:
-    """How many commits of the folder's own repository no remote is known to have."""
+    """Return how many commits of the folder's own repository are on no known remote."""
     if not os.path.isdir(os.path.join(work, ".git")):
         return 0
     silent = subprocess.DEVNULL
