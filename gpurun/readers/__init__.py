@@ -1,1 +1,1 @@
-"""What reads a run's folder and makes something of it; nothing below imports it."""
+"""Modules that read a run's folder and produce something from it; no lower room imports them."""

@@ -1,9 +1,9 @@
-"""`--log-to tensorboard,wandb`: a run's figures where its user looks at them, written from here while it trains.
+"""`--log-to tensorboard,wandb`: writes a run's figures to the user's experiment tracker while it trains.
 
-    python -m gpurun.readers.curve_log HOME RUN
+  python -m gpurun.readers.curve_log HOME RUN
 
-A process of its own, without any cloud's key: what a tracker does, or does not, is none of the rental's business. It
-reads what the supervisor has brought home, so nothing is installed on the machine and no tracker's key goes there.
+It is a separate process without any cloud key, so that a tracker's failure cannot affect the rental. It
+reads what the supervisor has downloaded, so nothing is installed on the machine and no tracker's key goes there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CurveLog(Protocol):
     """One tracker's log of one run."""
 
     def add(self, name: str, value: float, row: Row) -> None:
-        """Write a figure of a step; `row` has all of them, `seconds` since the trainer began among them."""
+        """Write a figure of a step; `row` has all figures, including `seconds` since the trainer began."""
 
     def close(self) -> None:
         """Finish it."""
@@ -67,7 +67,7 @@ class TensorBoardLog:
 
 
 class WandbLog:
-    """A run of Weights & Biases of the same name, which a later process goes on with."""
+    """A run of Weights & Biases with the same name, which a later process can continue."""
 
     def __init__(self, folder: RunFolder, config: Mapping[str, Any]) -> None:
         import wandb
@@ -89,23 +89,23 @@ class WandbLog:
 
 
 def checked_trackers(text: str) -> tuple[str, ...]:
-    """The trackers that --log-to names; what would not work is said before anything is rented."""
-    names = tuple(dict.fromkeys(one.strip() for one in text.split(",") if one.strip()))
+    """Return the trackers in --log-to; problems are reported before anything is rented."""
+    names = tuple(dict.fromkeys(name_typed.strip() for name_typed in text.split(",") if name_typed.strip()))
     for name in names:
         if name not in TRACKERS:
-            hint = f"There are: {', '.join(TRACKERS)}."
+            hint = f"Use one of: {', '.join(TRACKERS)}."
             raise UsageError("usage.log_to", f"--log-to {name!r} is not known.", hint=hint)
         if find_spec(name) is None:
             hint = install_line(name)
             raise SetupError("log_to.missing", f"--log-to {name} needs its package.", hint=hint)
     if "wandb" in names and not _is_logged_in():
-        hint = "wandb login; or set WANDB_MODE=offline, and wandb sync later."
-        raise SetupError("log_to.no_login", "--log-to wandb: there is no login for it.", hint=hint)
+        hint = "Run wandb login; or set WANDB_MODE=offline, and run wandb sync later."
+        raise SetupError("log_to.no_login", "--log-to wandb: you are not logged in.", hint=hint)
     return names
 
 
 def _is_logged_in() -> bool:
-    """Whether Weights & Biases has a key, or needs none."""
+    """Return whether Weights & Biases has a key, or needs none."""
     if os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled") or os.environ.get("WANDB_API_KEY"):
         return True
     try:
@@ -115,7 +115,7 @@ def _is_logged_in() -> bool:
 
 
 def start_logging(folder: RunFolder, home: Home, trackers: Sequence[str]) -> str:
-    """Start the process that logs a run, if anybody wants it; what to type to see it, "" where there is nothing."""
+    """Start the process that logs a run, if the user wants it; return how to view the log, "" if there is nothing."""
     if not trackers:
         return ""
     known = {name: os.environ[name] for name in os.environ if name.startswith("WANDB_") or name.endswith("_PROXY")}
@@ -126,14 +126,14 @@ def start_logging(folder: RunFolder, home: Home, trackers: Sequence[str]) -> str
                 env=child_environment(known), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 cwd=folder.path,
             )  # fmt: skip
-    except OSError as error:  # The run is under way, and its owner is to see it.
+    except OSError as error:  # The run is under way, and its owner must still see it.
         return f"Its figures are not logged: {error.strerror}."
     place = shlex.quote(str(folder.path / "tensorboard"))
     return f"See it: tensorboard --logdir {place}" if "tensorboard" in trackers else ""
 
 
 def figures_in(rows: Sequence[Row]) -> Iterator[tuple[str, float, Row]]:
-    """Every figure that was measured: its column, its value, and the row that it stands in."""
+    """Yield every measured figure: its column, its value, and its row."""
     for row in rows:
         for name in COLUMNS[1:]:
             if (value := row[name]) is not None:
@@ -141,11 +141,11 @@ def figures_in(rows: Sequence[Row]) -> Iterator[tuple[str, float, Row]]:
 
 
 def log_curve(home: Home, run: str, clock: Clock) -> None:
-    """Log a run's figures, each once, until it is over, or nobody drives it."""
+    """Log a run's figures, each once, until it ends, or no process drives it."""
     done: set[tuple[float | None, str]] = set()
     logs: list[CurveLog] = []
     while True:
-        sight = look_at_run(home, run)  # Asked first: what came before its end is seen after it.
+        sight = look_at_run(home, run)  # Checked first, so that figures from before its end are still read.
         rows = load_run(run, home.root).rows
         if rows and not logs:
             logs = _opened(sight)
@@ -162,20 +162,20 @@ def log_curve(home: Home, run: str, clock: Clock) -> None:
 
 
 def _opened(sight: Sight) -> list[CurveLog]:
-    """The logs that the run's user wants."""
-    began = next((one.wall for one in sight.records if one.event is Event.TRAIN_STARTED), 0.0)
-    plan, wanted = sight.plan, sight.plan.choices.log_to
-    told = {"recipe": plan.job.recipe, "machine": f"{plan.offer.provider} {plan.offer.label}", **plan.job.resolved}
+    """Return the logs that the run's user wants."""
+    began = next((record.wall for record in sight.records if record.event is Event.TRAIN_STARTED), 0.0)
+    plan, trackers = sight.plan, sight.plan.choices.log_to
+    config = {"recipe": plan.job.recipe, "machine": f"{plan.offer.provider} {plan.offer.label}", **plan.job.resolved}
     logs: list[CurveLog] = []
-    if "tensorboard" in wanted:
+    if "tensorboard" in trackers:
         logs.append(TensorBoardLog(sight.folder.path / "tensorboard" / sight.folder.name, began))
-    if "wandb" in wanted:
-        logs.append(WandbLog(sight.folder, told))
+    if "wandb" in trackers:
+        logs.append(WandbLog(sight.folder, config))
     return logs
 
 
 def main() -> int:
-    """Log one run; a second process for it has nothing to do."""
+    """Log one run; a second process for the same run ends at once."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     home, run, clock = Home(Path(sys.argv[1])), sys.argv[2], SystemClock()
     try:

@@ -1,7 +1,7 @@
-"""A run from the evidence that a notebook gave: what ran where nothing here could see it, signed and chained as that.
+"""A run made from the evidence of a notebook: it ran where gpurun could not see it, and is signed and chained as such.
 
-The file is read as a stranger's. What it says of its training is its machine's word, as in every run; what it cost, and
-that its session ended, nobody here saw, and the receipt says so.
+The file is read as untrusted. Its training is reported by its machine, as in every run. Its cost, and the end of
+its session, were not observed, and the receipt says so.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from gpurun.ledger.write_receipt import write_receipt
 from gpurun.readers.evidence.card import EVENTS, LOG, PLAN, RECEIPT, EvidenceCard, NoCard, read_listed
 
 _KINDS = {"model.safetensors": "weights", "optim.safetensors": "optimizer", "state.json": "state"}
-_AGAIN = "Download it again where it was made, and leave it packed as it came."
+_AGAIN = "Download it again where it was made, and do not unpack it."
 _LOST = {"outcome": "lost", "reason": "lost", "message": "its evidence was packed before its training had ended"}
 
 
 class _Told(Frozen):
-    """What a notebook's evidence says beside the trainer's own files, as `readers/notebook_file.py` has it written."""
+    """What a notebook's evidence adds to the trainer's own files; `readers/notebook_file.py` has it written."""
 
     v: Literal[1]
     kind: Literal["notebook"]
@@ -66,7 +66,7 @@ class _Told(Frozen):
 
 @dataclass(frozen=True)
 class _Evidence:
-    """A notebook's evidence, once it has been read and is of one recipe and one home."""
+    """A notebook's evidence, after it was read and found to be of one recipe and one home."""
 
     card: EvidenceCard
     told: _Told
@@ -75,17 +75,17 @@ class _Evidence:
 
     @property
     def origin(self) -> dict[str, str]:
-        """What the journal has of where the run came from."""
+        """Return the origin of the run, for the journal."""
         events = hashlib.sha256(self.card.files[EVENTS]).hexdigest()
-        told = {"platform": self.told.platform, "gpurun_version": plain_line(self.told.gpurun_version)[:40]}
-        return {**told, "evidence_sha256": self.sha256, "events_sha256": events}
+        facts = {"platform": self.told.platform, "gpurun_version": plain_line(self.told.gpurun_version)[:40]}
+        return {**facts, "evidence_sha256": self.sha256, "events_sha256": events}
 
 
 def import_run(path: Path, name: str, home: Home, clock: Clock) -> tuple[RunFolder, ExitCode]:
-    """Make a run of that name of a notebook's evidence, and close it; the run, and the code with which it ended.
+    """Make a run with this name from a notebook's evidence, and close it; return the run, and its exit code.
 
-    It is made where nobody looks, and appears whole. UsageError for what is no such evidence, came before, or is
-    another home's; VerificationFailed for what does not hold.
+    It is made in a hidden place, and appears complete. UsageError if it is not such evidence, was imported before, or
+    belongs to another home; VerificationFailed if it does not hold.
     """
     staged = RunFolder(home.staged_data(name))
     shutil.rmtree(staged.path, ignore_errors=True)
@@ -94,12 +94,12 @@ def import_run(path: Path, name: str, home: Home, clock: Clock) -> tuple[RunFold
         evidence = _read(path, home)
         evidence.card.unpack_large(staged.artifacts)
     except NoCard as error:
-        what = f"{path} is no evidence that a run can be made of: {error}."
+        what = f"{path} is not evidence that can become a run: {error}."
         hint = _AGAIN if path.exists() else "Name the file that was downloaded: gpurun import ~/Downloads/evidence.zip"
         raise VerificationFailed("import.refused", what, hint=hint) from error
     except OSError as error:
         what = f"{path} cannot be unpacked: {error.strerror}."
-        raise UsageError("import.unreadable", what, hint="Name the file, or make room for it.") from None
+        raise UsageError("import.unreadable", what, hint="Check the file's name, and free disk space for it.") from None
     (staged.artifacts / "data").rename(staged.data)
     for member, content in evidence.card.files.items():
         place = {LOG: staged.log, EVENTS: staged.events}.get(member, staged.artifacts / member)
@@ -120,7 +120,7 @@ def import_run(path: Path, name: str, home: Home, clock: Clock) -> tuple[RunFold
 
 
 def close_import(home: Home, folder: RunFolder, clock: Clock) -> ExitCode:
-    """Write, sign and chain the receipt of an imported run, and close it; doing it again changes nothing."""
+    """Write, sign and chain the receipt of an imported run, and close it; repeating it changes nothing."""
     with RunLock(folder.lock):
         journal = Journal.open(folder.journal, clock)
         written = write_receipt(home, folder)
@@ -134,10 +134,10 @@ def close_import(home: Home, folder: RunFolder, clock: Clock) -> ExitCode:
 
 
 def _read(path: Path, home: Home) -> _Evidence:
-    """The evidence, if it is whole, new here, and for this home's key."""
+    """Return the evidence, if it is complete, new here, and for this home's key."""
     card = read_listed(path)
     if RECEIPT in card.files:
-        what = f"{path} is the card of a run that has its receipt already."
+        what = f"{path} is the card of a run that already has its receipt."
         raise UsageError("import.card", what, hint=f"Check it: gpurun audit --roster {path.parent}")
     if not {PLAN, LOG, EVENTS, "data/data.json"} <= card.files.keys() | card.large.keys():
         raise NoCard("it has no plan, log, events or shards: was its last cell run before training began?")
@@ -145,10 +145,10 @@ def _read(path: Path, home: Home) -> _Evidence:
         told = _Told.from_json(card.files[PLAN])
         tables = schema.parse_recipe(told.resolved)
     except (ValidationError, schema.RecipeError, RecursionError) as error:
-        raise NoCard("what it says of its recipe is no notebook's, or a newer gpurun's") from error
+        raise NoCard("its description of the recipe is not a notebook's, or is a newer gpurun's") from error
     resolved = ResolvedRecipe(name=plain_line(told.recipe)[:80], form="full", processes=1, tables=tables)
     if resolved.sha256 != told.recipe_sha256 or resolved.record != told.resolved:
-        raise NoCard("its recipe is not the one that it names by its digest")
+        raise NoCard("its recipe does not have the digest that it states")
     with open_regular(path) as content:
         sha256 = hashlib.file_digest(content, "sha256").hexdigest()
     evidence = _Evidence(card, told, resolved, sha256)
@@ -157,23 +157,23 @@ def _read(path: Path, home: Home) -> _Evidence:
 
 
 def _demand_own(evidence: _Evidence, home: Home) -> None:
-    """Refuse what is here already, and what was made for the key of another home."""
+    """Refuse evidence that is here already, or was made for the key of another home."""
     events = evidence.origin["events_sha256"]
     for name in home.run_names():
         with suppress(OSError):
             if events.encode() in read_regular(home.run(name).journal):
-                what = f"This training is here already, as {name}."
+                what = f"This training was imported before, as {name}."
                 raise UsageError("import.twice", what, hint=f"gpurun receipt {name}")
     keyid = evidence.resolved.tables.train.challenge.rpartition(":")[2]
     signer = load_signer(home.keys)
     if keyid and (signer is None or signer.keyid != keyid):
-        what = f"Its challenge was given to the key {keyid[:12]}…, which is not the one of {home.root}."
+        what = f"Its challenge was given to the key {keyid[:12]}…, which is not the key of {home.root}."
         hint = "Import it in the home that the notebook was made in: --home DIR"
         raise UsageError("import.other_key", what, hint=hint)
 
 
 def _shards(there: Path, later: Path, evidence: _Evidence) -> DataSummary:
-    """The shards, every byte checked, as they will lie in the run's folder."""
+    """Return the shards, every byte checked, with their place in the run's folder."""
     tables = evidence.resolved.tables
     found, manifest = inspect_data(there)
     demand_made_for(there, manifest, tokenizer=tables.data.tokenizer, vocab_size=tables.model.vocab_size)
@@ -184,7 +184,7 @@ def _shards(there: Path, later: Path, evidence: _Evidence) -> DataSummary:
 
 
 def _plan(run: str, request: Request, evidence: _Evidence, data: DataSummary, events: Path) -> Plan:
-    """The plan that the notebook stood for: what it was to train, on the cards that its trainer tells of."""
+    """Return the plan that the notebook stood for: its training, on the GPUs that its trainer reported."""
     told, tables = evidence.told, evidence.resolved.tables
     start = next((event for event in events_of(events) if isinstance(event, StartEvent)), None)
     card = start.cuda_name if start else None
@@ -229,12 +229,12 @@ def _plan(run: str, request: Request, evidence: _Evidence, data: DataSummary, ev
 
 
 def _record(folder: RunFolder, plan: Plan, evidence: _Evidence, home: Home, clock: Clock) -> None:
-    """Write the journal up to what came home; VerificationFailed where that contradicts itself."""
+    """Write the journal up to the downloaded files; VerificationFailed if it contradicts itself."""
     journal = Journal.open(folder.journal, clock)
     journal.append(opening(plan, folder, home, endpoint="", imported=evidence.origin))
     journal.append(TrainObserved(**_outcome(folder.events, evidence.told), ended_wall=None))
     files = list(_files(evidence.card, folder.artifacts))
-    steps = {one["step"] for one in files}
+    steps = {file["step"] for file in files}
     best = evidence.told.best or {}
     val_loss = number(best.get("val_loss"))
     is_kept = type(best.get("step")) is int and best["step"] in steps and val_loss is not None
@@ -248,15 +248,15 @@ def _record(folder: RunFolder, plan: Plan, evidence: _Evidence, home: Home, cloc
     )
     records, signer = basis_of(journal.records), load_signer(home.keys)
     keyid = signer.keyid if signer else None
-    told = build_statement(folder, records, head=journal.head, seq=0, prev="", keyid=keyid)["predicate"]
-    wrong = next(contradictions(folder, records, plan.model_dump(mode="json"), {**told}), None)
+    predicate = build_statement(folder, records, head=journal.head, seq=0, prev="", keyid=keyid)["predicate"]
+    wrong = next(contradictions(folder, records, plan.model_dump(mode="json"), {**predicate}), None)
     if wrong:
-        hint = "Import what the notebook wrote, as it came; nothing was kept of this."
-        raise VerificationFailed("import.contradicts", f"It cannot have been so: {wrong}.", hint=hint)
+        hint = "Import the notebook's file unchanged; nothing of this one was kept."
+        raise VerificationFailed("import.contradicts", f"It contradicts itself: {wrong}.", hint=hint)
 
 
 def _files(card: EvidenceCard, artifacts: Path) -> Iterator[FileBrought]:
-    """What came of checkpoints, by digest, as a manifest has it."""
+    """Yield the checkpoint files, by digest, as a manifest lists them."""
     for name in sorted(card.files.keys() | card.large.keys()):
         if name.startswith("checkpoints/"):
             step, _, kind = name.removeprefix("checkpoints/").partition(".")
@@ -266,14 +266,14 @@ def _files(card: EvidenceCard, artifacts: Path) -> Iterator[FileBrought]:
             yield {"name": name, "bytes": size, "sha256": sha256, "kind": _KINDS[kind], "step": int(step)}
 
 
-def _outcome(events: Path, told: _Told) -> dict[str, Any]:
-    """What became of the training, by the trainer's last word; it may have been packed before there was one."""
+def _outcome(events: Path, notebook: _Told) -> dict[str, Any]:
+    """Return the outcome of the training, from the trainer's last event; without one it was packed too early."""
     last: StopEvent | None = None
     for event in events_of(events):
         if isinstance(event, StartEvent | StopEvent):
             last = event if isinstance(event, StopEvent) else None
     if last is None:
-        return {**_LOST, "exit_code": told.exit_code}
+        return {**_LOST, "exit_code": notebook.exit_code}
     outcome = {"done": "done", "signal": "stopped"}.get(last.reason, "failed")
     message = "" if outcome == "done" else last.message or "it was stopped before its last step, and saved first"
-    return {"outcome": outcome, "reason": last.reason, "message": message, "exit_code": told.exit_code}
+    return {"outcome": outcome, "reason": last.reason, "message": message, "exit_code": notebook.exit_code}

@@ -1,6 +1,6 @@
 """Past runs as values, for a notebook or a script: `gpurun.runs()` and `gpurun.load_run("fox-41")`. Nothing is written.
 
-The whole of it is docs/NOTEBOOK.md.
+docs/NOTEBOOK.md describes the whole interface.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from gpurun.core.trainer_events import EvaluationEvent, SampleEvent, StepEvent, 
 
 COLUMNS = ("step", "tokens", "seconds", "cost_usd", "loss", "val_loss", "bits_per_byte", "hellaswag", "lr", "grad_norm",
            "tokens_per_s", "mfu")  # fmt: skip
-"""Of `Run.metrics`: a row a logged or evaluated step, None (pandas: NaN) where nothing was measured."""
+"""The columns of `Run.metrics`: one row per logged or evaluated step, None (pandas: NaN) where nothing was measured."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a home, read when it was loaded."""
+    """A run of a home, as it was when it was loaded."""
 
     name: str
     rows: tuple[Mapping[str, float | int | None], ...] = field(repr=False)
     samples: tuple[Mapping[str, Any], ...] = field(repr=False)
-    """What the model wrote: `step`, `prompt`, `text`."""
+    """The model's samples: `step`, `prompt`, `text`."""
     receipt: Mapping[str, Any] | None = field(repr=False)
-    """The receipt's predicate (docs/RECEIPTS.md), its signature checked; None before the run has ended."""
+    """The receipt's predicate (docs/RECEIPTS.md), with its signature checked; None before the run has ended."""
 
     @property
     def metrics(self) -> Any:
-        """The rows as a pandas frame where pandas is installed, else as a dict of lists; the columns are COLUMNS."""
+        """Return the rows as a pandas frame if pandas is installed, else as a dict of lists; columns are COLUMNS."""
         table = {name: [row[name] for row in self.rows] for name in COLUMNS}
         try:
             import pandas
@@ -43,7 +43,7 @@ class Run:
         return pandas.DataFrame(table)
 
     def plot(self, against: str = "step") -> Any:
-        """A matplotlib figure of training and validation loss against a column; SetupError without matplotlib."""
+        """Return a matplotlib figure of training and validation loss against a column; SetupError if not installed."""
         try:
             from matplotlib.figure import Figure
         except ImportError:
@@ -60,16 +60,16 @@ class Run:
 
 
 def runs(home: str | Path | None = None) -> list[str]:
-    """The names of the runs of a home, oldest first; without one, of GPURUN_HOME or the usual place."""
+    """Return the names of a home's runs, oldest first; by default of GPURUN_HOME or the usual place."""
     from gpurun.ledger.runs import planned_runs
 
     return planned_runs(_home(home))
 
 
 def load_run(name: str = "@last", home: str | Path | None = None) -> Run:
-    """A run by its name, a unique beginning of that, or "@last"; UsageError where there is none.
+    """Return a run by its name, a unique beginning of it, or "@last"; UsageError if there is none.
 
-    A receipt that does not hold raises what `gpurun receipt` says of it.
+    A receipt that does not hold raises the same error as `gpurun receipt`.
     """
     from gpurun.ledger.runs import find_run, look_at_run
     from gpurun.ledger.write_receipt import read_receipt
@@ -92,8 +92,8 @@ def load_run(name: str = "@last", home: str | Path | None = None) -> Run:
         }
         row |= {name: value for name in COLUMNS if (value := getattr(event, name, None)) is not None}
     receipt = read_receipt(place, sight.folder).predicate if sight.folder.receipt.exists() else None
-    told = None if receipt is None else dict(receipt)
-    return Run(sight.folder.name, tuple(rows[step] for step in sorted(rows)), tuple(samples), told)
+    predicate = None if receipt is None else dict(receipt)
+    return Run(sight.folder.name, tuple(rows[step] for step in sorted(rows)), tuple(samples), predicate)
 
 
 def _home(named: str | Path | None) -> Home:

@@ -12,7 +12,7 @@ from gpurun.ledger.write_receipt import read_receipt
 
 @dataclass(frozen=True, slots=True)
 class MonthRow:
-    """What a month's runs of one job with one provider cost at most, by their receipts; the month is one of UTC."""
+    """The upper bound of a month's cost for one job and one provider, from the receipts; months are in UTC."""
 
     month: str
     provider: str
@@ -22,17 +22,17 @@ class MonthRow:
 
 
 def spent_by_month(home: Home) -> tuple[list[MonthRow], list[str]]:
-    """Return the rows, the newest month first, and the runs whose receipt cannot be read."""
+    """Return the rows, newest month first, and the runs whose receipts cannot be read."""
     costs: dict[tuple[str, str, str], list[Micros]] = {}
     unread: list[str] = []
     for folder in home.folders():
         if not folder.receipt.is_file():
             continue
         try:
-            told = read_receipt(home, folder).predicate
-            month = str(told["timeline"]["asked"] or "")[:7] or "unknown"
-            key = (month, str(told["asked"]["provider"]), str(told["asked"]["recipe"]))
-            bound = told["cost"]["upper_bound_micros"]
+            predicate = read_receipt(home, folder).predicate
+            month = str(predicate["timeline"]["asked"] or "")[:7] or "unknown"
+            key = (month, str(predicate["asked"]["provider"]), str(predicate["asked"]["recipe"]))
+            bound = predicate["cost"]["upper_bound_micros"]
         except (GpurunError, KeyError, TypeError, ValueError):
             bound = None
         if bound is None:

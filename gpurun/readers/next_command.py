@@ -1,4 +1,4 @@
-"""What a person types after a receipt, and from which step another rental goes on."""
+"""The next command after a receipt, and the step from which another rental continues."""
 
 from __future__ import annotations
 
@@ -9,43 +9,48 @@ from gpurun.core.run_plan import Request
 from gpurun.jobs.training.continued_training import newest_whole
 
 
-def next_command(told: Predicate, folder: RunFolder, shutdown: str = "") -> str:
-    """Return what a person types next; `shutdown` is what is known of the end of a box of their own."""
-    asked = told["asked"]
+def next_command(predicate: Predicate, folder: RunFolder, shutdown: str = "") -> str:
+    """Return the next command; `shutdown` is what is known about the end of the user's own box."""
+    request = predicate["asked"]
     if shutdown.startswith("shutdown "):
         return f"gpurun audit {folder.name}"
-    if told["teardown"]["is"] == "user_operated" and "imported" not in asked:
-        return f"gpurun confirm-shutdown {told['run']}   # once you have shut the box down"
+    if predicate["teardown"]["is"] == "user_operated" and "imported" not in request:
+        return f"gpurun confirm-shutdown {predicate['run']}   # once you have shut the box down"
     recipe = _recipe_word(folder)
-    if recipe and terms_in(told).has_model and asked["mode"] == "rehearsal" and told["training"]["outcome"] == "done":
-        return f"gpurun plan {recipe}   # what the paid run would take, on every offer"
-    if step := left_at(told):
-        return f"{continuing_command(told)}   # goes on after step {step}"
-    return f"gpurun audit {told['run']}"
+    if (
+        recipe
+        and terms_in(predicate).has_model
+        and request["mode"] == "rehearsal"
+        and predicate["training"]["outcome"] == "done"
+    ):
+        return f"gpurun plan {recipe}   # time and cost of the paid run, on every offer"
+    if step := left_at(predicate):
+        return f"{continuing_command(predicate)}   # continues after step {step}"
+    return f"gpurun audit {predicate['run']}"
 
 
-def continuing_command(told: Predicate) -> str:
-    """Return the command that goes on with a run in another rental."""
-    return f"gpurun {terms_in(told).verb} --from {told['run']}"
+def continuing_command(predicate: Predicate) -> str:
+    """Return the command that continues a run in another rental."""
+    return f"gpurun {terms_in(predicate).verb} --from {predicate['run']}"
 
 
-def left_at(told: Predicate) -> int | None:
-    """Return the step from which another rental goes on with a run that was cut off; None where it cannot.
+def left_at(predicate: Predicate) -> int | None:
+    """Return the step from which another rental continues a run that was cut off; None if it cannot.
 
-    A trainer that failed by itself would again; one that was told to stop by somebody on the machine ended well.
+    A trainer that failed would fail again; one that was stopped by someone on the machine ended well.
     """
-    training = told["training"]
+    training = predicate["training"]
     is_cut = training["outcome"] in ("stopped", "none", "lost")
     is_told = training["outcome"] == "failed" and training["exit_code"] == 0
-    is_paid = told["asked"]["mode"] != "rehearsal"
+    is_paid = predicate["asked"]["mode"] != "rehearsal"
     if not is_paid or not (is_cut or is_told):
         return None
-    latest: int | None = told["checkpoint"]["latest"]
-    return newest_whole(told["checkpoint"]["files"]) if terms_in(told).has_model else latest
+    latest: int | None = predicate["checkpoint"]["latest"]
+    return newest_whole(predicate["checkpoint"]["files"]) if terms_in(predicate).has_model else latest
 
 
 def _recipe_word(folder: RunFolder) -> str:
-    """Return the recipe as it was asked for, with the path of a file; "" where it is unknown, or for a command."""
+    """Return the recipe as it was typed, with the path of a file; "" if it is unknown, or for a command."""
     try:
         request = Request.from_json(read_regular(folder.request))
     except (OSError, ValueError):

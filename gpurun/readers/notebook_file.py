@@ -1,7 +1,7 @@
-"""The notebook of a recipe: the trainer, the recipe and the shards inside it, and cells that need no network.
+"""The notebook of a recipe: it contains the trainer, the recipe and the shards, and cells that need no network.
 
-It is plain JSON of nbformat 4.5. What its cells do is for whoever opens it to read, and its last one writes the
-evidence.zip that `gpurun import` takes (docs/FORMATS.md).
+It is plain JSON in nbformat 4.5, readable for anyone who opens it. Its last cell writes the
+evidence.zip that `gpurun import` reads (docs/FORMATS.md).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PUBLISHED = re.compile(
     r"https://(github)\.com/([\w.~%/-]+/blob/[\w.~%/-]+\.ipynb)|https://(gist)\.github\.com/([\w./-]+)"
 )
 MOST_BYTES = 12 << 20
-"""Of the bundle: in base64 a third more, and platforms take a notebook of some 20 MB."""
+"""The limit for the bundle: base64 adds a third, and platforms accept notebooks of about 20 MB."""
 TOLD = "told.json"
 _STAMP = (1980, 1, 1, 0, 0, 0)
 _METADATA: dict[str, dict[str, Any]] = {
@@ -48,25 +48,25 @@ _METADATA: dict[str, dict[str, Any]] = {
 _ABOUT = """\
 {badge}# {recipe}, trained by gpurun's trainer
 
-1. Choose a GPU: {choose}. Without one this is a smoke test.
-2. Run all cells. Training stops after `MINUTES`, and saves; run the cells again, and it goes on.
-3. Download `evidence.zip`, and at home: `gpurun import evidence.zip`
-4. **End the session yourself: {end}.** Nothing in here can."""
+1. Choose a GPU: {choose}. Without a GPU this is a smoke test.
+2. Run all cells. Training saves and stops after `MINUTES`; run the cells again to continue.
+3. Download `evidence.zip`, then run at home: `gpurun import evidence.zip`
+4. **End the session yourself: {end}.** This notebook cannot."""
 _CHECK = """\
 import subprocess, sys
 
 try:
     import torch
 except ImportError:
-    raise SystemExit("This kernel has no PyTorch. Type %pip install torch into a cell, restart the kernel, run all.")
+    raise SystemExit("This kernel has no PyTorch. Type %pip install torch into a cell, restart it, then run all.")
 
 CARDS = torch.cuda.device_count()
 if CARDS:
     print(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout)
 elif {on_cpu!r} == "as_written":
-    print("There is no GPU here: this is a smoke test on the CPU. To train on one: {choose}.")
+    print("This machine has no GPU: this is a smoke test on the CPU. To train on a GPU: {choose}.")
 else:
-    raise SystemExit("There is no GPU here, and this recipe is not for a CPU. Choose one: {choose}.")
+    raise SystemExit("This machine has no GPU, and this recipe is not for a CPU. Choose a GPU: {choose}.")
 print("torch", torch.__version__, "|", CARDS, "GPU" if CARDS == 1 else "GPUs")"""
 _UNPACK = """\
 import base64, hashlib, io, json, zipfile
@@ -76,7 +76,7 @@ BUNDLE = "{bundle}"
 
 packed = base64.b64decode(BUNDLE)
 if hashlib.sha256(packed).hexdigest() != "{sha256}":
-    raise SystemExit("This notebook was changed or cut short. Make it again: gpurun notebook")
+    raise SystemExit("This notebook was changed or cut short. Make it again with gpurun notebook.")
 HERE = Path("gpurun-{short}").absolute()
 zipfile.ZipFile(io.BytesIO(packed)).extractall(HERE)
 print("Unpacked into", HERE)"""
@@ -85,7 +85,7 @@ import contextlib, os, signal, threading
 
 MINUTES = {minutes}
 
-# Every process takes the same number of whole sequences, or one process takes them all.
+# Every process takes the same number of whole sequences, or a single process takes them all.
 PROCESSES = CARDS if CARDS > 1 and {sequences} % CARDS == 0 else 1
 program = ["trainer.launch", f"--processes={{PROCESSES}}"] if PROCESSES > 1 else ["trainer.train"]
 words = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
@@ -93,7 +93,7 @@ trainer = subprocess.Popen(
     [sys.executable, "-m", *program, *words], cwd=HERE / "bundle", env=os.environ | {{"PYTHONUNBUFFERED": "1"}},
     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
 
-def stop():  # It saves, and ends. Of several processes those that train are told: torchrun would kill them soon.
+def stop():  # It saves, and ends. The signal goes to the training processes, because torchrun would kill them soon.
     found = Path(f"/proc/{{trainer.pid}}/task").glob("*/children") if PROCESSES > 1 else []
     children = [int(word) for path in found for word in path.read_text().split()]
     with contextlib.suppress(ProcessLookupError):
@@ -154,9 +154,9 @@ except ImportError:
 
 
 def badge_to(url: str) -> str:
-    """Return Colab's badge for a notebook that will be published at this address; UsageError where Colab opens none."""
+    """Return Colab's badge for a notebook to be published at this address; UsageError if Colab cannot open it."""
     if not (found := _PUBLISHED.fullmatch(url)):
-        what = f"Colab opens a notebook from GitHub or a gist, and {url} is neither."
+        what = f"Colab opens a notebook from GitHub or a gist, but {url} is neither."
         raise UsageError("notebook.url", what, hint="Write --url https://github.com/OWNER/NAME/blob/main/FILE.ipynb")
     host, path = (found[1], found[2]) if found[1] else (found[3], found[4])
     return f"[![Open in Colab]({_COLAB}/assets/colab-badge.svg)]({_COLAB}/{host}/{path})\n\n"
@@ -165,7 +165,7 @@ def badge_to(url: str) -> str:
 def notebook_of(
     resolved: ResolvedRecipe, data: DataSummary, told: Mapping[str, Any], minutes: int, *, badge: str = ""
 ) -> bytes:
-    """The notebook for the platform in `told`, as `told_of` made that; UsageError where it would be too large."""
+    """Return the notebook for the platform in `told`, as made by `told_of`; UsageError if it would be too large."""
     packed = _packed(resolved, data, told)
     choose, end = PLATFORMS[told["platform"]]
     tables, sha256 = resolved.tables, hashlib.sha256(packed).hexdigest()
@@ -193,7 +193,7 @@ def notebook_of(
 
 
 def told_of(resolved: ResolvedRecipe, data: DataSummary, overrides: tuple[str, ...], platform: str) -> dict[str, Any]:
-    """What a notebook's evidence says of what was to be trained; its cells add what became of it."""
+    """Return what a notebook's evidence says about the intended training; its cells add the outcome."""
     return {
         "v": 1,
         "kind": "notebook",
@@ -209,7 +209,7 @@ def told_of(resolved: ResolvedRecipe, data: DataSummary, overrides: tuple[str, .
 
 
 def _packed(resolved: ResolvedRecipe, data: DataSummary, told: Mapping[str, Any]) -> bytes:
-    """The bundle as a zip, the same bytes for the same content."""
+    """Return the bundle as a zip, the same bytes for the same content."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in _contents(resolved, data, told):
@@ -218,7 +218,7 @@ def _packed(resolved: ResolvedRecipe, data: DataSummary, told: Mapping[str, Any]
             archive.writestr(member, content)
             if out.tell() > MOST_BYTES:
                 what = f"The shards and the trainer are more than the {format_bytes(MOST_BYTES)} that fit a notebook."
-                raise UsageError("notebook.large", what, hint="Take less text: --set data.limit_mb=4")
+                raise UsageError("notebook.large", what, hint="Use less text: --set data.limit_mb=4")
     return out.getvalue()
 
 
@@ -232,7 +232,7 @@ def _contents(resolved: ResolvedRecipe, data: DataSummary, told: Mapping[str, An
 
 
 def _shards(data: DataSummary) -> Iterator[Path]:
-    """A run's own folder of shards whole; of a person's only what its data.json names."""
+    """Yield the shards: a run's own folder completely; of the user's folder only what its data.json lists."""
     own = Path(data.beside or data.folder)
     yield from (path for path in own.iterdir() if path.is_file())
     if data.beside:

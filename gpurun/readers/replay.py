@@ -1,7 +1,7 @@
-"""What a run claims, computed again by its trainer in a child process, and held against what its files say.
+"""Recomputes what a run claims, with its trainer in a child process, and compares it with the run's files.
 
-Where the same kind of processor computes, the bits must be the same. Elsewhere sums come in another order, or in other
-digits, and only what was measured to agree all the same is compared: docs/RECEIPTS.md has the figures.
+On the same kind of processor the bits must be the same. Elsewhere sums are computed in another order or precision, and
+only what was measured to agree nevertheless is compared: docs/RECEIPTS.md has the figures.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from gpurun.view.number_format import format_duration
 
 LIMIT_S = 900.0
 MOST_FLOPS = 2e13
-"""What is trained again at most: minutes on two cores."""
+"""The limit for repeated training: minutes on two cores."""
 START_S, STEP_S, CPU_FLOPS = 5.0, 0.01, 4e10
-"""What a replay is expected to take: to begin, a step of the smallest model, and by its FLOPs; two cores, roughly."""
+"""The expected time of a replay: to begin, per step of the smallest model, and per FLOP; roughly, on two cores."""
 FIRST_STEPS = 20
-"""So many steps two kinds of processor stay together before chance parts them."""
+"""How many steps two kinds of processor agree before they diverge."""
 DRAWN = 3
-"""So many spans are drawn of a run that is too long to be trained again."""
+"""How many spans are drawn from a run that is too long to be repeated."""
 LOSS_APART = {"same": 1e-5, "other": 5e-3}
 STEPS_APART = {"same": 1e-3, "other": 1e-2}
-"""How far a loss may be from the one that was told, as a share of it: both in fp32 on a CPU, or not."""
+"""How far a loss may be from the reported one, as a share of it: both in fp32 on a CPU, or not."""
 _KINDS = ("weights", "optimizer", "state")
 
 
 NOT_REPLAYED = "nothing"
 LEAST_ALIKE = 0.5
-"""How much alike honest weights and replayed ones moved at least, as a cosine: docs/RECEIPTS.md has the sample."""
+"""The lowest cosine between the movements of honest and replayed weights: docs/RECEIPTS.md has the sample."""
 SAMPLED_STEPS, SAMPLED_PARAMETERS = 300, 30_000
-"""How long the sample was trained, and how large its model is; beyond these a low cosine accuses nobody."""
+"""The training time and the model size of the sample; beyond these a low cosine proves nothing."""
 
 
 class Sort(StrEnum):
-    """What a line of a replay is."""
+    """The kind of a replay's line."""
 
     PROBLEM = "problem"
     CHECKED = "checked"
@@ -64,9 +64,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay says: what does not hold, what was checked, and what was not and why (`--strict` counts that).
+    """The result of a replay: what does not hold, what was checked, and what was not and why (`--strict` counts that).
 
-    `extent` is how much was taken again: "all", "3 spans", "nothing".
+    `extent` is how much was repeated: "all", "3 spans", "nothing".
     """
 
     problems: tuple[str, ...] = ()
@@ -76,30 +76,30 @@ class Replayed:
 
     @property
     def was_replayed(self) -> bool:
-        """Whether any step was taken again."""
+        """Return whether any step was repeated."""
         return self.extent != NOT_REPLAYED
 
     @classmethod
     def of(cls, lines: Iterable[Said], extent: str) -> Replayed:
-        """Return the lines by their sort."""
+        """Return the lines, grouped by kind."""
         said = [(sort, plain_line(text)) for sort, text in lines]
         by_sort = {sort: tuple(text for one, text in said if one is sort) for sort in Sort}
         return cls(by_sort[Sort.PROBLEM], by_sort[Sort.CHECKED], by_sort[Sort.UNCHECKED], extent)
 
     @classmethod
     def nothing(cls, why: str) -> Replayed:
-        """Return that nothing was taken again, and why."""
+        """Return the result that nothing was repeated, and why."""
         return cls(unchecked=(plain_line(f"not checked: {why}"),))
 
 
 def with_replay(row: AuditRow, replayed: Replayed | None, *, is_required: bool = False) -> AuditRow:
-    """Return the row with what a replay contradicts, and as warnings what it could not check.
+    """Return the row with a replay's contradictions, and as warnings what it could not check.
 
-    Where a replay `is_required`, a run of which nothing was computed again has a problem.
+    If a replay `is_required`, a run of which nothing was recomputed has a problem.
     """
     if replayed is None:
         return row
-    none = ("nothing of its training was computed again",) if is_required and not replayed.was_replayed else ()
+    none = ("nothing of its training was recomputed",) if is_required and not replayed.was_replayed else ()
     problems = (*replayed.problems, *none)
     verdict = NO if problems and not row.may_be_billing else row.verdict
     warnings = (*row.warnings, *replayed.unchecked)
@@ -115,20 +115,20 @@ def replay_run(
     *,
     limit_s: float = LIMIT_S,
 ) -> Replayed:
-    """Compute the last checkpoint's loss again, and steps between those that are here, where that takes minutes.
+    """Recompute the last checkpoint's loss, and steps between the checkpoints here, if that takes only minutes.
 
-    `told` is what the receipt states, `recipe` the plan's, `data` where the shards are; nothing is computed for longer
-    than `limit_s`. `say` is told how many steps that are, before, and about how long they take.
+    `told` is the receipt's predicate, `recipe` the plan's, `data` where the shards are; computing takes at most
+    `limit_s`. `say` is called before, with the number of steps and the estimated time.
     """
     if not terms_in(told).has_model:
-        return Replayed.nothing("it ran a command of its user's own")
+        return Replayed.nothing("it ran a user's command")
     if told["asked"].get("trainer") == CHANGED:
-        return Replayed.nothing("a changed trainer trained it, whose code is not run for this")
+        return Replayed.nothing("it was trained by a changed trainer, whose code is not run for this")
     listed = [one for one in told["checkpoint"]["files"] if one["kind"] in _KINDS]
     files = [one for one in listed if digest_file(folder.artifacts / one["name"])["sha256"] == one["sha256"]]
     last = newest_whole(files)
     if last is None or last != newest_whole(listed):
-        return Replayed.nothing("the last checkpoint is not here whole, as it came home")
+        return Replayed.nothing("the last checkpoint is not complete here")
     own = [one for one in files if one["step"] == last]
     if not _has_shards(data):
         return Replayed.nothing("the shards that it was trained on are not here")
@@ -146,11 +146,11 @@ def replay_run(
     except SetupError as error:
         return Replayed.nothing(error.what)
     except UsageError as error:
-        return Replayed(problems=(f"step {last} cannot be computed again: {error.what}",))
+        return Replayed(problems=(f"step {last} cannot be recomputed: {error.what}",))
     start = told["training"]["start"]["event"] or {}
     lines = [*_loss(answer, state, last, "same" if _is_alike(answer, start) else "other")]
     if last not in (until for _, until in spans):
-        lines.append((Sort.UNCHECKED, "the steps to it were not checked: that would take long"))
+        lines.append((Sort.UNCHECKED, "the steps to it were not checked, because that would take too long"))
     for again in answer["again"]:
         every = int(recipe["train"].get("log_every", 0))
         lines += _steps(again, answer, folder, start, _state(folder, files, again["to"]) or state, every, parameters)
@@ -161,14 +161,14 @@ def replay_run(
 
 
 def _loss(answer: Mapping[str, Any], state: Mapping[str, Any], last: int, kind: str) -> Iterator[Said]:
-    """The validation loss of the weights, in evaluation mode, beside the one that the checkpoint has."""
-    said, found = number(state.get("val_loss")), number(answer["val_loss"])
-    if said is None:
-        yield Sort.UNCHECKED, f"the validation loss of step {last} was not checked: none was taken there"
-    elif found is None or abs(found - said) > LOSS_APART[kind] * abs(said):
-        yield Sort.PROBLEM, f"the weights of step {last} have the validation loss {found}, and the run says {said}"
+    """Yield the comparison of the weights' validation loss, in evaluation mode, with the checkpoint's."""
+    stated, found = number(state.get("val_loss")), number(answer["val_loss"])
+    if stated is None:
+        yield Sort.UNCHECKED, f"the validation loss of step {last} was not checked: none was computed there"
+    elif found is None or abs(found - stated) > LOSS_APART[kind] * abs(stated):
+        yield Sort.PROBLEM, f"the weights of step {last} have the validation loss {found}, but the run says {stated}"
     else:
-        yield Sort.CHECKED, f"the validation loss of step {last} is {found:.6g} again"
+        yield Sort.CHECKED, f"the validation loss of step {last} was recomputed: {found:.6g}"
 
 
 def _steps(
@@ -180,10 +180,10 @@ def _steps(
     every: int,
     parameters: int,
 ) -> Iterator[Said]:
-    """A span that was taken again: to the bit on the same kind of processor, else as long as losses agree.
+    """Yield the comparison of a repeated span: to the bit on the same kind of processor, else while losses agree.
 
-    `state` is that of the checkpoint which ends it, or the last one's; a loss is told `every` so many steps. Nothing
-    that the checked run states makes less of it a finding: what its words keep from being checked is unchecked.
+    `state` belongs to the checkpoint at its end, or to the last one; a loss is reported `every` so many steps. Claims
+    of the checked run cannot weaken a finding: what they prevent from being checked counts as unchecked.
     """
     first, until, here = again["from"], again["to"], answer["kind"]
     span = f"steps {first} to {until}"
@@ -196,28 +196,28 @@ def _steps(
             told_loss = min(losses)
             yield (
                 Sort.PROBLEM,
-                f"step {step}, taken again, has loss {taken[step]:.6g}, and the run says {told_loss:.6g}",
+                f"step {step}, repeated, has loss {taken[step]:.6g}, but the run says {told_loss:.6g}",
             )
             return
     agreed = f"{len(early)} of the losses of its first {FIRST_STEPS} steps were compared and agree"
     if not early:
-        agreed = "no loss of its first steps is told, so none was compared"
+        agreed = "no loss of its first steps was reported, so none was compared"
         due = range(first + 1, min(until, first + FIRST_STEPS) + 1)
         if any(step == 1 or (every and step % every == 0) for step in due):
-            yield Sort.PROBLEM, f"{span}: {agreed}, and the trainer tells some"
+            yield Sort.PROBLEM, f"{span}: {agreed}, although the trainer reports some"
     yield from _moved(again, span, parameters)
     is_equal = again["equal"]
-    if is_equal is None:  # No checkpoint ends it: then the losses are all that there is.
+    if is_equal is None:  # Without a checkpoint at its end there are only losses.
         is_equal = bool(told) and all(taken[step] in losses for step, losses in told.items())
     is_same_kind = state.get("kind") == here and state.get("processes") == 1 and answer["device"] == "cpu"
     if is_equal and start.get("device") == "cuda" and answer["device"] == "cpu":
-        yield Sort.PROBLEM, f"the log says cuda, and a CPU gives what {span} gave to the bit"
+        yield Sort.PROBLEM, f"the log says cuda, but a CPU gives the same bits for {span}"
     elif is_equal:
         yield Sort.CHECKED, f"{span} are the same to the bit"
     elif _resumed_in(folder, first, until):
         yield (
             Sort.UNCHECKED,
-            f"{span}: {agreed}; the bits were not checked, since the run says that it was resumed there",
+            f"{span}: {agreed}; the bits were not checked, because the run says that it was resumed there",
         )
     elif is_same_kind and (told or again["equal"] is not None):
         yield Sort.PROBLEM, f"{span} are not the same to the bit, on the same kind of processor ({here})"
@@ -225,32 +225,32 @@ def _steps(
         theirs = plain_line(str(state.get("kind") or "unknown"))[:80]
         yield (
             Sort.UNCHECKED,
-            f"{span}: {agreed}; the bits were not checked: it says that it ran on {theirs}, this is {here}",
+            f"{span}: {agreed}; the bits were not checked: it says that it ran on {theirs}, but this is {here}",
         )
 
 
 def _moved(again: Mapping[str, Any], span: str, parameters: int) -> Iterator[Said]:
-    """Say how much alike the weights moved in a span; a problem where no honest run of the sample came as low."""
+    """Yield how similarly the weights moved in a span; a problem if no honest run of the sample came as low."""
     alike = number(again.get("alike"))
     if alike is None or again["equal"]:
         return
-    words = f"over {span} its weights moved as the replayed ones did by a cosine of {alike:.3f}"
+    words = f"over {span} its weights moved like the replayed ones with a cosine of {alike:.3f}"
     is_sampled = again["from"] == 0 and again["to"] <= SAMPLED_STEPS and parameters <= SAMPLED_PARAMETERS
     if alike >= LEAST_ALIKE:
         yield Sort.CHECKED, words
     elif is_sampled:
-        yield Sort.PROBLEM, f"{words}; those of honest runs on other processors do by {LEAST_ALIKE} and more"
+        yield Sort.PROBLEM, f"{words}; honest runs on other processors have at least {LEAST_ALIKE}"
     else:
-        yield Sort.UNCHECKED, f"{words}, and how low an honest run of this size and length comes was not measured"
+        yield Sort.UNCHECKED, f"{words}; how low an honest run of this size and length can be was not measured"
 
 
 def _is_alike(answer: Mapping[str, Any], start: Mapping[str, Any]) -> bool:
-    """Whether both computed in fp32 on a CPU."""
+    """Return whether both computed in fp32 on a CPU."""
     return (answer["device"], start.get("device"), start.get("precision")) == ("cpu", "cpu", "fp32")
 
 
 def _told(folder: RunFolder, steps: range) -> dict[int, list[float]]:
-    """The losses that the events have of these steps; one that was taken twice has two."""
+    """Return the losses in the events of these steps; a step that was taken twice has two."""
     told: dict[int, list[float]] = {}
     for event in events_of(folder.events):
         if isinstance(event, StepEvent) and event.step is not None and event.step in steps and event.loss is not None:
@@ -259,26 +259,26 @@ def _told(folder: RunFolder, steps: range) -> dict[int, list[float]]:
 
 
 def _resumed_in(folder: RunFolder, first: int, until: int) -> bool:
-    """Whether another process, perhaps on another machine, went on between these two steps."""
+    """Return whether another process, on this or another machine, resumed between these two steps."""
     starts = (event.resumed_from for event in events_of(folder.events) if isinstance(event, StartEvent))
     return any(step is not None and first < step < until for step in starts)
 
 
 def _state(folder: RunFolder, files: list[dict[str, Any]], step: int) -> dict[str, Any]:
-    """What a checkpoint says of itself; nothing where it is not here, or no object."""
-    for one in files:
-        if (one["kind"], one["step"]) == ("state", step):
-            return read_object(folder.artifacts / one["name"], MOST_STATE_BYTES)
+    """Return a checkpoint's state; {} if it is not here, or not an object."""
+    for entry in files:
+        if (entry["kind"], entry["step"]) == ("state", step):
+            return read_object(folder.artifacts / entry["name"], MOST_STATE_BYTES)
     return {}
 
 
 def _spans(
     files: list[dict[str, Any]], told: Mapping[str, Any], recipe: Mapping[str, Any], parameters: int
 ) -> list[tuple[int, int]]:
-    """The steps that are taken again, from the seed's own weights where it is possible, for minutes in all.
+    """Return the steps to repeat, from the seed's own weights if possible, for minutes in total.
 
-    It is all of them; of a longer run those that led to the last checkpoint, and some between the kept ones, drawn so
-    that nobody knows before which. Of a long span it is the first few steps.
+    These are all steps; for a longer run those that led to the last checkpoint, and some between the kept ones, drawn
+    unpredictably. Of a long span only the first few steps are repeated.
     """
     is_fresh = not told["asked"].get("continues") and not recipe["train"].get("init_from")
     kept = sorted({one["step"] for one in files if newest_whole([f for f in files if f["step"] == one["step"]])})
@@ -300,10 +300,10 @@ def _spans(
 
 
 def _has_shards(data: Path) -> bool:
-    """Whether all that data.json lists lies there as it says; a public shard was the machine's alone."""
+    """Return whether all shards in data.json are present and intact; only the machine had the public ones."""
     try:
         listed = read_object(data / "data.json")
-        shards = [one for part in ("train", "val") for one in listed[part]]
-        return all(digest_file(data / Path(str(one["name"])).name)["sha256"] == one["sha256"] for one in shards)
+        shards = [shard for part in ("train", "val") for shard in listed[part]]
+        return all(digest_file(data / Path(str(shard["name"])).name)["sha256"] == shard["sha256"] for shard in shards)
     except (OSError, ValueError, KeyError, TypeError):
         return False

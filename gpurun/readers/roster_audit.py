@@ -1,4 +1,4 @@
-"""Judges a folder of evidence cards, offline, and computes them again where that is asked for."""
+"""Judges a folder of evidence cards, offline, and recomputes them on request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpurun.readers.replay import NOT_REPLAYED, Replayed, replay_run
 
 CARD_S, MORE_S = 300.0, 180.0
 MEAN_S = 120.0
-"""A card is computed again for CARD_S at most, a folder for MEAN_S a card and MORE_S besides."""
+"""Recomputing a card takes at most CARD_S, a folder MEAN_S per card plus MORE_S."""
 
 
 def audit_roster(
@@ -35,37 +35,37 @@ def audit_roster(
 ) -> list[CardRow]:
     """Return a row for every file of a folder, and for each learner of the class who handed in none.
 
-    `replay` computes the cards again, and `require_replay` takes no less. Ctrl-C ends the computing, not the table.
+    `replay` recomputes the cards, `require_replay` accepts nothing less. Ctrl-C ends the computing, not the table.
     """
     try:
         names = sorted(name for name in os.listdir(place) if not name.startswith("."))
     except OSError as error:
         what = f"--roster {place} cannot be listed: {error.strerror}."
-        raise UsageError("usage.roster", what, hint="Name the folder in which the cards lie.") from None
+        raise UsageError("usage.roster", what, hint="Name the folder with the cards.") from None
     roster = None
     if class_file:
         path = Path(class_file).expanduser()
-        if not path.exists() and path.suffix != ".json":  # The name of a class: `roster new` wrote its file.
+        if not path.exists() and path.suffix != ".json":  # The name of a class, whose file `roster new` wrote.
             path = path.with_name(f"{path.name}.roster.json")
         roster = read_roster(path)
     paths = [place / name for name in names if not (place / name).is_dir()]
-    seen = count(1)
+    number = count(1)
 
     def on_row(row: CardRow) -> None:
-        say(f"{next(seen)}/{len(paths)} {row.student or row.file}: {row.verdict}")
+        say(f"{next(number)}/{len(paths)} {row.student or row.file}: {row.verdict}")
 
     rows = check_class(paths, roster, official=digest_of_trainer(bundle_root() / "trainer"), on_row=on_row)
     if replay or require_replay:
         _replay(rows, place, clock, say)
     for row in rows:
         if require_replay and row.told and row.replayed in ("", NOT_REPLAYED):
-            row.problems.append("nothing of its training was computed again")
+            row.problems.append("nothing of its training was recomputed")
         row.verdict = NO if row.problems and row.verdict != UNREADABLE else row.verdict
     return rows
 
 
 def _replay(rows: Sequence[CardRow], place: Path, clock: Clock, say: Callable[[str], None]) -> None:
-    """Compute again what cards with a checkpoint claim; of the others it is said that nothing was."""
+    """Recompute the claims of cards with a checkpoint; note for the others that nothing was recomputed."""
     judged = [row for row in rows if row.told and row.verdict != TWICE]
     ends_mono, why = clock.monotonic() + MORE_S + MEAN_S * len(judged), ""
     for number, row in enumerate(judged, start=1):
@@ -82,7 +82,7 @@ def _replay(rows: Sequence[CardRow], place: Path, clock: Clock, say: Callable[[s
             say(f"{what}: {text}")
 
         try:
-            with finding(row.problems.append, "it cannot be computed again"):
+            with finding(row.problems.append, "it cannot be recomputed"):
                 replayed = _replayed(row, place, say_more, min(CARD_S, left_s))
                 row.problems += replayed.problems
                 row.checked += replayed.checked
@@ -97,7 +97,7 @@ def _replay(rows: Sequence[CardRow], place: Path, clock: Clock, say: Callable[[s
 
 
 def _replayed(row: CardRow, place: Path, say: Callable[[str], None], limit_s: float) -> Replayed:
-    """Compute one card again, for so long at most."""
+    """Recompute one card, in at most `limit_s`."""
     card = read_card(place / row.file)
     if not card.large:
         return Replayed.nothing("its checkpoint is not in it (gpurun evidence --with-checkpoint)")

@@ -1,4 +1,4 @@
-"""All that is known of a run, from its folder as it is, for the report and a model card."""
+"""Everything known about a run, from its folder, for the report and a model card."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENDED = {"failed": "failed", "cut off": "was cut off", "never started": "never 
 
 
 def material_of(home: Home, sight: Sight, now: float) -> RunMaterial:
-    """Everything that the report needs to know of one run; what its machine said is heard as far as it can be read."""
+    """Return everything that the report needs about one run; its machine's files are used as far as readable."""
     plan = sight.plan
     told = hear(lines_of(sight.folder.events), spending_of(sight))
     receipt, why = _receipt(home, sight)
@@ -60,7 +60,7 @@ def material_of(home: Home, sight: Sight, now: float) -> RunMaterial:
 
 
 def _given(sight: Sight) -> tuple[str, ...]:
-    """Return the recipe's keys that its user set, by the request as typed; none where that cannot be read."""
+    """Return the recipe's keys that its user set, from the request as typed; () if that cannot be read."""
     try:
         request = Request.from_json(read_regular(sight.folder.request))
     except (OSError, GpurunError, ValueError):
@@ -69,28 +69,28 @@ def _given(sight: Sight) -> tuple[str, ...]:
 
 
 def earlier_words(earlier: Earlier) -> str:
-    """What a run went on from, and what is not in its own cost."""
+    """Return what a run continued from, and the cost that is not in its own."""
     spent = earlier.spent_micros
     cost = f", which cost {format_usd(spent)} at most, not counted here" if spent else ""
     return f"{earlier.run} after step {earlier.step:,}{cost}"
 
 
 def _pace(sight: Sight, wall: float, rate: RateObserved, receipt: Receipt | None) -> str:
-    """What was planned, what was measured after the first steps, and how long it took, as far as it is over."""
+    """Return the planned time, the measured speed after the first steps, and the time taken, if it is over."""
     step, planned_s, terms = rate.step, sight.plan.estimate.likely_s, sight.plan.job.terms
-    plan = f"Planned were {format_duration(planned_s)} of {terms.doing}; " if planned_s else ""
+    plan = f"Planned: {format_duration(planned_s)} of {terms.doing}; " if planned_s else ""
     if sight.unfinished:
         return f"{plan}at {utc(wall)[:16]}Z, after {step} steps: {tell_rate(rate, terms)}."
     took_s = receipt.predicate["training"]["seconds"]["train_s"] if receipt else None
     took = f"; it took {format_duration(took_s)}" if took_s is not None else ""
-    return f"{plan}{tell_pace(rate)} were measured after {step} steps{took}."
+    return f"{plan}measured after {step} steps: {tell_pace(rate)}{took}."
 
 
 def _receipt(home: Home, sight: Sight) -> tuple[Receipt | None, str]:
-    """The run's receipt, or the reason why there is none to show."""
+    """Return the run's receipt, or the reason why there is none to show."""
     if not sight.folder.receipt.exists():
-        why = "it goes on" if sight.owner else "it was not finished"
-        return None, why if sight.unfinished else "its receipt is not here any more"
+        why = "it is under way" if sight.owner else "it was not finished"
+        return None, why if sight.unfinished else "its receipt is no longer here"
     try:
         return read_receipt(home, sight.folder), ""
     except GpurunError as error:
@@ -98,9 +98,9 @@ def _receipt(home: Home, sight: Sight) -> tuple[Receipt | None, str]:
 
 
 def spending_of(sight: Sight) -> Callable[[float], Micros | None]:
-    """What was spent after so many seconds of training, boot and upload included; None where it is free or unknown.
+    """Return a function for the cost after some seconds of training, with boot and upload; None if free or unknown.
 
-    A run that went on from another begins with what that one cost: its losses were not to be had for less.
+    A run that continued another starts with that one's cost, because its losses were not possible for less.
     """
     places = [place for place, record in enumerate(sight.records) if record.event is Event.TRAIN_STARTED]
     before = sight.plan.continues.spent_micros if sight.plan.continues else Micros(0)
@@ -113,17 +113,17 @@ def spending_of(sight: Sight) -> Callable[[float], Micros | None]:
 
 
 def _notes(sight: Sight, told: Told, receipt: Receipt | None) -> Iterator[str]:
-    """What a reader of the figures has to know about them."""
+    """Yield what a reader of the figures must know about them."""
     terms = sight.plan.job.terms
     if sight.plan.mode is Mode.REHEARSAL:
         small = "the recipe's small form on this machine's CPU" if terms.has_model else "a short run on this machine"
-        yield f"A rehearsal: {small}, not the run that would be paid for."
+        yield f"A rehearsal: {small}, not the paid run."
     if (earlier := sight.plan.continues) is not None:
-        yield f"It went on from {earlier_words(earlier)}."
+        yield f"It continued from {earlier_words(earlier)}."
         if earlier.spent_micros:
-            yield "In the curves its dollars begin with what that one cost, its own time at nought."
+            yield "In the curves its dollars begin with that run's cost, and its time at zero."
     if sight.unfinished:
-        yield "The run is not finished: its figures are those of this moment."
+        yield "The run is not finished: these are its current figures."
     elif (word := state_word(sight)) in _ENDED:
         yield f"The run {_ENDED[word]}."
     if sight.damage is not None:
@@ -131,7 +131,7 @@ def _notes(sight: Sight, told: Told, receipt: Receipt | None) -> Iterator[str]:
     for record in sight.records:
         if isinstance(rate := record.typed, RateObserved):
             yield _pace(sight, record.wall, rate, receipt)
-    # Which of a command's outputs had that loss is not known.
+    # It is unknown which of a command's outputs had that loss.
     if (
         terms.has_model
         and told.best is not None
@@ -144,10 +144,10 @@ def _notes(sight: Sight, told: Told, receipt: Receipt | None) -> Iterator[str]:
     if told.unreadable:
         yield f"{told.unreadable:,} lines of its events could not be read and are left out."
     if told.not_finite:
-        yield f"{told.not_finite:,} losses were no finite numbers and are left out."
+        yield f"{told.not_finite:,} losses were not finite numbers and are left out."
     dropped = LocalCopy(sight.folder.events).dropped_bytes
     if dropped:
-        yield f"{format_bytes(dropped)} in the middle of its events were too much to keep."
+        yield f"{format_bytes(dropped)} in the middle of its events were too large to keep."
     if told.stop_reason not in ("", "done"):
         said = told.stop_message or f"{terms.worker} stopped: {told.stop_reason}"
         yield f"{said[:1].upper()}{said[1:].rstrip('.')}."

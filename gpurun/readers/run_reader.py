@@ -20,7 +20,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class News:
-    """What came since the last reading; `heard_wall` is when the machine's last word was written down here."""
+    """What is new since the last reading; `heard_wall` is when the machine's last message was recorded here."""
 
     records: list[Record]
     events: list[TrainerEvent]
@@ -31,12 +31,12 @@ class News:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing came."""
+        """Return whether nothing is new."""
         return not (self.records or self.events or self.log_lines)
 
 
 class RunReader:
-    """Follows one run folder from its beginning; a line that is not yet whole is left for the next reading."""
+    """Follows one run folder from its beginning; an incomplete line is left for the next reading."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -44,7 +44,7 @@ class RunReader:
         self._offsets = {folder.events: 0, folder.log: 0}
 
     def read(self) -> News:
-        """What is new, at most a megabyte of each file at a time."""
+        """Return what is new, at most a megabyte of each file at a time."""
         records = read_journal(self._folder.journal).records[self._records_seen :]
         self._records_seen += len(records)
         events = [event for line in self._lines(self._folder.events) if (event := parse_event(line)) is not None]
@@ -68,5 +68,5 @@ class RunReader:
 
 
 def lines_in(block: bytes) -> list[bytes]:
-    """Its lines, which a line feed alone ends: a progress bar writes over itself after carriage returns."""
+    """Return the lines of a block, ended only by line feeds: a progress bar overwrites itself with carriage returns."""
     return [line.rstrip(b"\r\n") for line in BytesIO(block)]

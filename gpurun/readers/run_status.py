@@ -1,4 +1,4 @@
-"""How a run stands: its word, its row in `ps`, and the next command of one that may be billing."""
+"""The status of a run: its word, its row in `ps`, and the next command for one that may be billing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpurun.view.list_tables import RunRow
 from gpurun.view.number_format import format_duration
 
 _TAIL_BYTES = 1 << 16
-# The live view's words for what goes on; the other phases are called so already.
+# The live view's words for these phases; the others have their own names.
 _WORDS = {
     Phase.OPENED: "starting",
     Phase.CREATING: "provisioning",
@@ -32,7 +32,7 @@ _WORDS = {
 
 
 def way_on(sight: Sight, now: float) -> str:
-    """Return what is known of a run that may be billing, and the next command."""
+    """Return what is known about a run that may be billing, and the next command."""
     why, name = gave_up(sight, now), sight.folder.name
     if why:
         who = "Its supervisor goes on asking" if sight.owner else "Nobody drives it"
@@ -43,15 +43,17 @@ def way_on(sight: Sight, now: float) -> str:
 
 
 def run_row(sight: Sight, now: float) -> RunRow:
-    """The row of a run in `ps`, for people."""
+    """Return the row of a run in `ps`, for people."""
     state, plan = sight.state, sight.plan
     ends_wall = _ends_wall(sight)
     is_overdue = ends_wall is not None and now > ends_wall
-    # Nobody is at work on it, or somebody was without a proof, or it is past its deadline.
+    # No process drives it, or one gave up without proof, or it is past its deadline.
     is_red = state.may_be_billing and (sight.owner is None or is_overdue or bool(gave_up(sight)))
     spent = spending(sight.records, now, is_watched=sight.owner is not None and not is_red)
-    is_floor = sight.damage is not None  # What a damaged journal has lost may have cost more.
-    dies = state.may_be_billing and not (state.late or state.leftover)  # Those are not the machine of this deadline.
+    is_floor = sight.damage is not None  # Lost records of a damaged journal may have cost more.
+    dies = state.may_be_billing and not (
+        state.late or state.leftover
+    )  # The deadline is not that of late machines or leftovers.
     return RunRow(
         run=sight.folder.name,
         recipe=plan.job.recipe,
@@ -71,18 +73,18 @@ def run_row(sight: Sight, now: float) -> RunRow:
 
 
 def _where(sight: Sight, now: float) -> str:
-    """On which machine it is; of a run that waits for another one the best price that was seen meanwhile."""
+    """Return the machine that it is on; for a run that waits for another one, the best price seen meanwhile."""
     offer, state = sight.plan.offer, sight.state
     leg = f"leg {state.leg} · " if state.leg > 1 else ""
     if waits_for_machine(state):
-        told = read_moving(sight.folder, now)
-        seen = told.words.rpartition("; ")[2] if told is not None and told.what == "wait" else ""
-        return f"{leg}no machine{f' · {seen}' if seen else ''}"
+        progress = read_moving(sight.folder, now)
+        price = progress.words.rpartition("; ")[2] if progress is not None and progress.what == "wait" else ""
+        return f"{leg}no machine{f' · {price}' if price else ''}"
     return f"{leg}{offer.provider} {offer.label}{' spot' if leg and offer.spot else ''}"
 
 
 def _silence(sight: Sight, now: float) -> str:
-    """Say for how long its job has written nothing, where that is long."""
+    """Return for how long its job has written nothing, if that is long."""
     since_wall = sight.state.silent_since_wall
     if since_wall is None or not sight.unfinished or sight.state.phase is not Phase.TRAINING:
         return ""
@@ -90,7 +92,7 @@ def _silence(sight: Sight, now: float) -> str:
 
 
 def _ends_wall(sight: Sight) -> float | None:
-    """The deadline of its machine, or of its job once that has begun."""
+    """Return the deadline of its machine, or of its job once that has begun."""
     state = sight.state
     if state.deadline_wall is None:
         return None
@@ -99,23 +101,23 @@ def _ends_wall(sight: Sight) -> float | None:
 
 
 def _is_queued(sight: Sight) -> bool:
-    """Whether it is not known to have begun, and so ends a whole lease after it will have."""
+    """Return whether it may still be queued, so that it ends a whole lease after its start."""
     instance = sight.state.instance
     return bool(sight.plan.lease.queue_s) and (instance is None or instance.started_wall is None)
 
 
 def _dies_by(sight: Sight) -> str:
-    """Who ends the machine; what is armed at boot alone is not believed before it was read back."""
+    """Return what ends the machine; a timer that is armed at boot counts only after it was read back."""
     if _is_queued(sight):
         return f"{format_duration(sight.plan.lease.total_s)} after its start"
     planned = sight.plan.offer.dies_by_itself
-    is_armed = sight.state.armed or sight.plan.lease.queue_s  # A scheduler ends what it starts.
+    is_armed = sight.state.armed or sight.plan.lease.queue_s  # A scheduler ends the jobs that it starts.
     is_waited_for = planned.startswith("yes") and sight.plan.offer.rate_micros_per_hour and not is_armed
     return "not armed yet" if is_waited_for else planned.partition(",")[0]
 
 
 def state_word(sight: Sight) -> str:
-    """How a run stands, in a word or three."""
+    """Return the status of a run, in one to three words."""
     state = sight.state
     if sight.damage is not None or sight.plan_lost is not None:
         return "damaged"
@@ -132,13 +134,13 @@ def state_word(sight: Sight) -> str:
 
 
 def held_word(state: RunState) -> str:
-    """Until when a machine is held, for what its end would take away."""
+    """Return until when a machine is held for files that its end would destroy."""
     until_wall = state.hold_until_wall or 0.0
     return f"held until {local_minute(until_wall, now=until_wall)}"
 
 
 def run_data(sight: Sight, row: RunRow) -> dict[str, object]:
-    """The same row for programs."""
+    """Return the same row for programs."""
     state = sight.state
     return {
         "run": sight.folder.name,
@@ -164,7 +166,7 @@ def run_data(sight: Sight, row: RunRow) -> dict[str, object]:
 
 
 def _last_step(sight: Sight) -> int | None:
-    """The step of the last event that came, from the end of the file alone."""
+    """Return the step of the latest event, reading only the end of the file."""
     try:
         with open_regular(sight.folder.events) as events:
             events.seek(max(0, sight.folder.events.stat().st_size - _TAIL_BYTES))

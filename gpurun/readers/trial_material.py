@@ -1,4 +1,4 @@
-"""What the report shows of a sweep: each of its trials as a run of its own, the best first."""
+"""The report's view of a sweep: each of its trials as a separate run, the best first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpurun.view.report.series import Mark, Told
 
 
 def materials_of(home: Home, sight: Sight, now: float) -> list[RunMaterial]:
-    """Return what the report needs of a run: of a sweep one for each trial that has begun."""
+    """Return what the report needs about a run; for a sweep, one item for each trial that has begun."""
     whole, job = material_of(home, sight, now), sight.plan.job
     events: dict[int, list[TrialEvent]] = {}
     for event in events_of(sight.folder.events) if isinstance(job, SweepJob) else ():
@@ -36,7 +36,7 @@ def materials_of(home: Home, sight: Sight, now: float) -> list[RunMaterial]:
 
 
 def _material(whole: RunMaterial, job: SweepJob, events: list[TrialEvent], micros: Micros | None) -> RunMaterial:
-    """Return one trial as a run: its settings are those of the sweep's job with its own in their places."""
+    """Return one trial as a run: its settings are those of the sweep's job, with its own filled in."""
     last, params = events[-1], dict(events[-1].params)
     known = {name: params.get(name, "") for name in job.sweep.space}
     trained: Job | None = job.with_settings(known) if all(known.values()) else None
@@ -58,7 +58,7 @@ def _material(whole: RunMaterial, job: SweepJob, events: list[TrialEvent], micro
 
 
 def _told(events: list[TrialEvent], micros: Micros | None) -> Told:
-    """Return the curve of one trial, in its own steps, tokens and seconds, and in its share of the dollars."""
+    """Return the curve of one trial, in its own steps, tokens and seconds, and with its share of the dollars."""
     told, last = Told(), events[-1]
     told.steps, told.seconds = last.steps, last.seconds or 0.0
     validated = None

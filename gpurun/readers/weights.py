@@ -1,7 +1,7 @@
-"""A run's checkpoints at home, and the trainer's own programs asked about them in a child process.
+"""A run's checkpoints at home, and the trainer's own programs that use them in a child process.
 
-gpurun never loads a tensor: the trainer does, with torch, in a process of its own, and only files whose digests are
-those that were recorded when they came home.
+gpurun never loads a tensor: the trainer does, with torch, in its own process, and only from files whose digests match
+those that were recorded when they were downloaded.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from gpurun.jobs.training.changed_trainer import demand_as_planned
 from gpurun.ledger.runs import Sight
 from gpurun.lifecycle.artifacts.inventory import Inventory
 
-# What continuing a text or exporting needs; the optimiser's state may stay where it is.
+# Files for generating text or exporting; the optimiser's state is not needed.
 _NEEDED = ("weights", "state")
 MEMORY_BYTES = 8 << 30
-"""What torch may take beside the weights, on a card of its own too."""
+"""What torch may use in addition to the weights, including for a GPU."""
 _STEP = re.compile(r"(?:checkpoints/)?0*(\d{1,6})(?:\.(?:model|optim)\.safetensors|\.state\.json)?")
 
 
 @dataclass(frozen=True)
 class HomeCheckpoint:
-    """One checkpoint that came home whole: its step, its file of weights, its data's folder and the plan's recipe.
+    """One complete checkpoint at home: its step, its weights file, its data's folder and the plan's recipe.
 
     `trainer` is the run's copy of its own changed trainer, which alone knows its model; None for gpurun's.
     """
@@ -48,13 +48,13 @@ class HomeCheckpoint:
 
 
 def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
-    """The checkpoint that is meant, `best`, `last` or a name, once its digests hold.
+    """Return the requested checkpoint, `best`, `last` or a name, after verifying its digests.
 
-    UsageError when there is none such, VerificationFailed when a file is missing or not the one that came home.
+    UsageError if it does not exist, VerificationFailed if a file is missing or was changed.
     """
     name = sight.folder.name
     if not sight.plan.job.terms.has_model:
-        what = f"{name} ran a command of your own, whose files nothing here opens."
+        what = f"{name} ran your own command, whose files gpurun cannot open."
         raise UsageError("checkpoint.command", what, hint=f"They are in {sight.folder.artifacts}.")
     collected = _came_home(sight)
     files, steps = _whole(collected)
@@ -65,7 +65,7 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
     step = int(found[1]) if found else {"last": steps[-1], "best": best if best in steps else steps[-1]}.get(wanted)
     if step is None or step not in steps:
         there = ", ".join(f"{one:06d}" for one in steps)
-        hint = f"There are: {there}; or say best or last."
+        hint = f"Use one of: {there}; or best or last."
         raise UsageError("checkpoint.unknown", f"{name} has no checkpoint {wanted!r} here.", hint=hint)
     own = {file["kind"]: _unchanged(sight, file) for file in files if file["step"] == step}
     data = Path(sight.plan.data.beside or sight.plan.data.folder)
@@ -76,42 +76,46 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
 
 
 def _came_home(sight: Sight) -> dict[str, Any]:
-    """What is on record as brought home; of a run that goes on, what lies here of its machine's last list."""
+    """Return the recorded download; for an open run, the files here from its machine's last list."""
     recorded = last_brought(sight.records)
     listed = Inventory(sight.folder).remembered() if sight.unfinished and recorded is None else None
     if listed is None:
         return recorded.as_data() if recorded else {}
-    told: dict[str, Any] = listed.model_dump(mode="json")
-    paths = [(sight.folder.artifacts / file["name"], file) for file in told["files"]]
-    told["files"] = [file for path, file in paths if path.is_file() and path.stat().st_size == file["bytes"]]
-    return told
+    listing: dict[str, Any] = listed.model_dump(mode="json")
+    paths = [(sight.folder.artifacts / file["name"], file) for file in listing["files"]]
+    listing["files"] = [file for path, file in paths if path.is_file() and path.stat().st_size == file["bytes"]]
+    return listing
 
 
 def _none(sight: Sight) -> UsageError:
     name = sight.folder.name
     if not sight.unfinished:
-        hint = f"What came home, and why: gpurun receipt {name}"
+        hint = f"To see what came home and why: gpurun receipt {name}"
         return UsageError("checkpoint.none", f"{name} has no checkpoint on this machine.", hint=hint)
-    hint = f"gpurun collect {name} brings what is finished; the rest comes when training ends."
-    return UsageError("checkpoint.none", f"{name} goes on, and no checkpoint of it is here whole yet.", hint=hint)
+    hint = f"gpurun collect {name} downloads what is finished; the rest comes when training ends."
+    return UsageError(
+        "checkpoint.none", f"{name} is under way, and none of its checkpoints is complete here yet.", hint=hint
+    )
 
 
 def steps_at_home(sight: Sight) -> list[int]:
-    """The steps of the checkpoints that came home whole, in their order."""
+    """Return the steps of the complete checkpoints at home, in order."""
     return _whole(_came_home(sight))[1]
 
 
 def _whole(collected: dict[str, Any]) -> tuple[list[dict[str, Any]], list[int]]:
-    """The files that a checkpoint is used by, and the steps of which all of them came home."""
+    """Return the files needed to use a checkpoint, and the steps for which all of them came home."""
     files = [file for file in collected.get("files", []) if file["kind"] in _NEEDED]
-    kinds = {step: {file["kind"] for file in files if file["step"] == step} for step in {one["step"] for one in files}}
+    kinds = {
+        step: {file["kind"] for file in files if file["step"] == step} for step in {entry["step"] for entry in files}
+    }
     return files, sorted(step for step, there in kinds.items() if there == set(_NEEDED))
 
 
 def _unchanged(sight: Sight, file: dict[str, Any]) -> Path:
-    """Where a file lies that is, byte for byte, the one that was recorded when it came home; another is refused."""
+    """Return the path of a file that is byte for byte the recorded one; refuse a changed one."""
     path: Path = sight.folder.artifacts / file["name"]
-    hint = f"gpurun audit {sight.folder.name} says what else is not as it was; another checkpoint may be whole."
+    hint = f"gpurun audit {sight.folder.name} shows what else was changed; another checkpoint may be intact."
     try:
         with open_regular(path) as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
@@ -119,16 +123,16 @@ def _unchanged(sight: Sight, file: dict[str, Any]) -> Path:
         what = f"{file['name']} of {sight.folder.name} cannot be read: {error.strerror}."
         raise VerificationFailed("checkpoint.missing", what, hint=hint) from None
     if digest != file["sha256"]:
-        what = f"{file['name']} of {sight.folder.name} has been changed since it came home; it is not opened."
+        what = f"{file['name']} of {sight.folder.name} was changed after it came home; gpurun does not open it."
         raise VerificationFailed("checkpoint.tampered", what, hint=hint)
     return path
 
 
 def ask_trainer(module: str, found: HomeCheckpoint, *arguments: str, limit_s: float, **told: Any) -> str:
-    """Run `python -m MODULE` of a checkpoint's trainer on it, and return what it prints.
+    """Run `python -m MODULE` of a checkpoint's trainer on it, and return its output.
 
-    It has the recipe from the plan, not from the checkpoint, a bound to its memory and to its time, and by files the
-    JSON of `told`. SetupError where torch is missing or the program breaks; UsageError for what it refuses.
+    It gets the recipe from the plan, not from the checkpoint, limits for memory and time, and the JSON values of `told`
+    in files. SetupError if torch is missing or the program breaks; UsageError for a refusal of the program.
     """
     if find_spec("torch") is None:
         hint = f"{install_line('local')} (no NVIDIA GPU: from PyTorch's CPU index; see the README)."
@@ -143,12 +147,12 @@ def ask_trainer(module: str, found: HomeCheckpoint, *arguments: str, limit_s: fl
         try:
             ended = run_module(module, words, trainer=found.trainer, most_bytes=most_bytes, limit_s=limit_s)
         except subprocess.TimeoutExpired:
-            what = f"python -m {module} was not done after {limit_s / 60:.0f} minutes, and was ended."
-            hint = "Take a faster machine; of a sample fewer --tokens."
+            what = f"python -m {module} did not finish within {limit_s / 60:.0f} minutes, and was ended."
+            hint = "Use a faster machine, or for a sample fewer --tokens."
             raise SetupError("trainer.too_long", what, hint=hint) from None
     if refusal := ended.refusal:
         hint = f"See gpurun {'sample' if module.endswith('generate') else 'export'} --help."
-        begun = refusal.split(maxsplit=1)[0]  # A sentence begins with a capital; the name of a key or file does not.
+        begun = refusal.split(maxsplit=1)[0]  # Capitalise a sentence, but not the name of a key or file.
         what = f"{begun.capitalize() if begun.isalpha() else begun}{refusal[len(begun) :]}."
         raise UsageError("trainer.refused", what, hint=hint)
     if ended.code:

@@ -52,7 +52,7 @@ def test_the_labs_own_file_runs_unchanged_and_leaks_no_secret(person: Person) ->
     assert (told["verdict"]["is"], told["verdict"]["says"]) == (
         "smoke", "the command ended well; no GPU was seen at work",
     )  # fmt: skip
-    assert "whose files nothing here opens" in person.types("export", "fox-41", "model").stderr
+    assert "whose files gpurun cannot open" in person.types("export", "fox-41", "model").stderr
     assert "20 " in person.types("ps", "--all").stdout
     for verb in (
         ["report", "fox-41"],

@@ -106,7 +106,7 @@ def test_a_class_accepts_the_card_and_finds_one_put_in_its_place(person: Person,
     assert (row.student, row.problems, row.recipe) == ("Ada", [], SCRIPT)
     assert of_class(card, a_class(task=ClassTask(trainer=person.receipt()["digests"]["trainer"]))).problems == []
     assert of_class(card, a_class(task=ClassTask(trainer="official"))).problems == [
-        "it used a program of its own, and the class was given the official one"
+        "it used a program of its own, but the class was given the official trainer"
     ]
     assert of_class(card, a_class("ml-2026-another23456")).problems
     other = tmp_path / "other.zip"

@@ -107,11 +107,11 @@ def with_state(mine: RunFolder, theirs: RunFolder, **edits: Any) -> None:
 @pytest.mark.parametrize(
     ("edits", "hides", "says"),
     [
-        ({"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, False, "taken again, has loss"),
+        ({"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, False, "repeated, has loss"),
         ({"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, True, "the events have no loss of step"),
-        ({"processes": 2}, False, "taken again, has loss"),
+        ({"processes": 2}, False, "repeated, has loss"),
         ({"processes": 2}, True, "and the trainer tells it"),
-        ({}, False, "taken again, has loss"),
+        ({}, False, "repeated, has loss"),
         ({}, True, "and the trainer tells it"),
     ],
     ids=[

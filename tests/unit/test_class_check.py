@@ -65,19 +65,19 @@ def test_of_forty_cards_the_twelve_forged_are_named_and_no_other(tmp_path: Path)
     swapped = lab(32).hand_in(into, "a swapped checkpoint.zip")
     pack_again(swapped, lambda files: relisted(files, STATE_NAME, b'{"step": 120, "loss": 1.0}'))
     says["a swapped checkpoint.zip"] = "is not the file that was collected"
-    forged("the challenge of another.zip", lab(33, words[34]), "is used by ")
-    forged("and of the other.zip", lab(34), "is used by ")
+    forged("the challenge of another.zip", lab(33, words[34]), "is also used by ")
+    forged("and of the other.zip", lab(34), "is also used by ")
     forged("no provider.zip", lab(35, endpoint="http://127.0.0.1:4010"), "")
     first = lab(36)
-    forged("a chain that was begun again.zip", first, "one home gave its place in the chain to")
+    forged("a chain that was begun again.zip", first, "one home also gave its place in the chain to")
     again = Lab(tmp_path / "anew", 37, words[37])
     shutil.copytree(first.home.keys, again.home.keys, dirs_exist_ok=True)
-    forged("the chain before.zip", Rebound(again, words[37]).run, "one home gave its place in the chain to")
+    forged("the chain before.zip", Rebound(again, words[37]).run, "one home also gave its place in the chain to")
     forged("a CPU's torch.zip", lab(38).forge(('"2.13.0"', '"2.13.0+cpu"')), "is built without it")
     rentals = lab(31), lab(39)
     for run in rentals:
         run.token, run.instance_id = f"gr-{run.folder.name}-1", "pod-of-two"
-        forged(f"one rental twice, {run.number}.zip", run, "the rented machine runpod pod-of-two is that of")
+        forged(f"one rental twice, {run.number}.zip", run, "the rented machine runpod pod-of-two is also that of")
 
     began = time.process_time()
     found = check_class(cards_in(into), roster)
@@ -182,15 +182,15 @@ def without(files: dict[str, bytes], name: str) -> dict[str, bytes]:
     ("harm", "says"),
     [
         (bomb, "run.log has more than 16,384 KB"),
-        (traversal, "'../../evil', which no card has"),
-        (absolute, "'/tmp/evil', which no card has"),
+        (traversal, "'../../evil', which is not part of any card"),
+        (absolute, "'/tmp/evil', which is not part of any card"),
         (changed, "run.log is not the file that it lists"),
         (future, "a newer gpurun made it (version 2)"),
-        (truncated, "no zip file, or it was cut short"),
+        (truncated, "not a zip file, or it was cut short"),
         (torn, ""),
         (many, "more than 200 entries"),
         (pipe, "not a regular file"),
-        (text, "no zip file"),
+        (text, "not a zip file"),
         (keyless, "no receipt, or no public key"),
     ],
 )
@@ -352,9 +352,9 @@ def test_an_honest_learner_who_hands_in_twice_is_not_accused(tmp_path: Path) -> 
     [
         (ClassTask(), ""),
         (ClassTask(recipe="gpt2-124m", steps=120), ""),
-        (ClassTask(recipe="mini-gpt"), "it trained gpt2-124m, and the class was given mini-gpt"),
-        (ClassTask(steps=300), "its last checkpoint is of step 120, and the class was given 300 steps"),
-        (ClassTask(data="0123456789ab"), "and the class was given 0123456789ab…"),
+        (ClassTask(recipe="mini-gpt"), "it trained gpt2-124m, but the class was given mini-gpt"),
+        (ClassTask(steps=300), "its last checkpoint is of step 120, but the class was given 300 steps"),
+        (ClassTask(data="0123456789ab"), "but the class was given 0123456789ab…"),
         (ClassTask(trainer="0123456789ab"), "it used another trainer than the class was given"),
     ],
 )

@@ -105,6 +105,6 @@ def test_no_evidence_is_packed_with_a_value_that_is_at_hand(
     monkeypatch.setenv(name, TOKEN)
     done = gpurun("evidence", "fox-41", "-o", "card.zip")
     assert done.returncode == 2
-    assert f"run.log shows the value of {name}" in done.stderr
+    assert f"run.log contains the value of {name}" in done.stderr
     assert TOKEN not in done.stderr
     assert not (tmp_path / "card.zip").exists()

@@ -193,7 +193,7 @@ def test_the_next_step_of_a_lost_run_uses_what_is_whole_at_home(
     told["training"] |= {"outcome": outcome, "exit_code": exit_code}
     told["checkpoint"] |= {"latest": 60, "files": [{"name": kind, "kind": kind, "step": 40} for kind in home]}
     asks = next_command(told, session.home.run(told["run"]))
-    assert asks.startswith(f"gpurun train --from {told['run']}   # goes on after step 40") is goes_on
+    assert asks.startswith(f"gpurun train --from {told['run']}   # continues after step 40") is goes_on
 
 
 def test_every_digest_of_the_markdown_is_whole_somewhere(session: Session) -> None:

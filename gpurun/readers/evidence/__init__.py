@@ -1,1 +1,1 @@
-"""Evidence that travels: a run's card in one file, and a class's roster that such files are held against."""
+"""Portable evidence: a run's card in one file, and a class's roster to check such files against."""

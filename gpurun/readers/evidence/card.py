@@ -1,7 +1,7 @@
-"""A run's evidence in one file: a zip of few names, each listed with its digest in card.json (docs/FORMATS.md).
+"""A run's evidence in one file: a zip with few names, each listed with its digest in card.json (docs/FORMATS.md).
 
-It is read as a stranger's: nothing is unpacked by a name that it brings, nothing is read past its bound, and what is no
-card is refused in a sentence.
+It is read as untrusted: nothing is unpacked under a name that it chooses, nothing is read past its limit, and a file
+that is not a card is refused with a sentence.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ _CHECKPOINT = re.compile(r"checkpoints/\d{6}\.(model\.safetensors|optim\.safeten
 _OUTPUT = re.compile(
     r"outputs/(?:(?!\.)[A-Za-z0-9._-]{1,80}/){0,6}(?!\.)[A-Za-z0-9._-]{1,80}\.(?:pt|pth|ckpt|safetensors|bin)"
 )
-"""A checkpoint that a command saved, by the ends that such files have."""
+"""A checkpoint that a command saved, recognised by the usual suffixes."""
 MOST_OUTPUTS, MOST_SHARDS = 50, 100
-"""With all else that a card has, fewer than `MOST_ENTRIES`."""
+"""Together with a card's other files, fewer than `MOST_ENTRIES`."""
 _SHARD = re.compile(r"data/(?!\.)[A-Za-z0-9._-]{1,80}")
 MOST_STATE_BYTES = 1 << 20
 MOST_ENTRIES = 200
 MOST_SHARD_BYTES = 64 << 20
-"""Of the shards that go along with a checkpoint: a learner's text, and no corpus."""
+"""The limit for the shards beside a checkpoint: enough for a learner's text, not for a corpus."""
 MOST_WEIGHTS_BYTES = 4 << 30
 MOST_DENSE = 8
-"""How many times its own size a file may unpack to, beside a text's shards."""
+"""How many times its own size a file may unpack to, not counting a text's shards."""
 _ABSOLUTE = re.compile(rb'"(?:~?/[^"/]+/|[A-Za-z]:\\\\)')
 _END, _END_BYTES = b"PK\x05\x06", 22
-_STAMP = (1980, 1, 1, 0, 0, 0)  # The same run gives the same bytes.
+_STAMP = (1980, 1, 1, 0, 0, 0)  # So that the same run gives the same bytes.
 
 
 class NoCard(Malformed):
-    """Why a file is not taken for a card, in a sentence without its full stop."""
+    """Why a file is not accepted as a card, in a sentence without its full stop."""
 
 
 @dataclass
 class EvidenceCard:
-    """A card as it was read: its small files by name. Weights and shards stay in the zip until they are asked for."""
+    """A card as it was read: its small files by name. Weights and shards stay in the zip until they are needed."""
 
     path: Path
     files: dict[str, bytes]
@@ -68,9 +68,9 @@ class EvidenceCard:
     """The digest of each file of a checkpoint or of the shards."""
 
     def unpack_large(self, folder: Path) -> None:
-        """Write weights and shards under a folder, by names of ours; NoCard where one is not what the card lists.
+        """Write weights and shards to a folder, under names of ours; NoCard if one differs from the card's list.
 
-        Both are dense: what unpacks to far more than there is was made to fill a disk.
+        Both are dense data: a file that unpacks to much more was made to fill a disk.
         """
         with open_regular(self.path) as file, _opened(file) as archive:
             left = MOST_DENSE * file.seek(0, 2) + MOST_SHARD_BYTES
@@ -93,13 +93,13 @@ def pack_card(
     *, private: tuple[str, ...], with_checkpoint: bool, data: Path | None,
     secrets: Mapping[str, Sequence[bytes]] | None = None,
 ) -> tuple[bytes, dict[str, str]]:  # fmt: skip
-    """The bytes of a run's card, and what was left out of it with why.
+    """Return the bytes of a run's card, and what was left out of it and why.
 
-    `private` are folders of this computer that no file of a card may name; `data` is where the shards lie. A
-    UsageError where a file shows one of `secrets`, which has the forms of each by its name.
+    `private` are folders of this computer that must not appear in a card; `data` is where the shards are. UsageError
+    if a file shows one of `secrets`, which has the forms of each secret by its name.
     """
-    wanted = {RECEIPT: run.receipt, JOURNAL: run.journal, LOG: run.log, EVENTS: run.events, KEY: keys / PUBLIC_NAME}
-    files: dict[str, bytes | Path] = {name: read_regular(path) for name, path in wanted.items() if path.is_file()}
+    sources = {RECEIPT: run.receipt, JOURNAL: run.journal, LOG: run.log, EVENTS: run.events, KEY: keys / PUBLIC_NAME}
+    files: dict[str, bytes | Path] = {name: read_regular(path) for name, path in sources.items() if path.is_file()}
     files[PLAN] = canonical(without_values(without_paths(plan)))
     files |= {name: text.encode() for name, text in pages.items()}
     left_out = {name: why for name in (JOURNAL, LOG, EVENTS) if (why := _why_not(name, files.get(name), private))}
@@ -119,64 +119,62 @@ def pack_card(
 
 
 def _demand_no_secret(files: Mapping[str, bytes | Path], secrets: Mapping[str, Sequence[bytes]]) -> None:
-    """Refuse what somebody else is to be given with a value that is secret; tensors and tokens spell none."""
+    """Refuse to hand over a file that contains a secret value; tensors and tokens cannot spell one."""
     texts = {name: one for name, one in files.items() if not name.endswith((".safetensors", ".bin", ".npy"))}
     for secret, forms in secrets.items():
         for name, one in texts.items():
             content = one if isinstance(one, bytes) else read_regular(one, MOST_WEIGHTS_BYTES)
             if any(form in content for form in forms):
-                what = f"{name} shows the value of {secret}, whole or in part. Nothing was written."
-                hint = (
-                    f"It cannot be taken out: the receipt has the file's digest. Withdraw that value, unset {secret}, "
-                )
-                raise UsageError("evidence.secret", what, hint=f"{hint}and hand it in then.")
+                what = f"{name} contains the value of {secret}, at least in part. Nothing was written."
+                hint = f"It cannot be removed: the receipt has the file's digest. Revoke that value, unset {secret}, "
+                raise UsageError("evidence.secret", what, hint=f"{hint}and then hand it in.")
 
 
-def _kept(run: RunFolder, told: Mapping[str, Any], *, with_checkpoint: bool) -> Iterator[tuple[str, Path]]:
-    """The files of all checkpoints that came home; without weights and optimiser what the last one says of itself."""
-    files = [one for one in told["checkpoint"]["files"] if one["kind"] in ("weights", "optimizer", "state")]
-    last = max((one["step"] for one in files), default=None)
-    for one in files:
-        path = run.artifacts / one["name"]
-        if (with_checkpoint or (one["step"], one["kind"]) == (last, "state")) and path.is_file():
-            yield str(one["name"]), path
+def _kept(run: RunFolder, predicate: Mapping[str, Any], *, with_checkpoint: bool) -> Iterator[tuple[str, Path]]:
+    """Yield the files of all downloaded checkpoints; without weights and optimiser, only the last one's state."""
+    files = [entry for entry in predicate["checkpoint"]["files"] if entry["kind"] in ("weights", "optimizer", "state")]
+    last = max((entry["step"] for entry in files), default=None)
+    for entry in files:
+        path = run.artifacts / entry["name"]
+        if (with_checkpoint or (entry["step"], entry["kind"]) == (last, "state")) and path.is_file():
+            yield str(entry["name"]), path
 
 
-def _outputs(run: RunFolder, told: Mapping[str, Any]) -> tuple[dict[str, bytes | Path], dict[str, str]]:
-    """The checkpoints among what a command left, the newest first, and those that are left out with why."""
-    files = [one for one in told["checkpoint"]["files"] if is_saved_model(one)]
+def _outputs(run: RunFolder, predicate: Mapping[str, Any]) -> tuple[dict[str, bytes | Path], dict[str, str]]:
+    """Return the checkpoints among a command's outputs, the newest first, and those left out, with the reason."""
+    files = [one for one in predicate["checkpoint"]["files"] if is_saved_model(one)]
     taken, left_out, left = dict[str, bytes | Path](), dict[str, str](), MOST_WEIGHTS_BYTES
     for one in sorted(files, key=lambda one: -(one["step"] or 0)):
         name, path = str(one["name"]), run.artifacts / one["name"]
         size = path.stat().st_size if path.is_file() else None
         if not _OUTPUT.fullmatch(name):
-            left_out[name] = "its name is none that a card takes"
+            left_out[name] = "its name is not allowed in a card"
         elif size is None:
             left_out[name] = "it is not in the run's folder"
         elif size > left or len(taken) == MOST_OUTPUTS:
-            left_out[name] = f"a card takes {MOST_OUTPUTS} checkpoints, {MOST_WEIGHTS_BYTES >> 30} GB together"
+            left_out[name] = f"a card takes at most {MOST_OUTPUTS} checkpoints, {MOST_WEIGHTS_BYTES >> 30} GB together"
         else:
             taken[name], left = path, left - size
-    if not files and any(one["kind"] == "output" for one in told["checkpoint"]["files"]):
-        left_out["outputs"] = "none is named as a checkpoint is (.pt, .pth, .ckpt, .safetensors, .bin)"
+    if not files and any(one["kind"] == "output" for one in predicate["checkpoint"]["files"]):
+        left_out["outputs"] = "none has the name of a checkpoint (.pt, .pth, .ckpt, .safetensors, .bin)"
     return taken, dict(list(left_out.items())[:MOST_OUTPUTS])
 
 
 def is_saved_model(file: Mapping[str, Any]) -> bool:
-    """Whether a receipt's file is a checkpoint that a command saved, by its user's word or its name's end."""
+    """Return whether a receipt's file is a checkpoint that a command saved, by its user's flag or its suffix."""
     return file["kind"] == "checkpoint" or (file["kind"] == "output" and bool(_OUTPUT.fullmatch(str(file["name"]))))
 
 
 def without_values(plan: Any) -> Any:
-    """A plan's data with the names alone of a command's variables: a card is handed to others."""
+    """Return a plan's data with only the names of a command's variables, because a card is given to others."""
     command = plan.get("command")
     return {**plan, "command": {**command, "env": dict.fromkeys(command["env"], "")}} if command else plan
 
 
 def without_paths(value: Any) -> Any:
-    """A plan's data with the last part alone of each absolute path: what is above it is this computer's.
+    """Return a plan's data with only the last part of each absolute path, because the rest is private to this computer.
 
-    The recipe stays as it is, since the run was opened with its digest.
+    The recipe stays unchanged, because the run was opened with its digest.
     """
     if isinstance(value, dict):
         kept = {key: one for key, one in value.items() if key not in ("notes", "warnings")}
@@ -188,7 +186,7 @@ def without_paths(value: Any) -> Any:
 
 
 def _why_not(name: str, content: bytes | Path | None, private: tuple[str, ...]) -> str:
-    """Why a file is left out of a card; "" where it is not."""
+    """Return why a file is left out of a card; "" if it is not."""
     if not isinstance(content, bytes):
         return "it is not in the run's folder"
     if len(content) > _LARGE[name]:
@@ -220,15 +218,15 @@ def _put(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def read_card(path: Path) -> EvidenceCard:
-    """Read a card's small files; NoCard where the file is none; its bounds limit the time."""
+    """Read a card's small files; NoCard if it is not a card. Its limits bound the time."""
     card = read_listed(path)
     if RECEIPT not in card.files or KEY not in card.files:
-        raise NoCard("it has no receipt, or no public key; of a notebook's evidence `gpurun import` makes a run first")
+        raise NoCard("it has no receipt, or no public key; a notebook's evidence first needs `gpurun import`")
     return card
 
 
 def read_listed(path: Path) -> EvidenceCard:
-    """The same of a file that need not have a receipt, as what a notebook gives (docs/FORMATS.md)."""
+    """Read a file in the same form that need not have a receipt, such as a notebook's (docs/FORMATS.md)."""
     try:
         with open_regular(path) as file, _opened(file) as archive:
             names = [member.filename for member in archive.infolist()]
@@ -236,7 +234,7 @@ def read_listed(path: Path) -> EvidenceCard:
             index = _index(_read(archive, INDEX, _SMALL[INDEX]))
             listed = {str(name): dict(one) for name, one in index["files"].items()}
             if unlisted := sorted(set(names) ^ {*listed, INDEX}):
-                raise NoCard(f"{plain_line(unlisted[0])} is listed and not there, or there and not listed")
+                raise NoCard(f"{plain_line(unlisted[0])} is listed but missing, or present but not listed")
             bounds = {name: _bound(name) for name in listed}
             files = {name: _read(archive, name, most) for name, most in bounds.items() if most}
     except OSError as error:
@@ -245,8 +243,8 @@ def read_listed(path: Path) -> EvidenceCard:
             NotImplementedError, RecursionError, struct.error, EOFError) as error:  # fmt: skip
         if isinstance(error, NoCard):
             raise
-        raise NoCard(f"it is no sound zip file of a card ({type(error).__name__})") from error
-    except Exception as error:  # zlib.error has no other parent.
+        raise NoCard(f"it is not a valid zip file of a card ({type(error).__name__})") from error
+    except Exception as error:  # The only base class of zlib.error.
         raise NoCard(f"it is damaged ({type(error).__name__})") from error
     for name, content in files.items():
         if hashlib.sha256(content).hexdigest() != listed[name].get("sha256"):
@@ -257,13 +255,13 @@ def read_listed(path: Path) -> EvidenceCard:
 
 
 def _opened(file: Any) -> zipfile.ZipFile:
-    """The zip, once its own end says that it has few entries: a million of them would be read first of all."""
+    """Open the zip, after its end record has shown that it has few entries: a million would be read first."""
     size = file.seek(0, 2)
     file.seek(max(0, size - _END_BYTES - 65_535))
     tail = file.read()
     place = tail.rfind(_END)
     if place < 0 or len(tail) < place + _END_BYTES:
-        raise NoCard("it is no zip file, or it was cut short")
+        raise NoCard("it is not a zip file, or it was cut short")
     if struct.unpack("<H", tail[place + 10 : place + 12])[0] > MOST_ENTRIES:
         raise NoCard(f"it has more than {MOST_ENTRIES} entries")
     file.seek(0)
@@ -275,9 +273,9 @@ def _check_names(archive: zipfile.ZipFile, names: list[str]) -> None:
         name = member.filename
         known = name in _SMALL or name in _LARGE or any(one.fullmatch(name) for one in (_CHECKPOINT, _OUTPUT, _SHARD))
         if not known:
-            raise NoCard(f"it holds {plain_line(member.filename)!r}, which no card has")
+            raise NoCard(f"it holds {plain_line(member.filename)!r}, which is not part of any card")
         if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise NoCard(f"{member.filename} is packed in a way that no card is")
+            raise NoCard(f"{member.filename} is compressed in a way that cards are not")
     if len(set(names)) != len(names):
         raise NoCard("it has a name twice")
     if INDEX not in names:
@@ -285,14 +283,14 @@ def _check_names(archive: zipfile.ZipFile, names: list[str]) -> None:
 
 
 def _bound(name: str) -> int:
-    """The most bytes that a file is read with; 0 for what stays in the zip."""
+    """Return the limit for reading a file; 0 for files that stay in the zip."""
     if name in _SMALL or name in _LARGE:
         return _SMALL.get(name) or _LARGE[name]
     return MOST_STATE_BYTES if name.endswith(".state.json") and name.startswith("checkpoints/") else 0
 
 
 def _read(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """A file's bytes; a longer one than its bound is not read on, even if its header gives another size."""
+    """Return a file's bytes; reading stops at the limit, even if its header gives another size."""
     with archive.open(name) as member:
         content = member.read(most + 1)
     if len(content) > most:
@@ -303,9 +301,9 @@ def _read(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
 def _index(content: bytes) -> dict[str, Any]:
     index = parse_object(content)
     if type(index.get("v")) is not int:
-        raise NoCard("its card.json is none")
+        raise NoCard("its card.json is invalid")
     if index["v"] > VERSION:
         raise NoCard(f"a newer gpurun made it (version {index['v']}); this one reads version {VERSION}")
     if index["v"] != VERSION or not isinstance(index.get("files"), dict):
-        raise NoCard("its card.json is none")
+        raise NoCard("its card.json is invalid")
     return index

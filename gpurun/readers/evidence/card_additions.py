@@ -1,4 +1,4 @@
-"""What a card says beside the receipt: the device by machine and log, the losses, the code, and a quoted sample."""
+"""What a card adds to the receipt: the device by machine and log, the losses, the code, and a quoted sample."""
 
 from __future__ import annotations
 
@@ -24,41 +24,43 @@ _PRIVATE = "[a line that names a folder of this computer]"
 
 @dataclass(frozen=True)
 class CardAdditions:
-    """Rows of the card's table, quoted lines of the log by title, and the losses to be drawn: step and loss."""
+    """Rows for the card's table, quoted log lines by title, and the losses for the curve: step and loss."""
 
     rows: tuple[tuple[str, str], ...]
     quoted: tuple[tuple[str, tuple[str, ...]], ...]
     losses: tuple[tuple[int, float], ...]
 
 
-def card_additions(folder: RunFolder, plan: Plan, told: Mapping[str, Any], private: Sequence[str]) -> CardAdditions:
-    """Return what a run's folder has for its card; `private` are folders that no card may name.
+def card_additions(
+    folder: RunFolder, plan: Plan, predicate: Mapping[str, Any], private: Sequence[str]
+) -> CardAdditions:
+    """Return what a run's folder adds to its card; `private` are folders that must not appear in a card.
 
-    What the log says is quoted as that: nothing of it is checked.
+    Log lines are quoted as such: nothing in them is checked.
     """
     losses = _losses(folder)
     devices, sample = _quoted(folder.log)
     rows = [(name, plain_line(text)) for name, text in plan.job.code(plan, Path(folder.now_at(plan.data.beside)))]
-    rows += [("CUDA", f"{words}, by the machine's word") for words in _cuda(told["instance"])]
+    rows += [("CUDA", f"{words}, as reported by the machine") for words in _cuda(predicate["instance"])]
     if devices:
         rows.append(("CUDA in the log", " · ".join(f"“{line}”" for line in _shown(devices, private))))
     if losses:
         (first, start), (last, end) = losses[0], losses[-1]
         words = f"{start:.4f} at step {first:,}, {end:.4f} at step {last:,}, the lowest {min(x for _, x in losses):.4f}"
-        rows.append(("Losses", f"{words}, as its log told them"))
+        rows.append(("Losses", f"{words}, from its log"))
     block = ("Sample, as the log has it", tuple(_shown(sample, private)))
-    quoted = (block,) if sample and told["sample"] is None else ()
+    quoted = (block,) if sample and predicate["sample"] is None else ()
     return CardAdditions(tuple(rows), quoted, _thinned(losses))
 
 
 def _losses(folder: RunFolder) -> list[tuple[int, float]]:
-    """Return the loss of each step that has one, the last that was told of it."""
+    """Return the loss of each step that has one, the last value reported for it."""
     steps = (event for event in events_of(folder.events) if isinstance(event, StepEvent))
     return sorted({one.step: one.loss for one in steps if one.step is not None and one.loss is not None}.items())
 
 
 def _thinned(losses: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Return losses evenly chosen, the first and the last among them."""
+    """Return an even selection of losses, including the first and the last."""
     if len(losses) <= _MOST_POINTS:
         return tuple(losses)
     last = len(losses) - 1
@@ -66,7 +68,7 @@ def _thinned(losses: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ..
 
 
 def _quoted(log: Path) -> tuple[list[str], list[str]]:
-    """Return the first lines of a log that tell of a device, and its last ones that say that they are a sample."""
+    """Return the first lines of a log about a device, and its last ones that are marked as a sample."""
     devices: list[str] = []
     sample: list[str] = []
     is_sample = False
@@ -85,19 +87,19 @@ def _quoted(log: Path) -> tuple[list[str], list[str]]:
 
 
 def _shown(lines: Sequence[str], private: Sequence[str]) -> Iterator[str]:
-    """Yield lines as they may be shown to others."""
+    """Yield lines in a form that may be shown to others."""
     for line in lines:
         own = any(len(folder) > 1 and folder in line for folder in private)
         yield _PRIVATE if own else plain_line(line.strip("\r\n"))
 
 
 def _cuda(machine: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield what the machine told of torch and its cards before the run began."""
+    """Yield what the machine reported about torch and its GPUs before the run began."""
     hello = ((machine or {}).get("facts") or {}).get("hello") or {}
     torch = hello.get("torch") or {}
     if not torch.get("version"):
         return
-    names = [plain_line(str(one.get("name"))) for one in torch.get("devices") or ()]
+    names = [plain_line(str(device.get("name"))) for device in torch.get("devices") or ()]
     built = f", built for CUDA {torch['cuda']}" if torch.get("cuda") else ""
     drivers = sorted({plain_line(str(card.get("driver"))) for card in hello.get("gpus") or ()})
     driver = f", driver {', '.join(drivers)}" if drivers else ""

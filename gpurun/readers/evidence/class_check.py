@@ -1,7 +1,7 @@
-"""A folder of cards held against one another, and against the class that they were asked of.
+"""Checks a folder of cards against one another, and against the class that requested them.
 
-Each card is audited as a home's run is, from its own files. What two cards share that only one can have is a problem of
-both: the files do not say which of the two copied.
+Each card is audited like a home's run, from its own files. Something unique that two cards share is a problem of
+both, because the files do not show which of the two was copied.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _DAY_S = 86_400.0
 
 @dataclass
 class CardRow:
-    """One file of the folder, or one learner of whom there is none.
+    """One file of the folder, or one learner without a file.
 
-    `notes` are warnings, which count under --strict; `checked` is what was computed again, and `replayed` how much of
-    the training was ("all", "3 spans", "nothing"; "" where none was asked for). `marks` are what no second card may
-    have, in words; `weights` the digests of the checkpoints', `saved` those of the files that a command saved as such.
+    `notes` are warnings, which count under --strict; `checked` is what was recomputed, and `replayed` how much of
+    the training was ("all", "3 spans", "nothing"; "" if not requested). `marks` are, in words, what no second card may
+    have; `weights` are the digests of the checkpoints', `saved` those of files that a command saved as such.
     """
 
     file: str
@@ -56,7 +56,7 @@ class CardRow:
     verdict: str = UNREADABLE
     recipe: str = ""
     steps: int = 0
-    """So many were trained."""
+    """How many steps were trained."""
     data: str = ""
     trainer: str = ""
     device: str = ""
@@ -74,7 +74,7 @@ class CardRow:
     weights: set[str] = field(default_factory=set)
     saved: set[str] = field(default_factory=set)
     place: tuple[str, int, str] = ("", 0, "")
-    """Whose chain it is in, where, and after which receipt."""
+    """The chain that it is in, its place there, and the receipt before it."""
     told: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -85,10 +85,10 @@ def check_class(
     official: str = "",
     on_row: Callable[[CardRow], None] = lambda row: None,
 ) -> list[CardRow]:
-    """A row for each file, in their order, then one for each learner of the class who has none.
+    """Return a row for each file, in order, then one for each learner of the class without a file.
 
-    `official` is the sha256 of this gpurun's own trainer. `on_row` has each row as soon as its card is judged alone;
-    what two cards show together comes after all of them.
+    `official` is the sha256 of this gpurun's own trainer. `on_row` is called with each row once its card has been
+    judged alone; comparisons between cards come after all of them.
     """
     rows = []
     for path in cards:
@@ -106,7 +106,7 @@ def check_class(
 
 def _row(path: Path, roster: Roster | None, official: str) -> CardRow:
     row = CardRow(file=plain_line(path.name))
-    with finding(row.problems.append, "it cannot be followed"):
+    with finding(row.problems.append, "it cannot be checked"):
         try:
             card = read_card(path)
             with tempfile.TemporaryDirectory(prefix="gpurun-card-") as own:
@@ -118,11 +118,11 @@ def _row(path: Path, roster: Roster | None, official: str) -> CardRow:
 
 
 def lay_out(card: EvidenceCard, root: Path) -> RunFolder:
-    """The folder of a run with a card's small files in it, where there is nothing else; NoCard for a strange name."""
+    """Create the folder of a run with only a card's small files; NoCard for an invalid name."""
     told = parse_object(payload_of(parse_object(card.files[RECEIPT])))
     name = told["predicate"]["run"]
     if not isinstance(name, str) or not RUN_NAME.fullmatch(name):
-        raise NoCard("its run has a name that none can have")
+        raise NoCard("its run has an impossible name")
     folder = Home(root).run(name)
     (folder.artifacts / "checkpoints").mkdir(parents=True)
     places = {RECEIPT: folder.receipt, JOURNAL: folder.journal, PLAN: folder.plan, LOG: folder.log}
@@ -136,21 +136,21 @@ def lay_out(card: EvidenceCard, root: Path) -> RunFolder:
 
 
 def _judge(row: CardRow, card: EvidenceCard, root: Path) -> None:
-    """What the card's own files say, and say against one another."""
+    """Check the card's own files, and whether they agree."""
     folder = lay_out(card, root)
     keys = parse_public_key(card.files[KEY])
     content = card.files[RECEIPT]
     told = parse_object(payload_of(parse_object(content)))["predicate"]
     row.told, row.run, row.receipt_sha256 = told, folder.name, hashlib.sha256(content).hexdigest()
     if told["signing"]["keyid"] not in keys:
-        row.problems.append("it was signed by another key than the one that it brings")
+        row.problems.append("it was signed by another key than the one in it")
     link = {"run": row.run, "seq": told["seq"], "prev": told["prev"], "receipt_sha256": row.receipt_sha256}
     found = audit_run(
         folder, {row.run: link}, keys, journal_lines(folder.journal), must_be_signed=True, has_travelled=True
     )
     left_out = [name for name in (JOURNAL, LOG, EVENTS) if name in card.left_out and name not in card.files]
-    if JOURNAL in left_out:  # Then nothing else follows from anything.
-        row.notes.append(f"not checked, as its journal was left out: {card.left_out[JOURNAL]}")
+    if JOURNAL in left_out:  # Then nothing else can be derived.
+        row.notes.append(f"not checked, because its journal was left out: {card.left_out[JOURNAL]}")
         row.verdict = "not checked"
     else:
         row.problems += found.problems
@@ -175,7 +175,7 @@ def _judge(row: CardRow, card: EvidenceCard, root: Path) -> None:
 
 
 def _hold_against(row: CardRow, roster: Roster | None, official: str) -> None:
-    """Whether the card is one of the class, and of what the class was to train."""
+    """Check whether the card belongs to the class, and trained what the class had to train."""
     if not row.told:
         return
     is_official = row.trainer.startswith(OFFICIAL)
@@ -186,66 +186,66 @@ def _hold_against(row: CardRow, roster: Roster | None, official: str) -> None:
     word = row.challenge.rpartition(":")[0]
     student = next((one for one in roster.students if one.challenge == word), None)
     if student is None:
-        row.problems.append(f"its challenge {word!r} is none of {roster.name}" if word else "it has no challenge")
+        row.problems.append(f"its challenge {word!r} is not one of {roster.name}" if word else "it has no challenge")
         return
     row.student = student.name
     asked = row.told["timeline"]["asked"]
     if asked != "unknown" and datetime.fromisoformat(str(asked)).timestamp() < roster.made_wall - _DAY_S:
-        row.problems.append(f"it says that it began before {roster.name} had its challenges")
+        row.problems.append(f"it claims to have begun before {roster.name} had its challenges")
     row.problems += _other_than(roster.task, row)
 
 
 def _other_than(task: ClassTask, row: CardRow) -> Iterator[str]:
-    """What a card has otherwise than its class was given."""
+    """Yield how a card differs from what its class was given."""
     if task.recipe and row.recipe != task.recipe:
-        yield f"it trained {row.recipe}, and the class was given {task.recipe}"
+        yield f"it trained {row.recipe}, but the class was given {task.recipe}"
     if task.steps and row.steps != task.steps:
-        yield f"its last checkpoint is of step {row.steps:,}, and the class was given {task.steps:,} steps"
+        yield f"its last checkpoint is of step {row.steps:,}, but the class was given {task.steps:,} steps"
     if task.data and not row.data.startswith(task.data):
-        yield f"it trained on the data {row.data[:12]}…, and the class was given {task.data[:12]}…"
+        yield f"it trained on the data {row.data[:12]}…, but the class was given {task.data[:12]}…"
     if task.trainer == OFFICIAL and not row.trainer.startswith(OFFICIAL):
         used = f"a {row.trainer}" if row.trainer else "a program of its own"
-        yield f"it used {used}, and the class was given the official one"
+        yield f"it used {used}, but the class was given the official trainer"
     if task.trainer not in ("", OFFICIAL) and not str(row.told["digests"]["trainer"]).startswith(task.trainer):
         yield f"it used another trainer than the class was given ({task.trainer[:12]}…)"
 
 
 def _hold_together(rows: Sequence[CardRow], *, is_class: bool) -> None:
-    """What two cards cannot both have: a word, a key, a rental, a log, a receipt, a place in a chain, weights."""
+    """Find what two cards cannot both have: a word, a key, a rental, a log, a receipt, a place in a chain, weights."""
     judged = _last_of_each(_each_once([row for row in rows if row.told]))
     for mark, owners in _shared((mark, row) for row in judged for mark in row.marks):
-        _accuse(owners, f"{mark} is that of {{others}} too")
+        _accuse(owners, f"{mark} is also that of {{others}}")
     for word, owners in _shared((row.challenge.rpartition(":")[0], row) for row in judged if row.challenge):
-        _accuse(owners, f"the challenge {word} is used by {{others}} too")
+        _accuse(owners, f"the challenge {word} is also used by {{others}}")
     if is_class:
         for _, owners in _shared((row.place[0], row) for row in judged):
             if len({row.challenge for row in owners}) > 1:
-                _accuse(owners, "one key signed it and {others}")
+                _accuse(owners, "the same key signed it and {others}")
     for _, owners in _shared((sha256, row) for row in judged for sha256 in row.weights):
         if all(row.challenge for row in owners) and len({row.challenge for row in owners}) > 1:
-            _accuse(owners, "its checkpoint is that of {others} too, and another seed gives other weights")
+            _accuse(owners, "its checkpoint is also that of {others}, but another seed gives other weights")
         else:
             for row in owners:
-                said = "the same weights as {others}: without a challenge the same training gives them, too"
+                said = "the same weights as {others}: without a challenge the same training also gives them"
                 row.notes.append(said.format(others=_others(owners, row)))
     for _, owners in _shared((sha256, row) for row in judged for sha256 in row.saved):
         for row in owners:
-            why = "a command that does not take $GPURUN_SEED saves the same again, and a copy is the same"
+            why = "a command that ignores $GPURUN_SEED always saves the same, so this is no proof of a copy"
             row.notes.append(f"the same checkpoint as {_others(owners, row)}: {why}")
     _hold_chains(judged)
 
 
 def _each_once(rows: Sequence[CardRow]) -> list[CardRow]:
-    """The rows, one of those that are the same card; the challenge says whose card it is, not the file's name."""
+    """Return the rows, with one of each set of identical cards; the challenge, not the file name, shows the owner."""
     for _, owners in _shared((row.receipt_sha256, row) for row in rows):
         for row in owners:
-            files = [one.file for one in owners if one is not row]
+            files = [other.file for other in owners if other is not row]
             row.checked.append(f"the same card as {', '.join(files[:3])}")
     return list({row.receipt_sha256: row for row in rows}.values())
 
 
 def _last_of_each(rows: Sequence[CardRow]) -> list[CardRow]:
-    """The rows, of a learner's several runs for one challenge the last: the same key signed them, and nobody copied."""
+    """Return the rows, with only a learner's last run for a challenge: one key signed them, so none is a copy."""
     counted = {row.receipt_sha256: row for row in rows}
     for _, owners in _shared(((row.challenge, row.place[0]), row) for row in rows if row.challenge):
         last = max(owners, key=lambda row: row.place[1])
@@ -258,14 +258,14 @@ def _last_of_each(rows: Sequence[CardRow]) -> list[CardRow]:
 
 
 def _hold_chains(rows: Sequence[CardRow]) -> None:
-    """Two receipts of one home: one place each, and the later one after the earlier."""
+    """Check the receipts of one home: each has its own place, and a later one follows the earlier."""
     for _, owners in _shared((row.place[:2], row) for row in rows):
-        _accuse(owners, "one home gave its place in the chain to {others} too")
+        _accuse(owners, "one home also gave its place in the chain to {others}")
     at = {row.place[:2]: row for row in rows}
     for row in rows:
         before = at.get((row.place[0], row.place[1] - 1))
         if before is not None and before.receipt_sha256 != row.place[2]:
-            _accuse([before, row], "it is not in one chain with {others}, though one key signed both")
+            _accuse([before, row], "it is not in one chain with {others}, although one key signed both")
 
 
 def _shared(pairs: Iterable[tuple[Any, CardRow]]) -> Iterator[tuple[Any, list[CardRow]]]:
@@ -275,11 +275,11 @@ def _shared(pairs: Iterable[tuple[Any, CardRow]]) -> Iterator[tuple[Any, list[Ca
     return ((key, found) for key, found in owners.items() if len(found) > 1)
 
 
-def _accuse(rows: Sequence[CardRow], said: str) -> None:
+def _accuse(rows: Sequence[CardRow], sentence: str) -> None:
     for row in rows:
-        row.problems.append(said.format(others=_others(rows, row)))
+        row.problems.append(sentence.format(others=_others(rows, row)))
 
 
 def _others(rows: Sequence[CardRow], row: CardRow) -> str:
-    names = [one.student or one.file for one in rows if one is not row]
+    names = [other.student or other.file for other in rows if other is not row]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

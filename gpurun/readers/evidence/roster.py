@@ -1,6 +1,6 @@
-"""A class: who is in it, and the challenge that each got.
+"""A class: its members, and the challenge of each.
 
-A challenge is random, so that nobody has a run that fits it before it is handed out, and nobody else's fits.
+A challenge is random, so that a run that fits it cannot exist before it is handed out, and fits no other learner.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ OFFICIAL = "official"
 MOST_STUDENTS = 10_000
 _DIGEST = re.compile("[0-9a-f]{12,64}")
 _MOST_BYTES = 4 << 20
-_ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"  # Nothing that is read as something else from a blackboard.
+_ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"  # No characters that are confused when read from a blackboard.
 
 
 class Student(Frozen):
-    """One learner, as the teacher wrote the name."""
+    """One learner, with the name as the teacher wrote it."""
 
     name: str
     challenge: str
 
 
 class ClassTask(Frozen):
-    """What a class is to train: what a card has otherwise is a problem; what is not set is free.
+    """What a class must train: a card that differs has a problem; a field that is not set is free.
 
-    `steps`: so many are planned and trained. `data`: the sha256 of the shards, as a receipt has it, or its beginning.
-    `trainer`: "official", or the sha256 of a changed one.
+    `steps` is how many are planned and trained. `data` is the sha256 of the shards in a receipt, or its beginning.
+    `trainer` is "official", or the sha256 of a changed one.
     """
 
     recipe: str = ""
@@ -48,7 +48,7 @@ class ClassTask(Frozen):
 
 
 class Roster(Frozen):
-    """A class as `roster new` made it at `made_wall`; no run of it can be older."""
+    """A class as `roster new` made it at `made_wall`; none of its runs can be older."""
 
     v: Literal[1] = 1
     name: str
@@ -58,50 +58,50 @@ class Roster(Frozen):
 
 
 def new_roster(name: str, students: Sequence[str], wall: float, task: ClassTask = ClassTask()) -> Roster:  # noqa: B008 - frozen
-    """Draw a challenge for each; a UsageError for a name that no challenge can begin with, or a task that is none."""
+    """Draw a challenge for each learner; UsageError for a name that cannot begin a challenge, or an invalid task."""
     if not CLASS_NAME.fullmatch(name):
         what = f"{name!r} cannot be the name of a class."
         raise UsageError("roster.name", what, hint="Use letters, digits, dots and dashes, at most 40: ml-2026.")
     _demand_task(task)
     drawn = [f"{name}-{''.join(secrets.choice(_ALPHABET) for _ in range(12))}" for _ in students]
-    made = (Student(name=one, challenge=word) for one, word in zip(students, drawn, strict=True))
+    made = (Student(name=student, challenge=word) for student, word in zip(students, drawn, strict=True))
     return Roster(name=name, made_wall=wall, students=tuple(made), task=task)
 
 
 def _demand_task(task: ClassTask) -> None:
     if task.data and not _DIGEST.fullmatch(task.data):
         what = f"--data {task.data[:80]!r} is not the beginning of a sha256."
-        hint = "Take it from the receipt of a run on these data: gpurun receipt RUN --json, digests.data."
+        hint = "Take it from the receipt of a run on this data: gpurun receipt RUN --json, digests.data."
         raise UsageError("roster.data", what, hint=hint)
     if task.trainer not in ("", OFFICIAL) and not _DIGEST.fullmatch(task.trainer):
         what = f"--trainer {task.trainer[:80]!r} is neither {OFFICIAL} nor the beginning of a sha256."
         raise UsageError("roster.trainer", what, hint="Take it from the receipt of a run: digests.trainer.")
     if task.steps < 0:
-        raise UsageError("roster.steps", f"--steps {task.steps} is less than nothing.", hint="Give a number of steps.")
+        raise UsageError("roster.steps", f"--steps {task.steps} is negative.", hint="Give a number of steps.")
 
 
 def read_students(path: Path) -> list[str]:
-    """The names in a file, one a line, blank lines left out; a UsageError where there is none, or one twice."""
+    """Return the names in a file, one per line, without blank lines; UsageError for none, or for a repeated name."""
     try:
         text = read_regular(path, _MOST_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         what = f"--students {path} cannot be read: {why}."
-        raise UsageError("roster.unreadable", what, hint="Write one name a line.") from None
+        raise UsageError("roster.unreadable", what, hint="Write one name per line.") from None
     names = [plain_line(line.strip()) for line in text.splitlines() if line.strip()]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if not names or twice or len(names) > MOST_STUDENTS:
         what = f"{path} names {twice[0]} twice." if twice else f"{path} names {len(names)} learners."
-        raise UsageError("roster.students", what, hint=f"Name 1 to {MOST_STUDENTS:,}, each once, one a line.")
+        raise UsageError("roster.students", what, hint=f"Write 1 to {MOST_STUDENTS:,} names, each once, one per line.")
     return names
 
 
 def read_roster(path: Path) -> Roster:
-    """A class's file; a UsageError where it is none."""
+    """Return a class from its file; UsageError if it is not one."""
     try:
         return Roster.from_json(read_regular(path, _MOST_BYTES))
     except (OSError, ValidationError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no roster that this gpurun knows"
+        why = error.strerror if isinstance(error, OSError) else "it is not a roster that this gpurun knows"
         what = f"--class {path} cannot be read: {why}."
         hint = "`gpurun roster new CLASS --students FILE` makes one."
         raise UsageError("roster.unreadable", what, hint=hint) from None
