@@ -1,7 +1,7 @@
 """Which tokens every step sees: a pure function of the seed and the position, whatever the number of processes.
 
 The shards of a split form one long row of tokens, cut into windows. Sample i of the run is window p[i % windows], where
-p is a permutation drawn anew for every epoch i // windows, or the identity if the recipe's order is
+p is a permutation drawn again for every epoch i // windows, or the identity if the recipe's order is
 "in_order". There is no other state: resuming means counting on from the position.
 """
 
@@ -90,7 +90,7 @@ class TokenRow:
 
 
 class Samples:
-    """The windows of a split in their own order, or in an order that the seed decides, drawn anew for every epoch."""
+    """The windows of a split in their own order, or in an order that the seed decides, drawn again for every epoch."""
 
     def __init__(self, row: TokenRow, context: int, seed: int, name: str, order: Order = "permuted") -> None:
         self._row, self._context, self._seed = row, context, seed

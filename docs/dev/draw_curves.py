@@ -1,4 +1,4 @@
-"""Takes the chart of losses out of a report and makes a picture of it: draw_curves.py report.html > curves.svg.
+"""Extracts the chart of losses from a report as a picture: draw_curves.py report.html > curves.svg.
 
 The page comes from `gpurun report RUN... --html report.html`, so that the picture shows what the report shows.
 """
@@ -17,11 +17,11 @@ LEGEND = re.compile(r'<li><svg class="swatch"[^>]*>(.*?)</svg>([^<]*)</li>')
 
 
 def main(page: str) -> str:
-    """The report's first chart, with the names of its runs below it; light or dark as the reader's own screen."""
+    """Return the report's first chart, with the names of its runs below it; light or dark like the reader's screen."""
     chart = re.search(r'<div class="broad"><svg [^>]*>(.*?)</svg></div>', page, re.DOTALL)
     legend = page[page.index('<ul class="legend">') : page.index("</ul>", page.index('<ul class="legend">'))]
     if chart is None:
-        sys.exit("That page has no chart of losses: it is none of gpurun report's.")
+        sys.exit("That page has no chart of losses: it is not a gpurun report.")
     names, palette = LEGEND.findall(legend), RUNS.findall(page)
     light, dark = ";".join(palette[:8]), ";".join(palette[8:16])
     keys = "".join(

@@ -1,9 +1,9 @@
-"""Draws the live view of a run as it stood when a given step came: the README's pictures, and those of any other run.
+"""Draws the live view of a run as it was at a given step: the README's pictures, and those of any other run.
 
     make picture                           # docs/*.svg and the README's text, from tests/golden/pictures
     make picture RUN=runs/fox-41 STEP=30   # any run, on standard output
 
-A record there is what the view reads of a run's folder (plan, journal, events, log), so a picture cannot promise what
+A record there has what the view reads from a run's folder (plan, journal, events, log), so a picture cannot show what
 the view does not draw; tests/golden/test_pictures.py draws each again.
 """
 
@@ -38,14 +38,14 @@ PICTURES = {
         "The cloud is an emulated one, on a computer without a GPU: no real account has been used yet.",
     ),
 }
-"""By file: the record, the step at which it is drawn, and what has to be said of it."""
+"""By file: the record, the step at which it is drawn, and the caption."""
 _BLOCK = re.compile(r"(.*The live view[^\n]*\n(?:[^`\n][^\n]*\n)*\n```\n)(.*?)(```\n.*)", re.DOTALL)
 WIDTH = 100
 CELL_WIDTH, CELL_HEIGHT, MARGIN = 8.4, 18, 14
 
 
 def view(folder: RunFolder, step: int) -> list[list[Span]]:
-    """The screen of that run after its event for `step`, 100 columns wide."""
+    """Return the screen of that run after its event for `step`, 100 columns wide."""
     style = Style(width=WIDTH, height=34, color=True, redraw=True)
     screen = Screen(Plan.from_json(folder.plan.read_bytes()), spent_by)
     events = [event for line in folder.events.read_bytes().splitlines() if (event := parse_event(line))]
@@ -59,7 +59,7 @@ def view(folder: RunFolder, step: int) -> list[list[Span]]:
 
 
 def pictures() -> dict[Path, str]:
-    """Return each picture's file with what is in it, and the README with the rehearsal's screen in its text."""
+    """Return each picture's file with its content, and the README with the rehearsal's screen in its text."""
     told = {}
     for name, (record, step, caption) in PICTURES.items():
         lines = view(RunFolder(RECORDS / record), step)
@@ -73,13 +73,13 @@ def pictures() -> dict[Path, str]:
 
 
 def as_text(lines: list[list[Span]]) -> str:
-    """The screen without its log and its colours."""
+    """Return the screen without its log and its colours."""
     rows = ["".join(span.text for span in line).removeprefix(" ").rstrip() for line in lines]
     return "".join(f"{row}\n" for row in rows[: next(n for n, row in enumerate(rows) if row.startswith("── log"))])
 
 
 def svg(lines: list[list[Span]], columns: int) -> str:
-    """Lines of styled spans as one SVG in the reader's own monospace font."""
+    """Return lines of styled spans as one SVG in the reader's own monospace font."""
     width, height = columns * CELL_WIDTH + 2 * MARGIN, len(lines) * CELL_HEIGHT + 2 * MARGIN
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" font-size="14" '
@@ -97,7 +97,7 @@ def svg(lines: list[list[Span]], columns: int) -> str:
 
 
 def text(span: Span, x: float, y: float, length: float) -> str:
-    """One span at its cells, stretched to exactly their width whatever font there is."""
+    """Return one span at its cells, stretched to exactly their width in any font."""
     weight = ' font-weight="bold"' if span.look in ("title", "money", "bad") else ""
     return (
         f'<text x="{x:.1f}" y="{y}" fill="{COLORS[span.look]}"{weight} textLength="{length:.1f}" '
@@ -106,7 +106,7 @@ def text(span: Span, x: float, y: float, length: float) -> str:
 
 
 def main(words: list[str]) -> None:
-    """Draw one run, or whatever the repository shows."""
+    """Draw one run, or all pictures of the repository."""
     os.environ["TZ"] = "UTC"
     time.tzset()
     if words:

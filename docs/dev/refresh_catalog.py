@@ -1,8 +1,8 @@
-"""Reads the packaged catalogue's prices again, of every cloud that there is a key for, and shows what changed.
+"""Updates the packaged catalogue's prices for every cloud with a key, and shows what changed.
 
-    make catalog        then look at the difference, and commit it
+  make catalog        then check the difference, and commit it
 
-A row keeps its place, its card and its comment; one that nobody offers now keeps its price and its source.
+A row keeps its place, its GPU and its comment; one that is not on offer now keeps its price and its source.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROW = re.compile(r'  \["(\w+)", "([^"]+)", "[^"]+", (\d+), \d+, "([\d.]+)", "([
 
 
 def refreshed(table: str, offers: Iterable[Offer], date: str) -> str:
-    """The table with the prices of these offers, the lowest of each row's kind, and the day on which they were read."""
+    """Return the table with the lowest price of these offers for each row, and the day on which they were read."""
     prices: dict[tuple[str, str, int, str], int] = {}
     for one in offers:
         for place in (one.region, one.place, "any"):
@@ -47,16 +47,16 @@ def refreshed(table: str, offers: Iterable[Offer], date: str) -> str:
 
 
 def main() -> int:
-    """Ask, write the table, and print the difference; 4 where there is no key."""
+    """Request prices, write the table, and print the difference; return 4 if there is no key."""
     home, clock = Home(default_home()), SystemClock()
     names = [name for name in CLOUDS if name in ready_providers(home)]
     if not names:
-        print("There is no key for any cloud: gpurun auth set runpod.", file=sys.stderr)
+        print("There is no key for any cloud; set one with gpurun auth set runpod.", file=sys.stderr)
         return 4
     needs = [GpuNeed(count=count, name="any" if count else "cpu") for count in (0, 1, 2, 4, 8)]
     markets = [live_offers(need, names, home, clock, Choices()) for need in needs]
     for name, why in sorted({one for market in markets for one in market.silent}):
-        print(f"{name} could not be asked: {why}", file=sys.stderr)
+        print(f"{name} could not be reached: {why}", file=sys.stderr)
     before = TABLE.read_text(encoding="utf-8")
     after = refreshed(before, (one for market in markets for one in market.offers), utc(clock.wall())[:10])
     TABLE.write_text(after, encoding="utf-8")

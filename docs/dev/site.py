@@ -1,7 +1,7 @@
 """Builds the pages as a static site that needs no network: `make docs`, into build/site.
 
-The pages keep their places, so that a link means the same there and in the repository; the menu is docs/README.md's
-tables. A link that leads nowhere, or a page that no table has, ends it.
+The pages keep their paths, so that a link works there as in the repository; the menu is made from docs/README.md's
+tables. A broken link, or a page that is in no table, ends the build.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
 PATHS = "Where to begin"
-"""The index's table for readers, whose pages stand below the other headings too."""
+"""The index's table for readers, whose pages are also below the other headings."""
 VALIDATION = {"links": {"not_found": "warn", "anchors": "warn", "unrecognized_links": "ignore"}}
 _QUIET = re.compile(r"INFO|  - |$")
 _HEADING, _ROW = re.compile(r"^## (.+)$"), re.compile(r"\[([^\]]+)\]\(([^)#]+\.md)\)")
 
 
 def staged(folder: Path) -> None:
-    """Copy all that a page may lead to."""
+    """Copy everything that a page may link to."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -40,7 +40,7 @@ def staged(folder: Path) -> None:
 
 
 def menu() -> list[dict[str, object]]:
-    """Return the index's tables as a menu, and below it the records of decisions."""
+    """Return the index's tables as a menu, followed by the decision records."""
     sections: list[dict[str, object]] = [{"gpurun": "README.md"}]
     pages: list[dict[str, str]] = []
     for line in (ROOT / "docs" / "README.md").read_text(encoding="utf-8").splitlines():
@@ -54,7 +54,7 @@ def menu() -> list[dict[str, object]]:
 
 
 def main() -> int:
-    """Stage the pages, write the configuration, and have mkdocs build; return its exit code."""
+    """Stage the pages, write the configuration, and run mkdocs; return its exit code."""
     source, config = BUILD / "site-source", BUILD / "mkdocs.yml"
     staged(source)
     settings = {
@@ -82,9 +82,9 @@ def main() -> int:
 
 
 def built(config: Path) -> int:
-    """Have mkdocs build, show its warnings alone, and return 1 where there is one.
+    """Run mkdocs, show only its warnings, and return 1 if there is one.
 
-    Its own -q takes the warnings away before --strict counts them.
+    Its own -q removes the warnings before --strict counts them.
     """
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}

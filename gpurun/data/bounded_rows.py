@@ -53,7 +53,7 @@ class _Text:
         self.text, self.at, self.is_whole = "", 0, False
 
     def more(self) -> None:
-        """Read as much again as is held, so that a long row is not parsed anew for each block."""
+        """Read as much again as is held, so that a long row is not parsed again for each block."""
         block = self._stream.read(min(max(BLOCK_BYTES, len(self.text) - self.at), _MOST_BLOCK_BYTES))
         before = len(self._decoder.getstate()[0])
         try:
