@@ -35,7 +35,7 @@ from tests.refusals import lacking, refusal
 from tests.unit.ledger_samples import RATE, CloudRun, Note
 from tests.unit.report_samples import TOKENS_PER_STEP, events, finished_run, opened_run, page_of, plan_of, write_events
 
-AWAY = "no checkpoint"
+AWAY = "its checkpoint is not at home"
 """What is said of a best loss whose weights did not come home; `golden/` has the sentence."""
 
 

@@ -146,7 +146,7 @@ def test_a_sweep_whose_first_three_trials_fail_says_why(machine: Machine) -> Non
     code, said = machine.sweeps(space={"lr": ["13"], "width": ["1", "2", "3", "4", "5"]}, trials=5)
     assert (code, machine.states) == (1, ["failed"] * 3)
     last = said.splitlines()[-1]
-    assert last.startswith("error: 3 of 3 trials failed, and none ended well")
+    assert last.startswith("error: 3 of 3 trials failed, and none succeeded")
     assert last.endswith("RuntimeError: the disk is full")
 
 

@@ -83,7 +83,7 @@ def test_a_guard_that_is_dead_has_taken_nothing(box: Box, timer: Guard) -> None:
     box.alter_agent("TAKEN_S, LOOK_S = 10.0, 12.0", "TAKEN_S, LOOK_S = 10.0, 0.5")
     ended = box.far.end(str(timer.folder))
     assert (ended.taken, ended.deadline) == (False, LATER)
-    assert "does not look" in ended.message
+    assert "does not check" in ended.message
 
 
 def test_a_machine_without_a_timer_says_so(box: Box, tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def test_a_sender_that_falls_silent_is_given_up(box: Box) -> None:
 
     argv = box.agent_argv("receive", "--codec", "gzip", "--sha256", wire.id)
     reply = box.machine.call(argv, stdin=slow(), timeout_s=20)
-    assert json.loads(reply.stdout)["error"]["message"] == "nothing came for 1 s"
+    assert json.loads(reply.stdout)["error"]["message"] == "nothing arrived for 1 s"
     assert shipped_tree(box) == {}
 
 
