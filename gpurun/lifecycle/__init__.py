@@ -1,7 +1,6 @@
-"""A run from request to receipt: plan, stage, provision, ship, run, collect, destroy, salvage, settle.
+"""A run from request to receipt: stage, create, ship, train, collect, hold, destroy, salvage, move, settle.
 
-Those are the steps. `driver` orders them, by what `state` makes of the journal, in the process that `supervisor` is;
-`reap` is the hand that needs none of it. The folders hold what the steps are made of: `quotes` and `corpus` before
-anything is rented, `earlier` for what earlier runs give, `instance` to judge what was made, `bucket` and `home` for
-the ways there and back.
+Each of these is a module of `steps`. `driver` picks the next one from the state in the journal; `supervisor` is the
+process that does this; `reaper` ends machines without a supervisor. `artifacts` brings files home, and `instance`
+judges, monitors and ends the machine.
 """

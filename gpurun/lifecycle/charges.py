@@ -1,7 +1,7 @@
-"""What a run cost by its provider's own account, where that tells what it billed for one machine.
+"""What a run cost according to its provider's bill, if the provider reports the bill of one machine.
 
-A bill grows for minutes after a machine's end. It bounds a cost by itself, once two readings agree that are ten minutes
-apart; a receipt waits for that, and only where nobody saw the end of a machine.
+A bill keeps growing for minutes after a machine's end. It bounds a cost by itself once two readings ten minutes apart
+agree. A receipt waits for that only if the end of a machine was not seen.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gpurun.lifecycle.instance.terminate import once
 from gpurun.providers.base import Provider, Rejected, ReportsCharges, Unknown
 
 BILL_GAP_S, BILL_WAIT_S, LOOK_S = 600.0, 1800.0, 30.0
-"""How far apart two readings of a bill are, how long a receipt waits for them, how often a stop is looked for."""
+"""Seconds between two readings of a bill, the longest wait for them, and between two checks for a stop request."""
 
 
 @dataclass(frozen=True)
 class Bill:
-    """What was billed for a run's machines, as far as it is told; None where nothing is.
+    """What was billed for a run's machines, as far as it is known; `micros` is None if nothing is.
 
-    `is_settled`: it changes no more. `unclear` says in words what is not in it, and why.
+    `is_settled`: it no longer changes. `unclear` says in words what is not in it, and why.
     """
 
     micros: Micros | None
@@ -39,55 +39,55 @@ class Bill:
 
 
 def bill_of(folder: RunFolder, provider_named: Callable[[str], Provider]) -> Bill | None:
-    """Ask for the bill of every machine that a run had; None for a run that rented none."""
+    """Request the bill of every machine that a run had; None if it rented none."""
     try:
         rentals = rentals_of(read_journal(folder.journal).records)
     except GpurunError as error:
         return Bill(None, is_settled=False, unclear=(error.what,))
-    rented = [one for one in rentals if one.instance is not None and one.intent.rate_micros_per_hour]
+    rented = [rental for rental in rentals if rental.instance is not None and rental.intent.rate_micros_per_hour]
     if not rented:
         return None
     amounts, is_settled, unclear = list[Micros](), True, list[str]()
     for rental in rented:
-        told = _charge(rental, provider_named, rental.records[-1].wall)
-        if isinstance(told, str):
-            unclear.append(plain_line(told))
+        charge = _charge(rental, provider_named, rental.records[-1].wall)
+        if isinstance(charge, str):
+            unclear.append(plain_line(charge))
             continue
-        amounts.append(told[0])
-        is_settled = is_settled and told[1] and rental.end != "not_proven"
+        amounts.append(charge[0])
+        is_settled = is_settled and charge[1] and rental.end != "not_proven"
         if rental.machines > 1:
             unclear.append("the bill of a duplicate machine is not in it")
     return Bill(total(*amounts) if amounts else None, is_settled and bool(amounts), tuple(dict.fromkeys(unclear)))
 
 
 def _charge(rental: Rental, provider_named: Callable[[str], Provider], until_wall: float) -> tuple[Micros, bool] | str:
-    """The bill of one machine and whether it is settled; in words why there is none."""
+    """Return the bill of one machine and whether it is settled, or a sentence that says why there is none."""
     name = rental.intent.provider
     try:
         provider = provider_named(name)
         if not isinstance(provider, ReportsCharges):
-            return f"{name} does not tell what it billed for one machine"
+            return f"{name} does not report the bill of one machine"
         charge = provider.charges(rental.machine_id, rental.asked.wall, until_wall)
     except (Unknown, Rejected) as error:
-        return f"{name} could not be asked: {error}"
+        return f"{name} did not report its bill: {error}"
     except GpurunError as error:
-        return f"{name} could not be asked: {error.what}"
-    except Exception as error:  # noqa: BLE001 - whatever its answer was, there is no bill in it.
+        return f"{name} did not report its bill: {error.what}"
+    except Exception as error:  # noqa: BLE001 - whatever the reply was, it holds no bill.
         return f"{name}'s bill cannot be read: {type(error).__name__}"
-    return (charge.micros, charge.settled) if charge is not None else f"{name} has no bill of it yet"
+    return (charge.micros, charge.settled) if charge is not None else f"{name} has no bill for it yet"
 
 
 def final_bills(rentals: Sequence[Rental], state: RunState, context: Context) -> Iterator[Note]:
-    """Wait for the bills of machines whose end was not seen, for as long as a receipt may wait for it.
+    """Wait for the bills of machines whose end was not seen, for as long as a receipt may wait.
 
-    A wish to stop ends the wait. What is not final by then is not recorded, and the cost stays a bound.
+    A stop request ends the wait. A bill that is not final by then is not recorded, and the cost stays a bound.
     """
     seen, final = dict[str, tuple[float, Micros | None]](), set[str]()
-    unseen = [one for one in rentals if _tells(one, context)]
+    unseen = [rental for rental in rentals if _reports_charges(rental, context)]
     for rental in unseen:
-        message = f"nobody saw when {rental.machine_id} ended, so the receipt waits up to half an hour for the bill of "
+        message = f"the end of {rental.machine_id} was not seen: the receipt waits up to half an hour for the bill of "
         message += f"{rental.intent.provider}; "
-        message += "nothing is billed meanwhile"
+        message += "nothing is billed during the wait"
         yield from once(Incident(code="bill.awaited", message=message), context)
     for elapsed in ticks(context.clock, LOOK_S, BILL_WAIT_S) if unseen else ():
         for rental in unseen:
@@ -106,8 +106,8 @@ def final_bills(rentals: Sequence[Rental], state: RunState, context: Context) ->
             return
 
 
-def _tells(rental: Rental, context: Context) -> bool:
-    """Whether the provider of a machine tells what it billed for it."""
+def _reports_charges(rental: Rental, context: Context) -> bool:
+    """Return whether the provider of a machine reports its bill."""
     try:
         provider = context.provider_named(rental.intent.provider)
     except GpurunError:

@@ -1,7 +1,7 @@
-"""The way to an instance, and how long a step goes on trying it.
+"""The connection to an instance, and how long a step keeps trying it.
 
-It is a folder on this machine, or SSH with a key that was pinned before it booted. Unreachable is not dead, and a
-laptop that sleeps is not trying at all.
+It is a folder on this machine, or SSH with a host key that was pinned before the machine booted. An unreachable
+machine may be alive, and time that the laptop slept does not count as trying.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from gpurun.remote.local_machine import LocalMachine
 from gpurun.remote.messages import ManifestFile
 from gpurun.remote.ssh import RemoteMachine
 
-# What the far side may refuse once and not again: its agent was killed, as for want of memory, or its disk failed.
+# The far side may refuse these once and then recover: its agent was killed (out of memory), or its disk failed.
 BRIEF = frozenset({"broken", "os_error"})
 MOST_REFUSALS = 20
-# A stretch of so long in which nothing moves is no slow line: the line was down, or the lid closed.
+# A gap this long in which no bytes move is not a slow line: the line was down, or the laptop's lid was closed.
 AWAY_S = 30.0
-# A try takes no longer than this by itself; in the rest of its time this laptop slept.
+# One try takes at most this long; the rest of its time the laptop slept.
 LONGEST_TRY_S = 90.0
 LEAST_UNHEARD_S = 900.0
 MOVED_S = 180.0
-"""How long one is tried that was restarted and trains no more: what it had finished may come from its new address."""
+"""How long to try a machine that restarted and no longer trains, for the results it had finished."""
 HOLD_S = 5.0
 
 
 class MachineConnector:
-    """Makes the far side of an instance, and keeps it, so that all steps share one connection."""
+    """Makes the far side of an instance and keeps it, so that all steps share one connection."""
 
     def __init__(self, folder: RunFolder, plan: Plan, clock: Clock) -> None:
         self._folder = folder
@@ -51,7 +51,7 @@ class MachineConnector:
         self._kept: tuple[tuple[Address, bool], FarSide] | None = None
 
     def __call__(self, instance: Instance) -> FarSide:
-        """The way to an instance that has an address; nothing is connected yet."""
+        """Return the far side of an instance that has an address; this connects to nothing yet."""
         address = instance.address
         if address is None:
             raise RuntimeError(f"{instance.id} has no address yet")
@@ -61,7 +61,7 @@ class MachineConnector:
         return self._kept[1]
 
     def hang_up(self) -> None:
-        """End every connection; what waits for one ends, and the next call makes a new one."""
+        """End every connection. A call that waits for one ends too; the next call makes a new one."""
         if self._kept is not None:
             self._kept[1].close()
 
@@ -89,9 +89,9 @@ class MachineConnector:
         return place_facts(instance.provider).is_queued
 
     def _to_job(self, address: Address, instance: Instance) -> FarSide:
-        """The way to a job by its login node, with the Python that its cluster's table names.
+        """Return the far side of a job, by its login node, with the Python that the cluster's table names.
 
-        Of one that does not run it leads to its folder alone, which the login node has too.
+        For a job that does not run, it gives only the job's folder, which the login node sees too.
         """
         home = Home(self._folder.home)
         cluster = find_cluster(home, instance.region)
@@ -103,16 +103,16 @@ class MachineConnector:
         return FarSide(machine, python=cluster.python, private=private, job_python=job_python)
 
     def _last_mono(self, instance: Instance) -> float:
-        """When the machine's end must be asked for, by the monotonic clock."""
+        """Return when the machine's end must be requested, by the monotonic clock."""
         deadline_wall = instance.deadline_wall
         left_s = inf if deadline_wall is None else deadline_wall - self._plan.lease.destroy_s - self._clock.wall()
         return self._clock.monotonic() + left_s
 
 
 class Patience(Waits):
-    """The tries of one step, repeated until one answers, the lease is over, or the instance no longer runs.
+    """The tries of one step, repeated until one succeeds, the lease is over, or the instance no longer runs.
 
-    `limit_s` is for a slow line: stretches of AWAY_S in which nothing moves do not count against it.
+    `limit_s` is for a slow line: gaps of AWAY_S in which no bytes move do not count against it.
     """
 
     for_room = True
@@ -125,39 +125,39 @@ class Patience(Waits):
 
     @property
     def left_s(self) -> float:
-        """How long one try may take, a second at least."""
+        """Seconds that one try may take, at least 1."""
         within_s = self.limit_s + self._away_until_now_s() - (self._now_mono() - self._begun_mono)
         return max(1.0, min(within_s, self._context.seconds_left(self._state)))
 
     def moved(self) -> None:
-        """Take note that something has come or gone."""
+        """Note that bytes were sent or received."""
         self._away_s = self._away_until_now_s()
         self._moved_mono = self._tried_mono = self._now_mono()
         self._unheard_s, self._refusals = 0.0, 0
 
     def raise_if_stopped(self) -> None:
-        """Raise StopWanted where the user wants a stop."""
+        """Raise StopWanted if the user requested a stop."""
         self._context.raise_if_stopped(self._state)
 
     def demand_time(self, file: ManifestFile, why: GpurunError | None) -> None:
         """See `Waits.demand_time`."""
         self.raise_if_stopped()
         if self._context.seconds_left(self._state) <= 0:
-            what = f"The lease was over before {file.name} ({file.bytes:,} bytes) had come home."
-            hint = "What came home before is kept. Give the next run more --hours, or more room here."
+            what = f"The lease was over before {file.name} ({file.bytes:,} bytes) was downloaded."
+            hint = "What was downloaded before is kept. Give the next run more --hours, or free space on this disk."
             raise CollectFailed("collect.lease_over", f"{what} {why.what}" if why else what, hint=hint)
 
     def hold(self, held: Sequence[GpurunError]) -> None:
-        """Wait for this disk, or for somebody else, while there is an instance to wait with."""
+        """Wait for this disk, or for another process, while there is an instance to wait with."""
         if why := self._context.is_down(self._state):
             raise make_taken_error(why)
         self._context.clock.sleep(min(HOLD_S, max(0.0, self._context.seconds_left(self._state))))
 
     def wait(self, error: MachineLost | FarRefusal) -> None:
-        """Wait a little after a try that failed, so that the next one is worth it.
+        """Wait a little after a failed try.
 
-        Raises a refusal that will not pass; TrainingFailed when limit or lease is over, when the provider says that
-        the instance no longer runs, and when waiting costs too much.
+        Raise a refusal that will not pass. Raise TrainingFailed if the limit or the lease is over, if the provider
+        says that the instance no longer runs, or if waiting costs too much.
         """
         clock, down = self._context.clock, None
         if isinstance(error, FarRefusal):
@@ -167,7 +167,7 @@ class Patience(Waits):
         else:
             self._refusals = 0
             down = self._context.is_down(self._state)
-            if down is None:  # Nobody is reached from here, so nothing would be saved by giving up.
+            if down is None:  # The provider is not reached either, so giving up would save nothing.
                 self._tried_mono = clock.monotonic()
         self._unheard_s += min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)
         if down:
@@ -183,15 +183,15 @@ class Patience(Waits):
         return is_late or self._unheard_s > self._most_unheard_s()
 
     def _most_unheard_s(self) -> float:
-        """How long an instance is waited for that its provider, who is reached, says to run.
+        """Return how long to wait for an instance that does not answer but runs, as its provider says.
 
-        It may be hung for good, or SSH is blocked only where this laptop is now. Waiting may cost as much again as what
-        would be lost: then making it again is cheaper. What it has pushed to a bucket comes from there anyhow.
+        It may hang for good, or SSH is blocked only on this network. Waiting may cost as much again as the work that
+        would be lost: beyond that, making it again is cheaper. Checkpoints it pushed to a bucket are safe there anyway.
         """
         if not self._context.plan.offer.rate_micros_per_hour:
             return float("inf")
         if self._state.outcome == "lost" and self._context.plan.choices.give_up_after_s:
-            return 0.0  # The user's own limit is over.
+            return 0.0  # The user's own limit has passed.
         if self._state.outcome == "lost" and self._state.moved:
             return MOVED_S
         if self._state.pushed:
@@ -207,14 +207,14 @@ class Patience(Waits):
         return self._context.clock.monotonic()
 
 
-_KEPT = "What came home before is kept. `gpurun receipt` says what was paid."
+_KEPT = "What was downloaded before is kept. `gpurun receipt` says what was paid."
 
 
 def make_lost_error(why: str) -> TrainingFailed:
-    """The error of a step whose instance is waited for no longer."""
+    """Return the error of a step that gives up waiting for its instance."""
     return TrainingFailed("machine.lost", f"The instance can no longer be reached: {why}", hint=_KEPT)
 
 
 def make_taken_error(why: str) -> TrainingFailed:
-    """The error of a step whose instance runs no more, in its provider's words."""
-    return TrainingFailed("machine.lost", f"The instance runs no more: {why}.", hint=_KEPT)
+    """Return the error of a step whose instance no longer runs, in its provider's words."""
+    return TrainingFailed("machine.lost", f"The instance no longer runs: {why}.", hint=_KEPT)

@@ -1,4 +1,4 @@
-"""What every step is given besides the run's state: the plan, the provider, the far side, the clock."""
+"""What every step receives besides the run's state: the plan, the provider, the far side, the clock."""
 
 from __future__ import annotations
 
@@ -28,41 +28,39 @@ from gpurun.planning.transfer import COLLECT_START_S
 from gpurun.providers.base import Guarded, LetsIn, Provider, Rejected, TellsTime, Unknown, their_wall
 from gpurun.remote.client import FarSide
 
-# Said only before the deadline, and where nobody here has asked for its end.
-ENDED = (
-    "it was ended by somebody else (in its console, by another gpurun under this account's keys, or by the provider)"
-)
+# Used only before the deadline, and if this home did not request the end.
+ENDED = "it was ended from elsewhere (in its console, by another gpurun under this account's keys, or by the provider)"
 TAKEN_BACK = "its provider took it back, as it may a spot machine"
 TAKEN = f"{TAKEN_BACK}, or {ENDED}"
 RETRY_S = 2.0
 UNSEEN_S = 120.0
 BETWEEN_S = 1.0
-# What the far side refuses only for now: an earlier call that was cut off still holds on, or has done it all meanwhile,
-# or the line broke again.
+# What the far side refuses only for now: an earlier call that was cut off still holds the lock or has since done the
+# work, or the line broke again.
 PASSING = frozenset({"busy", "cut_stream", "no_layout"})
 
-# A step yields what it is about to do or has seen; the line after a yield runs only once the record is on disk.
+# A step yields what it is about to do or has seen; the code after a yield runs only once the record is on disk.
 Note = JournalEvent
 
 
 class StopWanted(GpurunError):
-    """The user asked for a stop while a step was at work; the driver records it and goes on from there."""
+    """The user requested a stop while a step was at work; the driver records it and continues from there."""
 
     def __init__(self) -> None:
-        super().__init__("stop.wanted", "A stop was asked for.", hint="Nothing to do.")
+        super().__init__("stop.wanted", "A stop was requested.", hint="Nothing to do.")
 
 
 class MachineMoved(GpurunError):
-    """The machine runs at another address; the driver records it, and does the same step again with that one."""
+    """The machine runs at another address; the driver records it and repeats the step there."""
 
     def __init__(self, machine: Instance) -> None:
         what = f"{machine.provider} has {machine.id} at another address now, as after a restart"
-        super().__init__("machine.moved", what, hint="Its host key is pinned: it is gone on with there.")
+        super().__init__("machine.moved", what, hint="Its host key is pinned, so the run continues there.")
         self.machine = machine
 
 
 class StepClock:
-    """The clock of a step that may be left: it waits in short parts, and does `between` after each of them."""
+    """The clock of a step that may be abandoned: it waits in short parts, and calls `between` after each of them."""
 
     def __init__(self, clock: Clock, between: Callable[[], None]) -> None:
         self._clock, self._between = clock, between
@@ -76,7 +74,7 @@ class StepClock:
         return self._clock.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Wait; what `between` raises ends it."""
+        """Wait; an error that `between` raises ends the wait."""
         end_mono = self._clock.monotonic() + seconds
         self._between()
         while (left_s := end_mono - self._clock.monotonic()) > 0:
@@ -88,13 +86,12 @@ class StepClock:
 class Context:
     """Everything a step may touch.
 
-    `reach` makes the way to an instance (it does not connect yet); `trainer` is the package that is shipped. `open`
-    gives the provider of another approved offer; without it only the plan's first offer is tried. With `brings_early`
-    checkpoints come home while training goes on. `ends_mono` is when the lease ends by the provider's clock, where that
-    was asked (`ends_by_their_clock`). `begin` starts a call that may take long; `budgets` are asked before anything is
-    rented; `hang_up` ends every connection to the machine; `left` is set once the driver waits no more for the step
-    that has this context; `latest` is the run's state as it is on record by now, which a step that takes long may have
-    an old one of.
+    `reach` makes the far side of an instance (it does not connect yet). `trainer` is the package to ship. `open` opens
+    the provider of another approved offer; without it only the plan's first offer is tried. With `brings_early`,
+    checkpoints are downloaded while training continues. `ends_mono` is when the lease ends by the provider's clock, if
+    that was requested (`ends_by_their_clock`). `begin` starts a call that may take long. `budgets` are checked before
+    anything is rented. `hang_up` ends every connection to the machine. `left` is set once the driver no longer waits
+    for the step with this context. `latest` returns the run's state on record by now; a long step may hold an old one.
     """
 
     home: Home
@@ -114,18 +111,18 @@ class Context:
     latest: Callable[[RunState], RunState] = lambda state: state
 
     def at(self, state: RunState) -> Context:
-        """The same context on the offer that the run is about, by the plan of its machine of now."""
+        """Return the same context for the run's current offer, by the plan of its current machine."""
         context = self
         if state.leg_plan:
             try:
                 plan = read_leg_plan(self.folder, state.leg_plan, state.leg_plan_sha256)
-            except (OSError, ValueError):  # The journal has what ends its machine.
+            except (OSError, ValueError):  # The journal holds all that ending its machine needs.
                 plan, _ = plan_of(self.folder, read_journal(self.folder.journal).records)
             context = replace(self, plan=plan)
         return context.on_offer(find_offer_place(state, context.plan))
 
     def on_offer(self, place: int) -> Context:
-        """The same context on the approved offer at that place: its plan, its lease, its provider."""
+        """Return the same context for the approved offer at that place: its plan, lease and provider."""
         approved = self.plan.approved
         if self.open is None or place >= len(approved):
             return self
@@ -134,32 +131,32 @@ class Context:
 
     @property
     def is_shared(self) -> bool:
-        """Whether others may use the machine too, and what does not come home stays there."""
+        """Whether others may use the machine too, so that files that are not downloaded stay there."""
         traits = self.provider.traits
         return traits.is_this_computer or not traits.takes_files
 
     def provider_named(self, name: str) -> Provider:
-        """A provider by its name: this attempt's own, or one that another attempt asks."""
+        """Return a provider by its name: this attempt's own, or another attempt's."""
         return self.provider if name == self.provider.name or self.open is None else self.open(name)
 
     def has_offer(self, place: int) -> bool:
-        """Whether there is an approved offer at that place."""
+        """Return whether there is an approved offer at that place."""
         return self.open is not None and place < len(self.plan.approved)
 
     def seconds_left(self, state: RunState) -> float:
-        """Until the instance must be asked to end, so that it is gone by its deadline and within its cap.
+        """Return the seconds until the instance's end must be requested, to be gone by its deadline and within its cap.
 
-        By the wall clock or by the monotonic one, whichever says less.
+        By the wall clock or the monotonic one, whichever gives less.
         """
         state = self.latest(state)
         return real_seconds(self._lease_left_s(state), state, self.plan, self.clock)
 
     def is_lease_over(self, state: RunState) -> bool:
-        """Whether the lease is over while something is still wanted of the machine: its end is to be asked for."""
+        """Return whether the lease is over while the machine is still in use: its end must be requested."""
         return state.phase in WORKING and state.stop != "destroy" and self.seconds_left(state) <= 0
 
     def hold_left_s(self, state: RunState) -> float:
-        """Until a held machine is held no longer, by whichever clock says less, and never past its lease."""
+        """Return how long a held machine is still held, by whichever clock gives less, and never past its lease."""
         state = self.latest(state)
         if state.held_at is None or state.hold_until_wall is None:
             return 0.0
@@ -171,9 +168,9 @@ class Context:
 
     @property
     def collect_s(self) -> float:
-        """What is kept of the lease for bringing home: as planned, or longer where this run's checkpoints came slower.
+        """Seconds of the lease kept for downloading: as planned, or longer if this run's checkpoints came slower.
 
-        Never more than half of the training, which would otherwise end before it began.
+        At most half of the training, which would otherwise end before it began.
         """
         lease, seen = self.plan.lease, Inventory(self.folder).memory.bytes_per_s
         if not seen:
@@ -191,58 +188,59 @@ class Context:
         return min(by_wall, ask_wall - state.asked_at.wall - (self.clock.monotonic() - state.asked_at.mono))
 
     def _ends_wall(self, state: RunState) -> float:
-        """The deadline of the machine, or of the job once its queue is over."""
+        """Return the deadline of the machine, or of the job once it has left the queue."""
         assert state.deadline_wall is not None
         started_wall = state.instance.started_wall if state.instance is not None else None
         return self.plan.lease.ends_wall(state.deadline_wall, started_wall)
 
     def ends_by_their_clock(self, state: RunState) -> float:
-        """When `seconds_left` is over by the provider's clock, asked once after a restart of this machine; else never.
+        """Return when `seconds_left` ends by the provider's clock, requested once after a restart here; else infinity.
 
-        Ours may be hours off since then. It is told on the monotonic clock, as ours may be set right at any moment.
+        Our own clock may be hours off after a restart. The result is on the monotonic clock, since the wall clock here
+        may be set right at any moment.
         """
-        provider, told_wall = self.provider, state.instance.deadline_wall if state.instance else None
+        provider, deadline_wall = self.provider, state.instance.deadline_wall if state.instance else None
         is_of_this_boot = state.asked_at is not None and state.asked_at.boot_id == boot_id()
-        if told_wall is None or is_of_this_boot or not isinstance(provider, TellsTime):
+        if deadline_wall is None or is_of_this_boot or not isinstance(provider, TellsTime):
             return float("inf")
-        with suppress(Exception):  # Whatever it was, it must not keep a supervisor from ending a machine by our clock.
+        with suppress(Exception):  # No error here may keep a supervisor from ending a machine by our clock.
             provider.ask_time()
         if provider.clock_ahead_s is None:
             return float("inf")
-        left_s = told_wall - self.plan.lease.destroy_s - their_wall(provider, self.clock)
+        left_s = deadline_wall - self.plan.lease.destroy_s - their_wall(provider, self.clock)
         return self.clock.monotonic() + left_s
 
     def paid_s(self, state: RunState) -> float:
-        """For how long the instance has been paid for, by whichever clock says more."""
+        """Return for how long the instance has been billed, by whichever clock gives more."""
         if state.deadline_wall is None or state.asked_at is None:
             return 0.0
         begun_wall = max(state.asked_at.wall, self._ends_wall(state) - self.plan.lease.total_s)
         return max(0.0, self._ends_wall(state) - self.plan.lease.destroy_s - begun_wall - self.seconds_left(state))
 
     def hidden_s(self, state: RunState) -> float:
-        """How long the provider may still hide the instance; nothing once that was seen to run."""
+        """Return how long the provider may still hide the instance; 0 once it was seen running."""
         return 0.0 if state.facts else self.unsettled_s(state)
 
     def unsettled_s(self, state: RunState) -> float:
-        """How long the provider may still hide something that was asked for with the instance."""
+        """Return how long the provider may still hide a thing that was requested with the instance."""
         settle_s = self.provider.traits.settle_s
         if state.heard_at is None or state.heard_at.boot_id != boot_id():
             return settle_s
         return max(0.0, settle_s - (self.clock.monotonic() - state.heard_at.mono))
 
     def looks_late(self, state: RunState) -> bool:
-        """Whether nobody has looked for so long, by either clock, that what was asked for may have lived meanwhile."""
+        """Return whether the last look, by either clock, is so old that the requested machine may have lived since."""
         now = Moment(wall=self.clock.wall(), mono=self.clock.monotonic(), boot_id=boot_id())
         since_s = state.heard_at.seconds_until(now) if state.heard_at is not None else float("inf")
         return since_s > max(UNSEEN_S, self.provider.traits.settle_s)
 
     def wants_stop(self, state: RunState) -> bool:
-        """Whether the user wants more than what the journal already has."""
+        """Return whether the user requested a stronger stop than the journal records."""
         request = read_stop_request(self.folder)
         return request is not None and STRENGTH[request.how] > STRENGTH[state.stop]
 
     def is_to_end(self, state: RunState) -> bool:
-        """Whether what is billed is to end now: the lease is over, the user wants it gone, or nothing else is left."""
+        """Return whether the billed machine must end now: lease over, the user wants it gone, or no step remains."""
         request = read_stop_request(self.folder)
         if request is not None and STRENGTH[request.how] > STRENGTH[state.stop]:
             state = state.model_copy(update={"stop": request.how})
@@ -252,31 +250,30 @@ class Context:
         return is_known_late or state.stop == "destroy" or next_step(state, lease_over=lease_over) is Step.DESTROY
 
     def raise_if_stopped(self, state: RunState) -> None:
-        """Raise StopWanted if the user wants a stop that the journal does not have yet, or the driver has gone on."""
+        """Raise StopWanted if the user requested a stop that the journal lacks, or the driver has left this step."""
         if self.left.is_set() or self.wants_stop(state):
             raise StopWanted
 
     def guard_folder(self, instance: Instance) -> str:
-        """Where the machine's own timer keeps its time; "" where there is none."""
+        """Return the folder where the machine's own timer keeps its time; "" if there is none."""
         return self.provider.guard_folder(instance) if isinstance(self.provider, Guarded) else ""
 
     def timer_of(self, state: RunState) -> str:
-        """The same of the run's machine; "" where its agent was never reached, too.
+        """Return the timer's folder on the run's machine; "" also if its agent was never reached.
 
-        The place may be named by the deadline as the provider has it, which is not by our clock.
+        The folder may be named after the deadline by the provider's clock, not ours.
         """
         if not state.facts or state.instance is None or state.instance.address is None:
             return ""
         return self.guard_folder(state.instance)
 
     def is_down(self, state: RunState) -> str | None:
-        """Why the run's machine does not run, in the provider's words; "" where it does.
+        """Return why the run's machine does not run, in the provider's words; "" if it runs, None if unknown.
 
-        None where the provider says nothing. Two answers that differ mean that it runs. What the user wants, and the
-        end of the lease, come before what became of the machine, since they may be why: StopWanted. MachineMoved where
-        it runs at another address.
+        Two replies that differ mean that it runs. Raise StopWanted if the user wants a stop or the lease is over, since
+        that may be why the machine is down. Raise MachineMoved if it runs at another address.
 
-        It is asked when the machine did not answer: perhaps only because this laptop has another address now.
+        Call it when the machine did not answer, perhaps only because this laptop's address changed.
         """
         known = get_instance(state)
         if isinstance(self.provider, LetsIn):
@@ -300,7 +297,7 @@ class Context:
         if machine.state not in (InstanceState.STOPPED, InstanceState.GONE):
             return ""
         if machine.state is InstanceState.GONE:
-            if any(one.state is not InstanceState.GONE for one in self.provider.find(known.token)):
+            if any(instance.state is not InstanceState.GONE for instance in self.provider.find(known.token)):
                 return ""
             ended = TAKEN if self.plan.offer.spot else ENDED
             ended = self._out_of_funds() or ended
@@ -309,7 +306,7 @@ class Context:
         return f"{ended}{', ' if ended else ''}{name} says that it is {said or 'stopped'}"
 
     def _out_of_funds(self) -> str:
-        """That nothing is left on a prepaid account, which its provider takes as a reason to end what runs; else ""."""
+        """Return that a prepaid account is used up, on which its provider ends what runs; else ""."""
         with suppress(Unknown, Rejected, SetupError):
             left = self.provider.verify().balance_micros
             if left is not None and left <= 0:
@@ -318,32 +315,32 @@ class Context:
 
 
 def _has_moved(machine: Instance, known: Instance) -> bool:
-    """Whether it runs at another address: after a restart, or where its provider maps its ports anew."""
+    """Return whether it runs at another address: after a restart, or if its provider maps its ports anew."""
     now, before = machine.address, known.address
     return machine.state is InstanceState.RUNNING and now is not None and before is not None and now != before
 
 
 def get_instance(state: RunState) -> Instance:
-    """The instance that the journal knows of; steps that need one are only reached when there is one."""
+    """Return the instance in the journal; RuntimeError if there is none, which a step that needs one never meets."""
     if state.instance is None:
         raise RuntimeError(f"run {state.run} is {state.phase} without an instance")
     return by_our_clock(state.instance, state)
 
 
 def by_our_clock(instance: Instance, state: RunState) -> Instance:
-    """The run's instance with the deadline that the journal has: it tells its own by the provider's clock."""
+    """Return the run's instance with the deadline from the journal; its own is by the provider's clock."""
     return instance.model_copy(update={"deadline_wall": state.deadline_wall})
 
 
 def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock) -> float:
-    """The seconds after which the machine must be asked to end, of those that the lease alone would leave.
+    """Return the seconds after which the machine's end must be requested, at most those that the lease leaves.
 
-    Everything is told in seconds of the run's own machine at the price that was agreed to, so that no sum of money is
-    made: a second machine of the same price that lived for a minute takes a minute off, and while it lives each second
-    counts twice. A price that rose makes each second longer in the same way.
+    Everything is counted in seconds of the run's own machine at the agreed price, so that no money is added up: a
+    second machine of the same price that lived for a minute takes off a minute, and while it lives each second counts
+    twice. A price rise makes each second longer in the same way.
 
-    What the cap has beside the worst case is used first. What follows the asking (`destroy_s`, the kill allowance) is
-    paid at the price of now as well.
+    What the cap leaves above the worst case is used first. The time after the request (`destroy_s`, the kill allowance)
+    is paid at the current price as well.
     """
     own = state.asked.get(state.token)
     price = total(own.micros_per_hour, own.beside_micros_per_hour) if own is not None else None
@@ -358,9 +355,9 @@ def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock)
         taken_s += (burn - before) * (max(0.0, now.wall - rise.since_wall) + tail_s)
     for extra in extras:
         asked = state.asked.get(extra.token)
-        if asked is None:  # A journal of the first version does not tell what it was asked for.
+        if asked is None:  # A journal of version 1 does not record what was requested.
             continue
-        # One that lives is being ended: it has as long for that as any; if it takes longer, more is taken off.
+        # One that still lives is being ended, and has the usual time for that; if it takes longer, more is taken off.
         lived_s = asked.at.seconds_until(extra.ended or now) + (tail_s if extra.ended is None else 0.0)
         share = ratio_of(total(asked.micros_per_hour, asked.beside_micros_per_hour), price)
         taken_s += share * (lived_s + asked.billing_unit_s)
@@ -369,7 +366,7 @@ def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock)
 
 
 def _uncounted(state: RunState) -> list[Extra]:
-    """The machines beside the run's own that are not in what the legs before this one cost."""
+    """Return the machines beside the run's own that the cost of the earlier legs does not include."""
     return [
         extra
         for extra in state.extras.values()
@@ -381,7 +378,7 @@ def _uncounted(state: RunState) -> list[Extra]:
 
 
 def spent_at_most(state: RunState, records: Sequence[Record], leg: int) -> Micros:
-    """What all machines until now cost at most; one before this leg whose create had no clear answer counts whole."""
+    """Return the most that all machines cost so far; one of an earlier leg whose create was unclear counts whole."""
     asked = state.asked
     spent = []
     for rental in rentals_of(records):
@@ -392,9 +389,9 @@ def spent_at_most(state: RunState, records: Sequence[Record], leg: int) -> Micro
 
 
 def pays_for_another(state: RunState, cap_micros: Micros | None, worst_micros: Micros) -> bool:
-    """Whether the cap pays for another machine at its worst case, and for each that may exist unseen.
+    """Return whether the cap pays for another machine at its worst case, and for each that may exist unseen.
 
-    Those of earlier legs are not in the cap any more.
+    Those of earlier legs are already off the cap.
     """
     asked = [one for one in state.asked.values() if one.leg == state.leg]
     unseen = [one for one in asked if one.answer == "unseen" or one.token == state.token]

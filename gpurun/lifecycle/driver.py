@@ -1,8 +1,8 @@
 """The state table: replay the journal, do the next step, record what it intends and observes; nothing else appends.
 
-A step is a generator of notes. The driver writes a note to disk before it lets the step run on, so "intent first" is
-not a habit of the steps but the way they are driven. After a crash the journal is replayed and the next step runs:
-there is no other recovery path.
+A step is a generator of notes. The driver writes a note to disk before it resumes the step, so "intent first" holds for
+every step by construction. After a crash the journal is replayed and the next step runs: there is no other recovery
+path.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ T = TypeVar("T")
 
 
 def salvage_all(state: RunState, context: Context) -> Iterator[Note]:
-    """Take away what the machine left, then fetch what it pushed: a volume would be billed as long as that takes.
+    """Remove what the machine left, then fetch what it pushed: a volume would be billed until the fetch is done.
 
-    A cluster's folder is not billed, and has what the trainer wrote: that comes home first.
+    A cluster's folder is not billed and holds what the trainer wrote: it is downloaded first.
     """
     if state.shared == "holds":
         yield from collect_bucket.collect_pushed(state, context)
@@ -60,7 +60,7 @@ def salvage_all(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def continue_elsewhere(state: RunState, context: Context) -> Iterator[Note]:
-    """Plan the next machine of a run, once nothing of the last one is left; where none was made nothing can be."""
+    """Plan the next machine of a run, once nothing of the last one is left, if there was one."""
     if state.phase is Phase.GONE:
         yield from close_run.close_machines(state, context)
     yield from move_run.move(state, context)
@@ -84,14 +84,14 @@ STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
 AGAIN_S, PAUSE_S = 30.0, 3.0
 TICK_S = 0.2
 LEAVE_S = 4.0
-"""So long a step may take to end by itself once its machine is to be destroyed; then a call that hangs is left."""
+"""How long a step may take to end by itself once its machine must be destroyed; then its hanging call is left."""
 _LEFT_FOR_AN_END = (Step.AWAIT_READY, Step.SHIP, Step.START, Step.WATCH, Step.COLLECT, Step.HOLD)
-# What no later life of a supervisor would find out again.
+# Facts that no later supervisor could find out again.
 _KNOWN_ONCE = (Event.COLLECT_OBSERVED, Event.STEP_FAILED)
 
 
 class Unrecorded(SetupError):
-    """The journal takes no record, and waiting for it saves nothing: no step goes on."""
+    """The journal takes no record, and waiting would save nothing: the run stops here."""
 
 
 class Driver:
@@ -104,7 +104,7 @@ class Driver:
         self._replayed = -1, RunState(run=context.plan.run, phase=Phase.OPENED)
 
     def drive(self) -> ExitCode:
-        """Do steps until the run is closed; a run that cannot be proven gone ends in MayBeBilling, unclosed."""
+        """Do steps until the run is closed. Raise MayBeBilling if its end cannot be proven; the run then stays open."""
         try:
             return self._drive()
         except MayBeBilling:
@@ -116,12 +116,12 @@ class Driver:
             raise self._ended(state, error) from error
 
     def record_outlived(self, instance: Instance) -> None:
-        """Record a machine that lives though its end had been believed: the run is red until its end is proven."""
+        """Record a machine that lives although its end was believed: the run is red until its end is proven."""
         if instance.id not in self._state().late:
             self._record(close_run.came_late(instance, self._state()))
 
     def _ended(self, state: RunState, error: GpurunError) -> MayBeBilling:
-        """Ask for the end of what cannot be driven any more; the journal takes nothing, so nothing is claimed."""
+        """End the machine of a run that can no longer be driven; the journal takes nothing, so nothing is claimed."""
         try:
             context = self._at(state)
         except GpurunError:  # A provider without a key.
@@ -144,14 +144,14 @@ class Driver:
                 code = self._turn()
             except GpurunError:
                 raise
-            except Exception as bug:  # noqa: BLE001 - told by what outlives it; raised where nothing is billed.
+            except Exception as bug:  # noqa: BLE001 - reported by `_outlive`, or raised if nothing is billed.
                 self._outlive(bug)
                 continue
             if code is not None:
                 return code
 
     def _turn(self) -> ExitCode | None:
-        """One step; the run's exit code once it is closed."""
+        """Do one step; return the run's exit code once it is closed."""
         state = self._heard()
         step = next_step(state, lease_over=self._at(state).seconds_left(state) <= 0)
         if step is None:
@@ -165,18 +165,18 @@ class Driver:
         return None
 
     def _outlive(self, bug: Exception) -> None:
-        """Wait a little after a failure between two steps, as long as there is a machine that need not end yet."""
+        """Wait a little after a failure between two steps, while there is a machine that need not end yet."""
         state = self._state()
         if not state.may_be_billing:
             raise bug
-        error = self._told(bug, "between two steps")
+        error = self._bug_error(bug, "between two steps")
         if self._at(state).is_to_end(state):
             raise error from bug
         self._note_once(error)
         self._context.clock.sleep(AGAIN_S)
 
     def _heard(self) -> RunState:
-        """The state, once the user's request and the end of the lease have been recorded."""
+        """Return the state, once the user's request and the end of the lease have been recorded."""
         state = self._state()
         request = read_stop_request(self._context.folder)
         if request is not None and self._context.wants_stop(state) and state.phase not in (Phase.SETTLED, Phase.CLOSED):
@@ -184,33 +184,33 @@ class Driver:
             self._record(StopRequested(how=request.how, by=request.by, reason=request.reason, **by_signal))
             state = self._state()
         if self._at(state).is_lease_over(state):
-            # On record, so that neither a clock set back nor a crash lets the run go on or calls it done.
+            # On record, so that neither a clock set back nor a crash lets the run continue or counts it as done.
             self._record(StopRequested(how="destroy", by="lease", reason="the lease is over"))
             if state.phase is Phase.TRAINING and self._at(state).plan.offer.rate_micros_per_hour:
-                told = f"nobody here saw how the training ended: {ends_unwatched(state)}"
-                self._record(Incident(code="machine.unwatched", message=told))
+                message = f"the end of the training was not seen here: {ends_unwatched(state)}"
+                self._record(Incident(code="machine.unwatched", message=message))
         return self._state()
 
     def _at(self, state: RunState) -> Context:
-        """The context on the offer that this attempt is about."""
+        """Return the context for the current offer."""
         return self._context.at(state)
 
     def _state(self) -> RunState:
-        """The run as it is on record."""
+        """Return the run as recorded."""
         records = self._journal.records
         if self._replayed[0] != len(records):
             self._replayed = len(records), replay_journal(self._context.plan.run, records)
         return self._replayed[1]
 
     def _attend(self) -> None:
-        """Look at what the provider has of the run, if that is due."""
+        """Look at the run's machines at the provider, if that is due."""
         state = self._state()
         if state.phase in WORKING and self._monitor.is_due(self._context.clock.monotonic()):
             for note in self._monitor.turn(state, self._at(state)):
                 self._record(note)
 
     def _do(self, step: Step, state: RunState) -> None:
-        """Run one step; what goes wrong becomes a record, so that the next step is the way out."""
+        """Run one step; a failure becomes a record, so that the next step is the way out."""
         try:
             context = self._for(step, state)
             notes = STEPS[step](state, context)
@@ -220,7 +220,7 @@ class Driver:
             return
         except MachineMoved as moved:
             self._record(AddressChanged(message=f"{moved.what}; {moved.hint}", instance=SeenMachine.of(moved.machine)))
-            self._context.clock.sleep(PAUSE_S)  # A provider that tells two addresses in turn is not asked without end.
+            self._context.clock.sleep(PAUSE_S)  # A provider may report two addresses in turn, without end.
         except Unrecorded:
             raise
         except StoreFull as error:
@@ -231,16 +231,16 @@ class Driver:
         except GpurunError as error:
             self._failed(step, state, error)
         except Exception as bug:  # noqa: BLE001 - whatever is wrong with gpurun must not leave a machine running.
-            self._failed(step, state, self._told(bug, f"in {step}"))
+            self._failed(step, state, self._bug_error(bug, f"in {step}"))
 
     def _for(self, step: Step, state: RunState) -> Context:
-        """The context of one step; in its waits it finds out that a stop is wanted, or that it was left."""
+        """Return the context of one step; its waits raise once a stop is requested or the driver has left the step."""
         context = replace(self._at(state), left=Flag(), latest=lambda _: self._state())
 
         def between() -> None:
-            if step is not Step.CREATE:  # What it has asked for must be known, stop or no stop.
+            if step is not Step.CREATE:  # What it requested must be known, even when stopping.
                 context.raise_if_stopped(state)
-            if context.begin is Inline:  # Else it is attended to beside the step.
+            if context.begin is Inline:  # Otherwise `_next` does this beside the step.
                 self._attend()
 
         if state.phase not in WORKING:
@@ -250,7 +250,7 @@ class Driver:
         return replace(context, clock=StepClock(context.clock, between))
 
     def _next(self, step: Step, state: RunState, context: Context, notes: Iterator[Note]) -> Note | None:
-        """The step's next note, None at its end. StopWanted where a call of it hangs and its machine is to end now."""
+        """Return the step's next note, None at its end. Raise StopWanted if it hangs and its machine must end now."""
         task = context.begin(partial(next, notes, None))
         clock, since_mono = self._context.clock, None
         while not task.wait(TICK_S):
@@ -266,18 +266,18 @@ class Driver:
         note: Note | None = task.result()
         return note
 
-    def _told(self, bug: Exception, where: str) -> GpurunError:
-        """The error for people, and the trace in the log, if that takes it: what is only told ends nothing."""
+    def _bug_error(self, bug: Exception, where: str) -> GpurunError:
+        """Return the error for users, and log the traceback if possible: a failure to log ends nothing."""
         logging.error("gpurun itself failed %s.", where, exc_info=bug)
         what = f"gpurun itself failed {where}: {type(bug).__name__}: {bug}."
         hint = f"The trace is in {self._context.folder.supervisor_log}; please report it."
         return GpurunError("bug", what, hint=hint)
 
     def _record(self, note: Note) -> None:
-        """Append. While this disk is full it is tried again, and the machine trains under its lease.
+        """Append a note. While this disk is full, keep trying; the machine trains under its lease.
 
-        An instance that is to end once this is on record, or whose lease is over meanwhile, is ended first; after that
-        only what would be forgotten is waited with. So is a machine that is known from this record alone.
+        If the instance must end once this is on record, or its lease runs out meanwhile, end it first; after that wait
+        only with facts that would be lost. The same holds for a machine that only this record knows.
         """
         is_gone = False
 
@@ -294,7 +294,7 @@ class Driver:
         until_recorded(lambda: self._journal.append(note), self._context.clock, failed)
 
     def _after(self, note: Note) -> RunState:
-        """The state once this is on record."""
+        """Return the state as it will be once this note is on record."""
         last = self._journal.records[-1]
         data = note.as_data()
         after = Record(
@@ -303,18 +303,18 @@ class Driver:
         return replay_journal(self._context.plan.run, [*self._journal.records, after])
 
     def _is_ended(self, state: RunState, after: RunState) -> bool:
-        """End an instance of which nothing more is wanted after the next record; whether it was seen gone."""
+        """End an instance that is not needed after the next record; return whether it was seen gone."""
         context = self._at(state)
         return context.is_to_end(after) and end_unrecorded(state, context) is None
 
     def _note_once(self, error: GpurunError) -> None:
-        """Record an incident, unless it stands there already."""
+        """Record an incident, unless it is on record already."""
         incident = Incident(code=error.code, message=f"{error.what} {error.hint}")
         if not is_noted(self._context.folder.journal, self._journal.records, incident):
             self._record(incident)
 
     def _failed(self, step: Step, before: RunState, error: GpurunError) -> None:
-        """Record a failure. Where the next step would be the same one again, it is told instead of tried for ever."""
+        """Record a failure. If the same step would come next again, give up instead of repeating it for ever."""
         if step is Step.SETTLE:
             raise error
         if step is Step.DESTROY:
@@ -327,40 +327,40 @@ class Driver:
             self._give_up(self._still_there(error))
 
     def _give_up(self, error: MayBeBilling) -> NoReturn:
-        """End this attempt to drive the run: the run stays open and red, and the next one goes on from here."""
+        """End this attempt to drive the run: it stays open and red, and the next attempt continues from here."""
         self._record(Incident(code=error.code, message=f"{error.what} {error.hint}"))
         raise error
 
     def _still_there(self, error: GpurunError) -> MayBeBilling:
-        """The same error, with the code that outranks all others: something that was asked for is not proven gone."""
+        """Return the error with the code that outranks all others: a requested machine is not proven gone."""
         run, by_hand = self._context.plan.run, self._console_url()
         hint = f"{error.hint} Then: gpurun destroy {run}" + (f", or end it by hand: {by_hand}" if by_hand else ".")
         return MayBeBilling(error.code, error.what, hint=hint)
 
     def _console_url(self) -> str:
-        """Where the machine of this attempt can be ended by hand; nowhere, if its provider cannot even be opened."""
+        """Return where the machine of this attempt can be ended by hand; "" if its provider cannot be opened."""
         with contextlib.suppress(GpurunError):
             return self._at(self._state()).provider.traits.console_url
         return ""
 
 
 def until_recorded(attempt: Callable[[], T], clock: Clock, failed: Callable[[SetupError], None]) -> T:
-    """Return what the attempt answers once this disk takes it; `failed` raises where waiting for that saves nothing."""
-    told: set[str] = set()
+    """Return the result of the attempt once this disk takes it; `failed` raises if waiting would save nothing."""
+    logged: set[str] = set()
 
-    def tell(error: SetupError) -> None:
+    def log_once(error: SetupError) -> None:
         failed(error)
-        if error.code not in told:
-            told.add(error.code)
+        if error.code not in logged:
+            logged.add(error.code)
             logging.error("%s: %s %s", error.code, error.what, error.hint)
 
-    return Retry(clock, PAUSE_S).until_done(attempt, SetupError, failed=tell)
+    return Retry(clock, PAUSE_S).until_done(attempt, SetupError, failed=log_once)
 
 
 def end_unrecorded(state: RunState, context: Context) -> GpurunError | None:
-    """Do the destroy step with nobody to write it down; None when all was seen gone, else why not.
+    """Do the destroy step without recording it; return None if everything was seen gone, else why not.
 
-    So with what an earlier step found late, or beside a machine.
+    This includes machines that an earlier step found late, or beside the run's own.
     """
     is_late = bool(state.late or state.leftover)
     try:
@@ -372,11 +372,11 @@ def end_unrecorded(state: RunState, context: Context) -> GpurunError | None:
 
 
 def ended_unrecorded(state: RunState, context: Context, error: GpurunError) -> MayBeBilling:
-    """End the machine of a run that cannot be driven on, and make the error that says what came of it."""
+    """End the machine of a run that can no longer be driven; return the error that says what became of it."""
     run, by_hand = state.run, context.provider.traits.console_url
     still_there = end_unrecorded(state, context)
     if still_there is None:
-        what = f"{error.what} The machine was asked to end and is gone, but the proof of it is not on record."
-        return MayBeBilling(error.code, what, hint=f"{error.hint} Its receipt then comes with: gpurun resume {run}.")
+        what = f"{error.what} The machine was ended and is gone, but the proof is not on record."
+        return MayBeBilling(error.code, what, hint=f"{error.hint} Then, for its receipt: gpurun resume {run}.")
     hint = f"{error.hint} Then: gpurun destroy {run}" + (f", or end it by hand: {by_hand}" if by_hand else ".")
     return MayBeBilling(error.code, f"{error.what} {still_there.what}", hint=hint)

@@ -1,4 +1,4 @@
-"""What the machine is told for its training: what to run, until when, and where in a bucket to push its checkpoints."""
+"""What the machine receives for its training: what to run, until when, and where to push its checkpoints."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.remote.s3.s3_retry import patiently
 
 IDLE_S = 3600
-"""How long a job may be idle before it is ended, where the user has not said it."""
+"""How long a job may be idle before it is ended, unless the user sets a time."""
 LINGER_S = 900.0
-"""How much longer than bringing home is planned to take a machine whose training is over is kept for a lost client."""
+"""How long a machine whose training is over is kept for a lost client, beyond the time planned for downloading."""
 PATIENCE_S = 60.0
 AFTER_S = 24 * 3600.0
-"""URLs outlive the lease by this much, where they may: a machine whose end is late still saves what it has."""
+"""How long URLs outlive the lease, if they may: a machine that ends late still saves its files."""
 FRESH_S, BRIEF_S = 12 * 3600.0, 900.0
-"""How often they are made again: those of lasting keys, and those that end with a session."""
+"""How often URLs are made again: with lasting keys, and with keys that end with a session."""
 
 
 def job_of(state: RunState, context: Context) -> dict[str, Any]:
-    """The agent's job (docs/FORMATS.md); the trainer is told to save early enough to bring it home.
+    """Return the agent's job (docs/FORMATS.md); the trainer must save early enough for the download.
 
-    The stops are told in seconds too: the machine's clock may be set before it starts the job.
+    The stops are given in seconds too: the machine's clock may be set before it starts the job.
     """
     plan = context.plan
     workload = plan.job.workload(plan, context.trainer, cpus=int(state.facts.get("cpus") or 1))
-    there = context.clock.wall() + state.clock_ahead_s  # The agent obeys its own clock.
+    there = context.clock.wall() + state.clock_ahead_s  # The agent goes by its own clock.
     soft_stop_s, hard_stop_s = stops_of(state, context)
     notice_url = context.provider.notice_url if plan.offer.spot and isinstance(context.provider, SpotNotice) else ""
     return {
@@ -67,36 +67,36 @@ def job_of(state: RunState, context: Context) -> dict[str, Any]:
 
 
 def limits_of(choices: Choices) -> dict[str, int]:
-    """Return for how many seconds a job may be idle, and silent, before it is ended; 0 where that ends nothing."""
+    """Return for how many seconds a job may be idle, and silent, before it is ended; 0 for no limit."""
     return {"idle": IDLE_S if choices.idle_s is None else choices.idle_s, "silent": choices.silent_s or 0}
 
 
 def secrets_of(context: Context) -> dict[str, str]:
-    """The values of --secret; SetupError where one is not to be had any more."""
+    """Return the values of --secret; SetupError if one is no longer available."""
     return {name: require_secret(name).reveal() for name in context.plan.job.secrets}
 
 
 def _lingering(state: RunState, context: Context) -> dict[str, Any]:
-    """For how long after its training the machine waits for somebody, and then ends itself by the timer of that folder.
+    """Return how long the machine waits for a client after its training before its own timer ends it.
 
-    Only where its checkpoints are in a bucket; elsewhere it keeps the only copy until its deadline.
+    Only if its checkpoints are in a bucket; otherwise it keeps the only copy until its deadline.
     """
     folder = context.guard_folder(state.instance) if state.pushed and state.armed and state.instance else ""
     return {"linger_s": context.plan.lease.collect_s + LINGER_S, "guard_folder": folder} if folder else {}
 
 
 def ends_unwatched(state: RunState) -> str:
-    """How a machine ends whose training nobody here sees the end of."""
+    """Return in words how a machine ends if the end of its training is not seen here."""
     if state.linger_s:
         wait = f"{state.linger_s / 60:.0f} minutes after its work"
-        return f"it was to end itself {wait}, with its files in the bucket, and else to keep them to its deadline"
-    return "it kept its files to its deadline, as it had no bucket to put them into"
+        return f"it was set to end itself {wait} if its files were in the bucket, else to keep them until its deadline"
+    return "it kept its files until its deadline, since it had no bucket to put them into"
 
 
 def stops_of(state: RunState, context: Context) -> tuple[float, float]:
-    """In how many seconds the trainer is asked to save and stop, and in how many it is ended.
+    """Return in how many seconds the trainer is told to save and stop, and in how many it is ended.
 
-    It trains as long as the lease leaves time to save, to bring home and to destroy; with --hours no longer than that.
+    It trains as long as the lease leaves time to save, download and destroy; with --hours, no longer than that.
     """
     hours_s = context.plan.lease.hours_s
     hard_stop_s = max(0.0, context.seconds_left(state) - context.collect_s)
@@ -105,7 +105,7 @@ def stops_of(state: RunState, context: Context) -> tuple[float, float]:
 
 
 class Pushing:
-    """The URLs that one run's machine has. Where there is no bucket, all of this does nothing."""
+    """The URLs that one run's machine has. Without a bucket, every method does nothing."""
 
     def __init__(self, state: RunState, context: Context, far: FarSide) -> None:
         self._state, self._context, self._far = state, context, far
@@ -115,13 +115,13 @@ class Pushing:
 
     @property
     def folder(self) -> str:
-        """Where in the bucket the run's machine pushes to; another machine of the same run has another place."""
+        """Where in the bucket the run's machine pushes to; each machine of a run has its own place."""
         return folder_of(self._url, self._context.plan.run, self._state.token) if self._url else ""
 
     def give(self) -> str:
-        """Give the machine its URLs; the folder, or "" where there is no bucket. SetupError or BucketLost.
+        """Give the machine its URLs and return the folder; "" without a bucket. Raise SetupError or BucketLost.
 
-        A bucket that is away is waited for: without URLs now, nothing of the whole run is pushed.
+        A bucket that does not answer is waited for: without URLs now, the whole run would push nothing.
         """
         if self._bucket is None:
             return ""
@@ -131,7 +131,7 @@ class Pushing:
         return self.folder
 
     def refresh(self) -> None:
-        """Give it fresh ones when the old ones are old; what fails is tried again later, and hurts no training."""
+        """Give the machine fresh URLs when the old ones are old; a failure is retried later and harms no training."""
         if self._bucket is None or not self._state.pushed:
             return
         if self._context.clock.monotonic() < self._next_mono:
@@ -144,7 +144,7 @@ class Pushing:
             logging.info("no fresh URLs for the machine: %s: %s", error.code, error.what)
 
     def _hand_over(self, bucket: Bucket) -> None:
-        """Make the URLs; they are signed for the region and by the clock that the last look has found."""
+        """Make the URLs, signed for the region and by the clock that the last look found."""
         plan = self._context.plan
         is_free = plan.stage is not None and plan.stage.is_beside(plan.offer)
         left_s = self._context.seconds_left(self._state)
@@ -169,12 +169,12 @@ class Pushing:
 
 
 def folder_of(url: str, run: str, token: str) -> str:
-    """Where in the bucket a machine's checkpoints are."""
+    """Return where in the bucket a machine's checkpoints are."""
     return parse_address(url).key("runs", run, token)
 
 
 def read_list_key(path: Path, *, is_new: bool = False) -> str:
-    """The key that the run's machine signs its list with; made at the first asking where it `is_new`."""
+    """Return the key that the run's machine signs its list with; make it at the first call if `is_new`."""
     if not path.exists() and is_new:
         write_atomic(path, secrets.token_hex(32).encode())
     try:
@@ -184,6 +184,6 @@ def read_list_key(path: Path, *, is_new: bool = False) -> str:
 
 
 def missing_key(path: Path) -> GpurunError:
-    """The key that would tell the machine's own list from another's is not here."""
-    what = f"There is no {path}, with which the list in the bucket was signed."
-    return SetupError("stage.no_push_key", what, hint="Put the run's folder back from a copy.")
+    """Return the error for a missing key, without which the machine's own list cannot be told from a forged one."""
+    what = f"The key {path}, which signed the list in the bucket, does not exist."
+    return SetupError("stage.no_push_key", what, hint="Restore the run's folder from a backup.")

@@ -1,6 +1,6 @@
 """Whose a machine is, and whether its run still waits for it, by its token, its id and this home's journals.
 
-Two homes may have runs of one name, and a name or a tag at a provider can be edited by anybody who has the account.
+Two homes may have runs of the same name, and anyone with the account can edit a name or a tag at a provider.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _OVER = (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
 
 
 def deadline_here(token: str, owner: Owner, home: Home) -> float | None:
-    """The deadline of a token as this home's journal has it; by the provider's clock where the machine told it then."""
+    """Return the deadline of a token in this home's journal; by the provider's clock if the machine reported it so."""
     records = read_journal(home.run(owner.run).journal).records if owner.run is not None else []
-    made = [one.instance.deadline_wall for one in all_typed(records, CreateObserved) if one.token == token]
-    asked = [one.deadline_wall for one in all_typed(records, CreateIntended) if one.token == token]
+    made = [event.instance.deadline_wall for event in all_typed(records, CreateObserved) if event.token == token]
+    asked = [event.deadline_wall for event in all_typed(records, CreateIntended) if event.token == token]
     return next((wall for wall in (*made, *asked) if wall is not None), None)
 
 
 def owner_of(run: str, token: str, home: Home) -> Owner:
-    """Whose something is, by its token alone: two homes may have runs of one name, and a tag can be edited."""
+    """Return whose a machine or resource is, by its token alone: homes may share run names, and tags can be edited."""
     home_id, here = home_in(token), _run_here(run, token, home)
     if here is not None:
         return Owner("supervisor" if _is_driven(home.run(here), token) else "here", home_id, here)
@@ -41,13 +41,13 @@ def owner_of(run: str, token: str, home: Home) -> Owner:
 
 
 def home_in(token: str) -> str:
-    """Return the id of the home that a token names; "" where it names none."""
-    told = parse_token(token)
-    return told.home if told else ""
+    """Return the id of the home that a token names; "" if it names none."""
+    parsed = parse_token(token)
+    return parsed.home if parsed else ""
 
 
 def id_of(home: Home) -> str:
-    """This home's id; "" where it can be neither read nor made, as on a full disk: then nothing is known to be its."""
+    """Return this home's id; "" if it cannot be read or made (full disk): then nothing counts as this home's."""
     try:
         return home.id
     except SetupError:
@@ -55,20 +55,20 @@ def id_of(home: Home) -> str:
 
 
 def _run_here(run: str, token: str, home: Home) -> str | None:
-    """The run of this home whose journal has the token; in a token, a long run's name is cut."""
-    told = parse_token(token)
+    """Return the run of this home whose journal has the token. A token cuts a long run's name."""
+    parsed = parse_token(token)
     there = [folder.name for folder in home.folders()] if token else []
-    for name in [one for one in there if one == run or (told and one.startswith(told.run))]:
-        with suppress(OSError):  # They are another user's files, say: nobody is seen to have asked for it.
+    for name in [name for name in there if name == run or (parsed and name.startswith(parsed.run))]:
+        with suppress(OSError):  # They may be another user's files: then the run's request is not found.
             if asked_for(home.run(name), token):
                 return name
     return None
 
 
 def _is_driven(folder: RunFolder, token: str) -> bool:
-    """Whether a living supervisor has it for its machine: what its run asked for earlier, it only wants gone.
+    """Return whether a living supervisor drives its run with this token; a run's earlier machines only have to go.
 
-    A journal that is damaged does not say which of them it is.
+    A damaged journal does not say which machine it is, so it counts as driven.
     """
     try:
         if holder_of(folder.lock) is None:
@@ -80,9 +80,9 @@ def _is_driven(folder: RunFolder, token: str) -> bool:
 
 
 def open_here(home: Home) -> dict[tuple[str, str], tuple[str, str]]:
-    """Return what this home's runs wait for and know by its id: by provider and id, the run and the token."""
+    """Return what this home's runs wait for by id: (provider, id) -> (run, token)."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
-    with suppress(OSError, GpurunError):  # A home that cannot be read keeps nobody from looking at the clouds.
+    with suppress(OSError, GpurunError):  # A home that cannot be read must not block a look at the clouds.
         for sight, _ in look_at_all(home, planned_runs(home, only_open=True)):
             state = sight.state if sight is not None else None
             if state is None or not state.may_be_billing:
@@ -97,9 +97,9 @@ def open_here(home: Home) -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def is_over_here(owner: Owner, instance: Instance, home: Home) -> bool:
-    """Whether a run of this home asked for a machine, and its end was believed, whatever was found out since.
+    """Return whether a run of this home requested a machine whose end was believed, whatever was found since.
 
-    False while somebody drives the run, who sees to it, and where its journal is damaged.
+    False while the run is driven, since its supervisor takes care of it, and if its journal is damaged.
     """
     state = _state_of(owner, home)
     if state is None or instance.token not in state.asked:
@@ -108,21 +108,21 @@ def is_over_here(owner: Owner, instance: Instance, home: Home) -> bool:
 
 
 def made_by(folder: RunFolder) -> list[Instance]:
-    """Return the machines that a run's journal has, each as it was told last at its creation."""
+    """Return the machines in a run's journal, each as last reported at its creation."""
     return list(
         {one.token: one.instance for one in all_typed(read_journal(folder.journal).records, CreateObserved)}.values()
     )
 
 
 def knows_id(owner: Owner, instance: Instance, home: Home) -> bool:
-    """Whether the journal here that has the machine's token names its id with it, too."""
+    """Return whether the journal here that has the machine's token also names its id."""
     records = read_journal(home.run(owner.run).journal).records if owner.run is not None else []
-    ids = {one.instance.id for one in all_typed(records, CreateObserved) if one.token == instance.token}
-    return instance.id in ids | {one.id for one in all_typed(records, Incident) if one.token == instance.token}
+    ids = {event.instance.id for event in all_typed(records, CreateObserved) if event.token == instance.token}
+    return instance.id in ids | {event.id for event in all_typed(records, Incident) if event.token == instance.token}
 
 
 def _state_of(owner: Owner, home: Home) -> RunState | None:
-    """The state of a run of this home that nobody drives and whose journal is whole."""
+    """Return the state of a run of this home that is not driven and whose journal is undamaged, else None."""
     if owner.run is None:
         return None
     folder = home.run(owner.run)

@@ -1,7 +1,7 @@
 """Notices of a run to its user: a POST to `notify.url`, a program `notify.exec`, both from the user's own settings.
 
-They are sent from a thread that reads the run's journal, and never stand in the way of a step: what cannot be sent is
-logged and forgotten. A supervisor that was started again sends nothing of what was on record before.
+A thread that reads the run's journal sends them, and never blocks a step: a notice that cannot be sent is logged and
+dropped. A restarted supervisor sends nothing for records that were there before.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LOOK_S = 5.0
 SEND_S = 10.0
 PROGRAM_S = 60.0
 SPENT_SHARE = 0.8
-_TOLD: Mapping[str, str] = {
+_NOTICE_OF: Mapping[str, str] = {
     Event.TRAIN_STARTED: "started",
     Event.TRAIN_OBSERVED: "trained",
     Event.HOLD_INTENDED: "held",
@@ -49,14 +49,14 @@ _TOLD: Mapping[str, str] = {
 
 
 class _Stay(HTTPRedirectHandler):
-    """Follows no redirect: what is sent is for the one address that the user named."""
+    """Follows no redirect: a notice is for the one address that the user named."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def _connected(address: tuple[str, int], *more: Any) -> socket.socket:
-    """A connection to where a name leads, unless that is link-local: nobody knows before it is resolved."""
+    """Connect to the address that a name resolves to; ConnectionRefusedError if that is link-local."""
     found = socket.create_connection(address, *more)
     peer = found.getpeername()[0]
     if is_of_the_link(peer):
@@ -66,7 +66,7 @@ def _connected(address: tuple[str, int], *more: Any) -> socket.socket:
 
 
 class _Connection(HTTPSConnection):
-    """Connects so."""
+    """An HTTPS connection that refuses link-local addresses."""
 
     def __init__(self, *of: Any, **more: Any) -> None:
         super().__init__(*of, **more)
@@ -74,21 +74,21 @@ class _Connection(HTTPSConnection):
 
 
 class _Outside(HTTPSHandler):
-    """Opens https addresses so."""
+    """Opens https addresses by `_Connection`."""
 
     def https_open(self, request: Request) -> Any:
         return self.do_open(_Connection, request)
 
 
 class Noticed:
-    """Which notices a run's records call for, each once; `seen` of them were there before anybody listened."""
+    """Which notices a run's records call for, each once; the first `seen` records are old and call for none."""
 
     def __init__(self, folder: RunFolder, seen: int, plan: Plan | None = None) -> None:
         self._folder, self._seen, self._plan = folder, seen, plan
         self._told: set[str] = set()
 
     def news(self, records: Sequence[Record], now_wall: float) -> Iterator[tuple[str, str, int]]:
-        """Of all records until now: the notice's word, its message, and what was spent in micro-dollars."""
+        """Yield for the new records the notice's word, its message, and what was spent in micro-dollars."""
         self._plan = self._plan or plan_of(self._folder, records)[0]
         spent, cap = spending(records, now_wall, is_watched=True), self._plan.cap_micros
         new, self._seen = records[self._seen :], len(records)
@@ -101,7 +101,7 @@ class Noticed:
         if cap and spent.micros >= SPENT_SHARE * cap:
             found.insert(0, ("cap", f"{figure_words(spent.micros, spent.figure)} of {format_usd(cap)} are spent"))
         for notice, message in found:
-            if notice == "moved":  # What is told of a machine is told of the next one as well.
+            if notice == "moved":  # The next machine may send the same notices again.
                 self._told -= {"moved", "started", "trained", "held", "silent"}
             if notice not in self._told:
                 self._told.add(notice)
@@ -109,7 +109,7 @@ class Noticed:
 
 
 class Notices:
-    """What is sent about one run, from now on."""
+    """Sends the notices of one run, from now on."""
 
     def __init__(self, folder: RunFolder, clock: Clock, settings: Mapping[str, Setting]) -> None:
         self._folder, self._clock = folder, clock
@@ -119,12 +119,12 @@ class Notices:
 
     @property
     def are_wanted(self) -> bool:
-        """Whether the user named an address or a program."""
+        """Whether the user set an address or a program."""
         return bool(self._url or self._program)
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Send what the journal says meanwhile, and at the end what it said last."""
+        """Send notices while the block runs, and the last ones at its end."""
         if not self.are_wanted:
             yield
             return
@@ -138,13 +138,13 @@ class Notices:
             thread.join(2 * (SEND_S + PROGRAM_S))
 
     def may_be_billing(self, error: GpurunError) -> None:
-        """Have it said, once, that a machine is not proven gone; the next try to end it does not wait for that."""
+        """Send once that a machine is not proven gone; the next try to end it does not wait for that."""
         self._not_gone = f"{error.what} {error.hint}"
 
     def look(self) -> None:
-        """Send what is new in the journal, and that most of the cap is spent."""
-        for told in self._noticed.news(read_journal(self._folder.journal).records, self._clock.wall()):
-            self._send(*told)
+        """Send what is new in the journal, and a notice once most of the cap is spent."""
+        for notice in self._noticed.news(read_journal(self._folder.journal).records, self._clock.wall()):
+            self._send(*notice)
 
     def _follow(self, over: Flag) -> None:
         is_last = False
@@ -153,14 +153,14 @@ class Notices:
             if self._not_gone and not self._not_gone_sent:
                 self._not_gone_sent = self._not_gone
                 self._send("may be billing", self._not_gone, None)
-            with suppress(GpurunError, OSError):  # The journal is judged by who drives the run.
+            with suppress(GpurunError, OSError):  # The supervisor judges the journal.
                 self.look()
 
     def _send(self, notice: str, message: str, spent_micros: int | None) -> None:
-        """Send one notice wherever it is wanted."""
+        """Send one notice to the address and the program."""
         run = self._folder.name
-        told = {"v": 1, "run": run, "notice": notice, "message": message, "spent_micros": spent_micros}
-        body = json.dumps(told).encode()
+        payload = {"v": 1, "run": run, "notice": notice, "message": message, "spent_micros": spent_micros}
+        body = json.dumps(payload).encode()
         try:
             if self._url:
                 request = Request(self._url, data=body, headers={"Content-Type": "application/json"})
@@ -175,16 +175,16 @@ class Notices:
                     check=True,
                 )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            why = getattr(error, "reason", error)  # An address that was refused says so; no other words are passed on.
+            why = getattr(error, "reason", error)  # Only a refused address may be quoted; no other text is passed on.
             why = why if isinstance(why, ConnectionRefusedError) else type(error).__name__
-            logging.warning("The notice %r was not taken: %s", notice, why)
+            logging.warning("The notice %r was not delivered: %s", notice, why)
 
 
 def _kind(record: Record) -> str:
-    """The notice's word, "" for none; training that ended because its loss was no number has one of its own."""
+    """Return the notice's word, "" for none; training that ended on a loss that is not finite has its own."""
     match record.typed:
         case Incident(code=code):
             return {JOB_SILENT: "silent", IDLE_SOON: "idle soon"}.get(code, "")
         case TrainObserved(reason="nonfinite"):
             return "loss not finite"
-    return _TOLD.get(record.event, "")
+    return _NOTICE_OF.get(record.event, "")

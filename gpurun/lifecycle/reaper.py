@@ -1,8 +1,8 @@
-"""The third hand: find what carries gpurun's token at a provider, with local records or without, and end the overdue.
+"""Find what carries gpurun's token at a provider, with or without local records, and end what is overdue.
 
-What is past its deadline is ended no matter who made it, and so is what lives though its death is on record here.
-Within its lease a machine is ended only on purpose: this home's by `--destroy`, another home's only where it was named
-and confirmed.
+A machine past its deadline is ended no matter who made it, and so is one that lives although its end is on record here.
+Within its lease a machine is ended only on request: this home's by `--destroy`, another home's only if it was named and
+confirmed.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def sweep(
     look_only: bool,
     others: Container[str] = (),
 ) -> Iterator[Orphan]:
-    """Look at every provider; end what is past its deadline, with `destroy_all` all of this home that nobody drives.
+    """Look at every provider; end what is past its deadline, and with `destroy_all` this home's undriven machines.
 
-    `others` has the ids of other homes' machines that are to end as well. What this home's journals wait for is read by
-    its id, whatever name it has now. All of that is asked to end before the end of any is waited for. A provider that
-    does not answer is MayBeBilling, raised once all the others have been swept.
+    `others` has the ids of other homes' machines that must end as well. Machines that this home's journals wait for are
+    read by id, whatever their name is now. Every end is requested before any is waited for. Raise MayBeBilling for
+    providers that do not answer, once all the others have been swept.
     """
     silent: list[str] = []
     doomed: list[tuple[Orphan, Provider]] = []
@@ -59,10 +59,10 @@ def sweep(
     for provider in providers:
         found, unseen = _all_of(provider, home, waited_for)
         silent += unseen
-        for instance in (one for one in found if one.state is not InstanceState.GONE):  # Some clouds list their dead.
+        for instance in (one for one in found if one.state is not InstanceState.GONE):  # Some clouds list dead ones.
             orphan = _judge(instance, home, provider, clock)
             is_named = instance.id in others or (destroy_all and orphan.owner.is_here)
-            # By id and token: under the token alone it may be of a copy of this home, which trains there.
+            # By id and token: a machine with only the token may be training for a copy of this home.
             is_named = is_named or (orphan.has_outlived and knows_id(orphan.owner, instance, home))
             is_doomed = orphan.fate == "overdue" or (is_named and orphan.fate != "owned")
             if is_doomed and is_older(orphan, older_than_s) and not look_only:
@@ -77,21 +77,21 @@ def sweep(
 
 
 def _ask_first(instance: Instance, provider: Provider) -> None:
-    """Ask for an end that is proven later: a machine is billed until it is asked, and the proofs before it take long.
+    """Request an end that is proven later: a machine is billed until then, and the proofs before it take long.
 
-    A box that is kept is not billed, and is free only once its run has left it.
+    A box is not billed, and is free only once its run has left it.
     """
     if provider.traits.teardown in (Teardown.DESTROYED, Teardown.RELEASED):
-        with suppress(Exception):  # Whatever it was, it is asked again, and then the answer counts.
+        with suppress(Exception):  # The request is repeated later, and then the reply counts.
             provider.destroy(instance.id)
 
 
 def _all_of(
     provider: Provider, home: Home, waited_for: Mapping[tuple[str, str], tuple[str, str]]
 ) -> tuple[list[Instance], list[str]]:
-    """Everything of gpurun's that the provider shows, by its list and by the ids that are waited for; and its silence.
+    """Return every machine of gpurun's at the provider, by its list and by awaited ids, and the failures to look.
 
-    What a journal here has under an id goes by the run and the token of that journal.
+    A machine whose id is in a journal here gets the run and the token of that journal.
     """
     found, silent = list[Instance](), list[str]()
     try:
@@ -111,13 +111,13 @@ def _all_of(
 
 
 def _as_known(instance: Instance, home: Home, run: str, token: str) -> Instance:
-    """The machine of a run under the name that it was made with, whatever it is called now."""
+    """Return the machine with the run and token that it was made with, whatever its name is now."""
     is_named = bool(instance.token) and asked_for(home.run(run), instance.token)
     return instance if is_named else instance.model_copy(update={"run": run, "token": token})
 
 
 def alive_in_spite(folder: RunFolder, provider_named: Callable[[str], Provider]) -> list[str]:
-    """Return the machines of a run whose end is on record, and which their providers show alive."""
+    """Return the ids of a run's machines whose end is on record but which their providers show alive."""
     found, made = list[str](), made_by(folder)
     for instance in made:
         with suppress(SetupError):
@@ -126,11 +126,12 @@ def alive_in_spite(folder: RunFolder, provider_named: Callable[[str], Provider])
 
 
 def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
-    """End whatever a run asked for at a provider, by its tokens alone; the ids, proven gone. For a damaged journal.
+    """End every machine that a run requested at a provider, by its tokens alone; return the ids, proven gone.
 
-    As many lists are read as a death needs, over as long: one of them may be old. What has the run's name under a token
-    that is nowhere in the journal, and not another home's by its own word, may have had its record in the damage: it is
-    not ended, and MayBeBilling names it. Unknown, SetupError or MayBeBilling; what can be seen is ended before either.
+    This is for a damaged journal. As many lists are read, over as long a time, as a proof of an end needs, since one
+    list may be old. A machine with the run's name, a token that the journal lacks, and no other home in that token may
+    have had its record in the damaged part: it is not ended, and MayBeBilling names it. Raise Unknown, SetupError or
+    MayBeBilling only after all that can be seen is ended.
     """
     traits, bearing, unclear = provider.traits, dict[str, Instance](), list[Unknown]()
     home_id = id_of(Home(folder.home))
@@ -151,7 +152,7 @@ def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
     if doubtful:
         raise MayBeBilling(
             "destroy.doubtful",
-            f"{provider.name} shows {', '.join(doubtful)} under the name of {folder.name}, whose damaged journal lacks "
+            f"{provider.name} lists {', '.join(doubtful)} with the name of {folder.name}, whose damaged journal lacks "
             "its token: it may be this run's, or another home's.",
             hint=f"If it is yours: gpurun reap --destroy ends what is overdue; or by hand: {traits.console_url}.",
         )
@@ -161,12 +162,12 @@ def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
 
 
 def is_older(orphan: Orphan, than_s: float) -> bool:
-    """Whether it is old enough to be ended; where the age is not told, only a passed deadline says so."""
+    """Return whether it is old enough to end; without a known age, only a passed deadline counts."""
     return than_s <= 0 or (orphan.overdue_s > 0 if orphan.age_s is None else orphan.age_s >= than_s)
 
 
 def _judge(instance: Instance, home: Home, provider: Provider, clock: Clock) -> Orphan:
-    """What an instance is, by its token, by this home's journals, and last by tags that anybody may edit."""
+    """Judge an instance by its token, by this home's journals, and last by its tags, which anyone may edit."""
     owner, now = owner_of(instance.run, instance.token, home), their_wall(provider, clock)
     deadline_wall = _deadline_of(instance, owner, home, provider, now)
     overdue_s = now - deadline_wall if deadline_wall is not None else 0.0
@@ -183,9 +184,9 @@ def _judge(instance: Instance, home: Home, provider: Provider, clock: Clock) -> 
 
 
 def _deadline_of(instance: Instance, owner: Owner, home: Home, provider: Provider, now: float) -> float | None:
-    """When an instance is to end; None where nothing tells, or only a name that no lease of gpurun's explains.
+    """Return when an instance must end; None if unknown, or known only by a name that no lease explains.
 
-    A time that is over counts in any case, and so does any where the provider itself ends what is past its limit.
+    A time in the past always counts, and so does any if the provider itself ends machines past their limit.
     """
     token, here = parse_token(instance.token), deadline_here(instance.token, owner, home)
     deadline_wall = (token.deadline_wall if token else None) or here or instance.deadline_wall
@@ -197,16 +198,16 @@ def _deadline_of(instance: Instance, owner: Owner, home: Home, provider: Provide
 
 
 def _is_alive(instance: Instance, provider: Provider) -> bool:
-    """Whether its provider says of this id, and of this token, that it lives: a list may be an old one."""
+    """Return whether its provider reports this id, with this token, as alive: a list may be old."""
     try:
-        told = provider.read(instance.id)
+        reported = provider.read(instance.id)
     except (Unknown, Rejected, SetupError):
         return False
-    return told.token == instance.token and told.state not in (InstanceState.GONE, InstanceState.UNKNOWN)
+    return reported.token == instance.token and reported.state not in (InstanceState.GONE, InstanceState.UNKNOWN)
 
 
 def _end(orphan: Orphan, provider: Provider, home: Home, clock: Clock) -> Orphan:
-    """End it through its own journal where that can be, so that it gets its receipt; else by its token alone."""
+    """End it through its own journal if possible, for its receipt; otherwise by its token alone."""
     instance = orphan.instance
     try:
         if not _ends_by_its_journal(orphan, home, clock):
@@ -220,7 +221,7 @@ def _end(orphan: Orphan, provider: Provider, home: Home, clock: Clock) -> Orphan
 
 
 def _ends_by_its_journal(orphan: Orphan, home: Home, clock: Clock) -> bool:
-    """Drive the run to its end if this home has its journal; False when that cannot be, for whatever reason."""
+    """Drive the run to its end. Return False if this home cannot drive it."""
     run = orphan.owner.run
     if run is None or not (orphan.has_outlived or _has_it_open(run, orphan.instance.token, home)):
         return False
@@ -229,20 +230,20 @@ def _ends_by_its_journal(orphan: Orphan, home: Home, clock: Clock) -> bool:
         if orphan.has_outlived:
             supervise(home, run, clock, outlived=orphan.instance)
             return True
-        # A job of a cluster ends itself, and comes home first.
+        # A cluster's job ends itself, and its files are downloaded first.
         if not (orphan.fate == "overdue" and look_at_run(home, run).state.shared):
             ask_to_stop(home.run(run), "destroy", by="user", reason="reaped")
         supervise(home, run, clock)
     except (MayBeBilling, RunHeld):
         raise
-    except Exception as error:  # noqa: BLE001 - its receipt must wait; neither it nor the others of the sweep must.
+    except Exception as error:  # noqa: BLE001 - its receipt can wait; its end, and the others, cannot.
         logging.warning("%s is ended without a record: %s", run, error)
         return False
     return True
 
 
 def _has_it_open(run: str, token: str, home: Home) -> bool:
-    """Whether a run that is whole has the token for its machine, and still has to see it end."""
+    """Return whether the run is undamaged, has this token, and its end is not proven yet."""
     try:
         if not home.run(run).plan.exists():
             return False
@@ -256,11 +257,11 @@ def _has_it_open(run: str, token: str, home: Home) -> bool:
 def sweep_leftovers(
     providers: list[Provider], home: Home, clock: Clock, *, remove_all: bool, look_only: bool, anyones: bool = False
 ) -> Iterator[Stray]:
-    """Remove side resources that no living machine and no supervisor here needs any more.
+    """Remove side resources that no living machine and no supervisor here needs.
 
-    One whose deadline is not over, or not known, may belong to a rental that is just beginning: it takes `remove_all`
-    to remove this home's, and `anyones` for the others'. A provider that does not answer is MayBeBilling, raised once
-    all the others have been swept.
+    One whose deadline is not over, or not known, may belong to a rental that is just beginning: `remove_all` removes
+    this home's, with `anyones` also the others'. Raise MayBeBilling for providers that do not answer, once all the
+    others have been swept.
     """
     silent: list[str] = []
     for provider in providers:
@@ -280,7 +281,7 @@ def sweep_leftovers(
                 yield Stray(left, "owned", owner)
             elif left.token in needed or look_only or not is_wanted:
                 yield Stray(left, "kept", owner)
-            elif left.holds and not remove_all:  # What is finished there may be nowhere else.
+            elif left.holds and not remove_all:  # Finished results there may be the only copy.
                 yield Stray(left, _brought_home(left, owner, provider, home, clock), owner)
             else:
                 yield Stray(left, _removed(left, provider), owner)
@@ -289,9 +290,9 @@ def sweep_leftovers(
 
 
 def _beside(provider: Provider) -> tuple[list[Leftover], set[str], list[str]]:
-    """Return what lies beside machines where both lists are whole, the tokens of those machines, and who was silent."""
+    """Return the leftovers that can be judged, the tokens of living machines, and the failures to look."""
     silent, dark = dict[str, None](), set[str]()
-    # In this order: what a rental that begins just now puts beside its machine is not seen without it.
+    # In this order: a rental that begins between the two reads must not show a side resource without its machine.
     try:
         found = provider.leftovers(None) if isinstance(provider, LeavesThings) else []
     except Unknown as error:
@@ -310,7 +311,7 @@ def _beside(provider: Provider) -> tuple[list[Leftover], set[str], list[str]]:
 def _brought_home(
     left: Leftover, owner: Owner, provider: LeavesThings, home: Home, clock: Clock
 ) -> Literal["removed", "kept"]:
-    """Drive the run on that a folder is of: it brings home what is there and removes it. Kept where that cannot be."""
+    """Drive the run that owns a folder: it downloads what is there and removes it. "kept" if it cannot."""
     try:
         if owner.run is None or not _has_it_open(owner.run, left.token, home):
             return "kept"

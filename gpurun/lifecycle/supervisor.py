@@ -1,9 +1,9 @@
-"""The process that owns a run: it holds the run's lock and drives its lifecycle, whether anybody watches or not.
+"""The process that owns a run: it holds the run's lock and drives its lifecycle, whether or not a user watches.
 
     python -m gpurun.lifecycle.supervisor HOME RUN
 
-It has no way to end gracefully and needs none: killed at any instruction, it is started again and replays the journal.
-While something may be billed it does not give up: it tries again, every half minute at first.
+It needs no graceful end: killed at any instruction, it is started again and replays the journal. While something may be
+billed it keeps retrying, at first every half minute.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def supervise(
     trainer: Path | None = None,
     outlived: Instance | None = None,
 ) -> ExitCode:
-    """Own a run until it is closed; RunHeld when another process does, MayBeBilling when death is not proven.
+    """Own a run until it is closed; RunHeld if another process does, MayBeBilling if its end is not proven.
 
-    `outlived` is a machine of it that was seen alive after its end had been believed: it is put on record and ended.
-    A run whose folder takes no record costs nothing more: its error is raised where nothing can be billed, and
+    `outlived` is one of its machines, seen alive after its end was believed: it is put on record and ended. If the
+    run's folder takes no record, the run must cost nothing more: raise the folder's error if nothing can be billed, and
     MayBeBilling after an end that could not be recorded.
     """
     folder = home.run(run)
@@ -82,13 +82,13 @@ def supervise(
         require_durable(folder.path)
         try:
             return Journal.open(folder.journal, clock)
-        except JournalDamaged as error:  # It is not driven, and its machine may live all the same.
+        except JournalDamaged as error:  # It cannot be driven, and its machine may still live.
             if look_at_run(home, run).state.may_be_billing:
                 raise MayBeBilling(error.code, error.what, hint=error.hint) from error
             raise
 
     with ExitStack() as held:
-        # Where this disk takes nothing, they are waited for while something can still be saved.
+        # On a full disk, wait for the lock and the journal while something can still be saved.
         until_recorded(lambda: held.enter_context(RunLock(folder.lock)), clock, failed)
         driver = Driver(seen()[1], until_recorded(opened, clock, failed))
         if outlived is not None:
@@ -97,7 +97,7 @@ def supervise(
 
 
 def end_at_once(home: Home, run: str, clock: Clock) -> None:
-    """End a run's machine and see it gone with no record of it and no lock; what keeps it alive is raised."""
+    """End a run's machine and see it gone, without a record or the lock; raise what keeps it alive."""
     state, context = _seen(home, home.run(run), clock)
     still_there = end_unrecorded(state, context.at(state))
     if still_there is not None:
@@ -111,10 +111,10 @@ def _seen(
     reach: Callable[[Instance], FarSide] | None = None,
     trainer: Path | None = None,
 ) -> tuple[RunState, Context]:
-    """The run as its journal has it, and what is needed to drive it; nothing is written."""
+    """Return the run's state from its journal, and the context to drive it; write nothing."""
     records = read_journal(folder.journal).records
     (plan, _), state = plan_of(folder, records), replay_journal(folder.name, records)
-    # One of each for the supervisor's whole life: a provider keeps its rate limits, and its key is looked for once.
+    # One of each for the supervisor's whole life: a provider keeps its rate limits, and its key is read once.
     opened = cache(partial(open_provider, home=home, clock=clock, choices=plan.choices, login=login_to))
     way = MachineConnector(folder, plan, clock)
     return state, Context(
@@ -122,7 +122,7 @@ def _seen(
         folder=folder,
         plan=plan,
         clock=clock,
-        # The one of now: the key of an offer that was passed over may be gone.
+        # The current one: the key of an offer that was passed over may be gone.
         provider=opened(plan.approved[find_offer_place(state, plan)].offer.provider),
         reach=reach or way,
         trainer=trainer or (folder.trainer if plan.choices.trainer else bundle_root() / "trainer"),
@@ -140,7 +140,7 @@ def start_supervisor(folder: RunFolder, home: Home, clock: Clock) -> None:
         return
     with _log_of(folder) as log:
         command = [sys.executable, "-m", "gpurun.lifecycle.supervisor", str(home.root), folder.name]
-        child = subprocess.Popen(  # It asks the clouds, so it has the keys and whatever else leads to them.
+        child = subprocess.Popen(  # It calls the clouds, so it needs the whole environment, keys included.
             command, env=os.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
         )
     for _ in ticks(clock, 0.02, START_LIMIT_S):
@@ -149,7 +149,7 @@ def start_supervisor(folder: RunFolder, home: Home, clock: Clock) -> None:
 
 
 def _log_of(folder: RunFolder) -> BinaryIO:
-    """The supervisor's log; nothing at all where it cannot be written, since a machine may be waiting to be ended."""
+    """Open the supervisor's log; /dev/null if it cannot be written, since a machine may be waiting to be ended."""
     try:
         return open(folder.supervisor_log, "ab")
     except OSError:
@@ -157,9 +157,10 @@ def _log_of(folder: RunFolder) -> BinaryIO:
 
 
 def keep_on(supervised: Callable[[], ExitCode], is_billing: Callable[[], bool], clock: Clock) -> ExitCode:
-    """Supervise, and again after a pause, as long as something may be billed; the last error is raised.
+    """Supervise, and again after a pause while something may be billed; raise the last error.
 
-    Between two tries nobody holds the run: a command that waits for it hears that it is not proven gone, and may go on.
+    Between two tries the run is not held: a command that waits for it learns that it is not proven gone, and may
+    continue it.
     """
     retry = Retry(clock, AGAIN_S, longest_s=LONGEST_PAUSE_S)
 
@@ -167,27 +168,27 @@ def keep_on(supervised: Callable[[], ExitCode], is_billing: Callable[[], bool], 
         if isinstance(error, RunHeld) or not is_billing():
             raise error
         if isinstance(error, GpurunError):
-            logging.error("%s: %s %s Once more in %.0f s.", error.code, error.what, error.hint, retry.pause_s)
+            logging.error("%s: %s %s Next try in %.0f s.", error.code, error.what, error.hint, retry.pause_s)
         else:
-            logging.error("gpurun itself failed. Once more in %.0f s.", retry.pause_s, exc_info=error)
+            logging.error("gpurun itself failed. Next try in %.0f s.", retry.pause_s, exc_info=error)
 
     return retry.until_done(supervised, Exception, failed=failed)
 
 
 def _is_billing(home: Home, run: str) -> bool:
-    """Whether the run's journal, if it can be followed, has something that is not proven gone."""
+    """Return whether the run's journal, if it can be read, has a machine that is not proven gone."""
     try:
         sight = look_at_run(home, run)
     except VerificationFailed:
         return False
-    except Exception as error:  # noqa: BLE001 - what cannot be looked at now may be billed all the same.
-        logging.error("The journal of %s cannot be looked at: %s", run, error)
+    except Exception as error:  # noqa: BLE001 - what cannot be read now may still be billed.
+        logging.error("The journal of %s cannot be read: %s", run, error)
         return True
     return sight.damage is None and sight.state.may_be_billing
 
 
 def _notices(home: Home, run: str, clock: Clock) -> Notices:
-    """The user's notices; none where the settings or the journal cannot be read: the run is driven all the same."""
+    """Return the user's notices; none if the settings or the journal cannot be read: the run is driven anyway."""
     try:
         return Notices(home.run(run), clock, load_settings(home, project=home.root, environment=os.environ))
     except (GpurunError, OSError) as error:
@@ -196,7 +197,7 @@ def _notices(home: Home, run: str, clock: Clock) -> Notices:
 
 
 def main() -> int:
-    """Supervise, and tell the log what went wrong."""
+    """Supervise, and log what went wrong."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     home, run, clock = Home(Path(sys.argv[1])), sys.argv[2], SystemClock()
     notices = _notices(home, run, clock)

@@ -1,7 +1,7 @@
-"""The ways into the machines of runs that are under way, beside their supervisors.
+"""SSH entries for the machines of runs under way, for use beside their supervisors.
 
-`HOME/ssh/config` has an entry for each of them. It is made again, whole, from the journals, by whoever needs it and by
-the supervisor of a run whose machine came, moved or went. Nothing here asks a provider or touches a lease.
+`HOME/ssh/config` has an entry for each. The file is rewritten as a whole from the journals, by a command that needs it
+and by the supervisor of a run whose machine came, moved or went. Nothing here calls a provider or touches a lease.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ from gpurun.remote.ssh.entry import HostEntry
 LOOK_S = 2.0
 _LIVE = (Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED, Phase.COLLECTED, Phase.HELD)
 _BEFORE = (Phase.OPENED, Phase.CREATING, Phase.CREATED)
-_HEAD = "# Made by gpurun, and again whenever a run's machine comes, moves or goes: what is written here is lost.\n"
+_HEAD = "# Made by gpurun, and rewritten whenever a run's machine comes, moves or goes: changes made here are lost.\n"
 _SHELL = ("sh", "-c", 'exec "${SHELL:-/bin/sh}" -l')
-# A command works where the job's does; a trainer has no such folder.
+# A command works in the job's folder; a trainer has no such folder.
 _THERE = (
     'cd -- "$1" && shift && if [ -d data ]; then export GPURUN_DATA="$PWD/data"; fi; '
     'if [ -d bundle/work ]; then cd bundle/work; fi; exec "$@"'
 )
 
 HostKeyOf = Callable[[str, Box], str]
-"""The public line of a box's host key, of which only the fingerprint is on record; by its alias and the box."""
+"""Return the public line of a box's host key, by its alias and the box; the record has only the fingerprint."""
 
 
 @dataclass(frozen=True)
 class WayIn:
-    """How the machine of a run is logged in to; `entry` is None where its scheduler is on this machine.
+    """How to log in to the machine of a run; `entry` is None if its scheduler is on this machine.
 
-    `folder` is the run's own there; `job` the number of a scheduler's job, and `setup` what its table puts first.
+    `folder` is the run's own on that machine; `job` the number of a scheduler's job; `setup` the cluster's lines that
+    come first.
     """
 
     run: str
@@ -60,7 +61,7 @@ class WayIn:
     setup: str = ""
 
     def command(self, argv: Sequence[str], *, at_terminal: bool) -> str:
-        """Return the line for the login's shell that runs a program in the run's folder, a login shell without one."""
+        """Return the shell line that runs a program in the run's folder, or a login shell if `argv` is empty."""
         words = ["sh", "-c", _THERE, "gpurun", self.folder, *(argv or _SHELL)]
         if self.job:
             words = [*step_argv(self.job, self.folder, self.setup, *(["--pty"] if at_terminal else [])), *words]
@@ -73,11 +74,11 @@ def alias_of(run: str) -> str:
 
 
 def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> WayIn:
-    """Return the way into a run's machine; a UsageError says why there is none, and what to do."""
+    """Return the way into a run's machine; UsageError if there is none, with what to do."""
     run, state, instance = sight.folder.name, sight.state, sight.state.instance
     if not sight.unfinished or state.phase not in (*_LIVE, *_BEFORE):
         going = "is over" if not sight.unfinished else "is at its end"
-        hint = f"What it made is in {sight.folder.artifacts}; gpurun receipt {run} tells how it ended."
+        hint = f"Its output is in {sight.folder.artifacts}; gpurun receipt {run} shows how it ended."
         raise UsageError("way.over", f"{run} {going}: there is no machine to log in to.", hint=hint)
     facts = place_facts(state.provider or sight.plan.offer.provider)
     address = instance.address if instance is not None else None
@@ -85,10 +86,10 @@ def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> WayIn:
         hint = f"gpurun attach {run} shows it."
         if address is not None:
             hint = f"Its folder: cd {shlex.quote(str(home.root / address.folder))}"
-        raise UsageError("way.here", f"{run} runs on this machine, where you are already.", hint=hint)
+        raise UsageError("way.here", f"{run} runs on this machine; no login is needed.", hint=hint)
     if instance is None or address is None or state.phase in _BEFORE:
-        hint = f"gpurun attach {run} shows how far it is; type this again once it says that the machine is ready."
-        raise UsageError("way.not_ready", f"{run} has no machine yet that can be logged in to.", hint=hint)
+        hint = f"gpurun attach {run} shows its progress; run this again once the machine is ready."
+        raise UsageError("way.not_ready", f"{run} has no machine to log in to yet.", hint=hint)
     if facts.is_queued:
         return _into_job(run, instance, address, home, host_key_of)
     alias, folder = alias_of(run), f".gpurun/{instance.token}"
@@ -96,14 +97,14 @@ def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> WayIn:
         return WayIn(run, _entry_of(alias, sight.plan.box, host_key_of), folder)
     key, host_key = sight.folder.ssh / "client", sight.folder.ssh / "host.pub"
     if not (key.is_file() and host_key.is_file()):
-        hint = "It is made with the run, and lies in the home that the run was started from: name that with --home."
+        hint = "The key is in the home that started the run: name that with --home."
         raise SetupError("way.no_key", f"The key that logs in to {run} is not in {sight.folder.ssh}.", hint=hint)
     line = " ".join(host_key.read_text(encoding="ascii").split()[:2])
     return WayIn(run, HostEntry(alias, address, str(key), line), folder)
 
 
 def _into_job(run: str, instance: Instance, address: Address, home: Home, host_key_of: HostKeyOf) -> WayIn:
-    """The way into a job goes over its cluster's login node, which has the run's folder too."""
+    """Return the way into a job, by its cluster's login node, which sees the run's folder too."""
     cluster = cluster_of(load_clusters(home), instance.region)
     entry = None if cluster.is_here else _entry_of(alias_of(run), known_login(cluster, home), host_key_of)
     return WayIn(run, entry, address.folder, instance.id.rpartition("/")[2], cluster.setup)
@@ -111,7 +112,7 @@ def _into_job(run: str, instance: Instance, address: Address, home: Home, host_k
 
 def _entry_of(alias: str, box: Box, host_key_of: HostKeyOf) -> HostEntry:
     if box.entry:
-        what = f"The way to this machine is your own: the entry {box.entry} of ~/.ssh/config."
+        what = f"You log in to this machine by your own entry {box.entry} in ~/.ssh/config."
         raise UsageError("way.own_entry", what, hint=f"ssh {box.entry}")
     jump = None
     if box.jump:
@@ -122,15 +123,15 @@ def _entry_of(alias: str, box: Box, host_key_of: HostKeyOf) -> HostEntry:
 
 
 def config_of(home: Home) -> Path:
-    """Return the file that has the entries."""
+    """Return the path of the file with the entries."""
     return home.ssh / "config"
 
 
 def write_entries(home: Home, clock: Clock | None = None) -> list[WayIn]:
     """Write the entry of each machine that can be logged in to, and return these ways.
 
-    With a `clock` a box whose host key is known by its fingerprint alone is asked for it; without one it keeps the key
-    that it showed before.
+    With a `clock`, a box whose host key is known only by its fingerprint is connected to for the key. Without one, only
+    a key that it showed before is used.
     """
     make_private(home.ssh)
     known_hosts = home.ssh / "known_hosts"
@@ -138,7 +139,7 @@ def write_entries(home: Home, clock: Clock | None = None) -> list[WayIn]:
         host_key_of = _before(_known(known_hosts), clock)
         ways = list[WayIn]()
         for sight, _ in look_at_all(home, planned_runs(home, only_open=True)):
-            with suppress(GpurunError, OSError):  # Of the run that somebody names it is told to them.
+            with suppress(GpurunError, OSError):  # `way_to_run` reports these errors for the run it names.
                 ways += [way_into(sight, home, host_key_of)] if sight else []
         entries = [way.entry for way in ways if way.entry is not None]
         _replace(known_hosts, "".join(entry.known() for entry in entries))
@@ -154,7 +155,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def way_to_run(home: Home, run: str, clock: Clock) -> WayIn:
-    """Return the way into the machine of one run, once its entry is written; an error where there is none."""
+    """Return the way into the machine of one run, once its entry is written; an error if there is none."""
     write_entries(home, clock)
     return way_into(look_at_run(home, run), home, _before(_known(home.ssh / "known_hosts"), clock))
 
@@ -165,7 +166,7 @@ def _before(known: Mapping[str, str], clock: Clock | None) -> HostKeyOf:
         if line and box.host_key and fingerprint(line) == fingerprint(box.host_key):
             return line
         if clock is None or not box.host_key:
-            hint = "gpurun doctor --online asks the place, and remembers its host key."
+            hint = "gpurun doctor --online connects to it and stores its host key."
             raise SetupError("way.no_host_key", f"The host key of {box.target} is not on record here.", hint=hint)
         return shown_host_key(box, clock)
 
@@ -173,7 +174,7 @@ def _before(known: Mapping[str, str], clock: Clock | None) -> HostKeyOf:
 
 
 def _known(path: Path) -> dict[str, str]:
-    """Return the host keys that are written already, by alias."""
+    """Return the host keys that are on file, by alias."""
     with suppress(OSError, UnicodeError):
         lines = [line.partition(" ") for line in path.read_text(encoding="ascii").splitlines()]
         return {alias: key for alias, _, key in lines}
@@ -182,9 +183,9 @@ def _known(path: Path) -> dict[str, str]:
 
 @contextmanager
 def entries_kept(home: Home, folder: RunFolder) -> Iterator[None]:
-    """Keep the entries true while a run is driven, on a thread of its own that holds up nothing and ends nothing.
+    """Keep the entries current while a run is driven, on a thread of its own that blocks nothing.
 
-    They are kept where somebody has had them written once.
+    Only if the file with the entries exists, so once a user has requested it.
     """
     over = Flag()
 

@@ -65,7 +65,7 @@ def told_alike(user: User) -> None:
     for verb in ("ps", "audit"):
         done = user.types(verb)
         told = " ".join((done.stdout + done.stderr).split())
-        assert (done.returncode, "its own timer took it" in told, "at most $" in told) == (9, True, True), told
+        assert (done.returncode, "its own timer accepted" in told, "at most $" in told) == (9, True, True), told
 
 
 def revoke(cloud: Cloud, *, now: bool) -> None:

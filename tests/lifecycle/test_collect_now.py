@@ -222,7 +222,7 @@ def test_a_file_that_was_replaced_meanwhile_is_told_as_that(
     monkeypatch.setattr(instance.far, "fetch", gone)
     with pytest.raises(CollectFailed) as refused:
         bring(instance, folder, "all")
-    assert refused.value.hint.startswith("Ask again")
+    assert refused.value.hint.startswith("Run the command again")
 
 
 def test_a_disk_that_takes_nothing_more_is_told_as_that(

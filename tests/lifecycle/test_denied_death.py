@@ -70,7 +70,7 @@ def test_a_machine_denied_for_good_stays_red_with_both_facts(world: World) -> No
     assert took_s <= 2 * world.cloud.traits.settle_s + 60.0
     assert world.state.may_be_billing
     told = world.all_of(Event.INCIDENT)[-1]["message"]
-    assert "as gone, and it answers over SSH" in told
+    assert "as gone, but it answers over SSH" in told
     assert codes(world).count("death.denied") == 1
     assert len(world.all_of(Event.DESTROY_ASKED)) > 2
 

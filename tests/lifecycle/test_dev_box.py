@@ -207,7 +207,10 @@ def test_a_box_whose_lease_is_nearly_over_says_so(home: Home, lab: Path) -> None
 
 def test_a_plan_says_what_a_box_costs_that_is_never_idle(home: Home, lab: Path) -> None:
     _, plan = planned(home, lab, idle_s=0)
-    assert any(warning.startswith("--idle off: ") and "runs to its lease: 1 d" in warning for warning in plan.warnings)
+    assert any(
+        warning.startswith("--idle off: ") and "runs to the end of its lease: 1 d" in warning
+        for warning in plan.warnings
+    )
     rented = plan.model_copy(update={"chosen": plan.chosen.model_copy(update={"worst_micros": usd(3)})})
     from gpurun.planning.dev_box_proposal import _warnings
 

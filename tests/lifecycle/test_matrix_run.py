@@ -244,7 +244,7 @@ def test_a_machine_taken_in_training_is_proven_gone_and_partial(world: World) ->
         Session(home=world.home, quiet=True, clock=world.clock), look_at_run(world.home, "fox-41")
     ).errors
     assert error.code == "machine.lost"
-    assert error.what.startswith("The instance runs no more: it was ended by somebody else")
+    assert error.what.startswith("The instance no longer runs: it was ended from elsewhere")
     assert f"{world.cloud.name} says" in error.what
     assert kept(world)
 
@@ -258,7 +258,7 @@ def test_a_machine_taken_before_training_has_its_providers_words(world: World) -
     assert world.drive() is ExitCode.TRAINING_FAILED
     failure = world.state.failure
     assert failure.code == "machine.lost"
-    assert failure.message.startswith("The instance runs no more: it was ended by somebody else")
+    assert failure.message.startswith("The instance no longer runs: it was ended from elsewhere")
 
 
 def test_a_hanging_agent_is_left_after_a_minute_and_files_come(world: World) -> None:
@@ -362,7 +362,7 @@ def test_a_stop_after_a_lost_start_brings_home_what_was_trained(world: World, un
     assert kept(world)
 
 
-@pytest.mark.parametrize(("reason", "words"), [("hang", "stood still"), ("preempted", "takes the machine back")])
+@pytest.mark.parametrize(("reason", "words"), [("hang", "the trainer hung"), ("preempted", "takes the machine back")])
 def test_a_trainer_ended_by_the_agent_fails_and_comes_home(world: World, reason: str, words: str) -> None:
     """What the trainer's own end would have said does not count."""
     poll = world.far.poll
@@ -414,7 +414,7 @@ def test_unreachable_and_in_no_clear_state_is_not_dead(world: World, state: str)
     [
         ({"exit_code": 3}, "it ended with exit code 3"),
         ({"exit_code": None, "signal": 9}, "it was ended by signal 9"),
-        ({"exit_code": None}, "it has ended; how was not seen, as after a restart of the machine"),
+        ({"exit_code": None}, "it has ended; how is not known, as after a restart of the machine"),
     ],
 )
 def test_a_trainer_that_ended_silently_is_reported_as_seen(

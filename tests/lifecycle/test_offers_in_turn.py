@@ -205,4 +205,4 @@ def test_a_provider_that_takes_no_create_is_quoted_at_the_end(tmp_path: Path) ->
     world.cloud.create = busy  # type: ignore[method-assign]
     assert world.drive() is ExitCode.NO_OFFER
     message = world.state.failure.message
-    assert message.endswith("in 3 attempts, and said last: fake takes no more requests for now (429).")
+    assert message.endswith("in 3 attempts; the last reply was: fake takes no more requests for now (429).")

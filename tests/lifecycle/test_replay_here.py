@@ -110,9 +110,9 @@ def with_state(mine: RunFolder, theirs: RunFolder, **edits: Any) -> None:
         ({"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, False, "taken again, has loss"),
         ({"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, True, "the events have no loss of step"),
         ({"processes": 2}, False, "taken again, has loss"),
-        ({"processes": 2}, True, "and the trainer tells it"),
+        ({"processes": 2}, True, "which the trainer reports"),
         ({}, False, "taken again, has loss"),
-        ({}, True, "and the trainer tells it"),
+        ({}, True, "which the trainer reports"),
     ],
     ids=[
         "a card",

@@ -96,7 +96,7 @@ def test_it_runs_once_over_two_lost_lines_and_its_output_comes(own: Home) -> Non
     [
         ("seq 40\nprintf 'in \\033[31mred\\033[0m\\n' >&2\nexit 9", 60, "setup.failed", "ended with 9 on the machine"),
         ("seq 40\necho in red\nkill -9 $$", 60, "setup.failed", "ended with signal 9"),
-        ("seq 40\necho in red\nsleep 100", 1, "setup.limit", "was still at work at its limit of 1 s, and was ended"),
+        ("seq 40\necho in red\nsleep 100", 1, "setup.limit", "was still running at its limit of 1 s, and was ended"),
     ],
 )
 def test_a_failing_or_slow_set_up_is_exit_4_with_its_last_words(

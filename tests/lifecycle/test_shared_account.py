@@ -120,9 +120,9 @@ def test_a_machine_that_somebody_else_ended_is_told_as_that(world: World, other:
     world.drive()
     told = world.all_of(Event.TRAIN_OBSERVED)[-1]
     assert told["outcome"] == "lost"
-    assert f"{world.state.instance.id if world.state.instance else '?'} runs no more: it was ended" in told["message"]
-    assert "somebody else" in told["message"]
-    assert "somebody else" in json.dumps(receipt_of(world))
+    assert f"{world.state.instance.id if world.state.instance else '?'} no longer runs: it was ended" in told["message"]
+    assert "ended from elsewhere" in told["message"]
+    assert "ended from elsewhere" in json.dumps(receipt_of(world))
 
 
 @pytest.mark.parametrize("edited", [None, 9e9])

@@ -49,7 +49,7 @@ def test_a_supervisor_awake_after_our_own_destroy_accuses_no_one(world: World) -
     at_poll(world, 3, destroyed_while_frozen)
     assert world.drive() is ExitCode.INTERRUPTED
     assert world.all_of(Event.STOP_REQUESTED)[0]["how"] == "destroy"
-    assert "somebody else" not in words_of(world)
+    assert "ended from elsewhere" not in words_of(world)
     assert world.all_of(Event.TRAIN_OBSERVED) == []
 
 
@@ -61,7 +61,7 @@ def test_a_supervisor_awake_after_the_timer_says_lease_is_over(world: World) -> 
     at_poll(world, 3, slept_past_the_lease)
     assert world.drive() is ExitCode.BUDGET_STOP
     assert world.all_of(Event.STOP_REQUESTED)[0]["by"] == "lease"
-    assert "somebody else" not in words_of(world)
+    assert "ended from elsewhere" not in words_of(world)
 
 
 def moved(world: World, monkeypatch: pytest.MonkeyPatch, *, survives: bool) -> None:
@@ -128,7 +128,7 @@ def test_a_balance_that_is_used_up_is_named_as_the_cause(world: World, monkeypat
     assert world.drive() is ExitCode.TRAINING_FAILED
     (seen,) = world.all_of(Event.TRAIN_OBSERVED)
     assert "the balance at local is used up ($0.00 left)" in seen["message"]
-    assert "somebody else" not in seen["message"]
+    assert "ended from elsewhere" not in seen["message"]
 
 
 def test_only_a_request_that_was_taken_is_told_as_asked_to_die(world: World) -> None:

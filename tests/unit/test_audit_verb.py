@@ -223,7 +223,7 @@ def test_the_bill_of_a_perhaps_living_machine_is_not_settled(
 
 @pytest.mark.parametrize(
     ("provider", "words"),
-    [(Billing(None), "no bill of it yet"), (object(), "does not tell what it billed"), (None, "There is no key")],
+    [(Billing(None), "no bill for it yet"), (object(), "does not report the bill"), (None, "There is no key")],
     ids=["too early", "tells none", "no key"],
 )
 def test_a_bill_that_cannot_be_had_is_unknown_and_says_why(

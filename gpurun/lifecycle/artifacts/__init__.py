@@ -1,1 +1,1 @@
-"""What comes home while a run goes on, or when somebody asks, beside the collect step."""
+"""Files that are downloaded during a run or on request, beside the collect step."""

@@ -1,6 +1,6 @@
-"""The one way in which files come home, from a machine or from a bucket, and how long it waits for one.
+"""The one way to download files, from a machine or from a bucket, and how long it waits for each.
 
-The order is the caller's, and a file that is held up keeps no other one waiting.
+The caller sets the order; a file that is held up does not delay the others.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile,
 from gpurun.remote.resumable_file import HeldElsewhere
 from gpurun.remote.small_files import LEAST_FILES, SMALL_BYTES, TakeFile, group_files
 
-# A process that holds a file and has added nothing to it for so long was stopped, as by ^Z.
+# A process that holds a file open and has added nothing to it for this long was stopped, for example by ^Z.
 STUCK_S = 60.0
-# How soon the watch tries again what it could not bring, and for how long it waits for a download that it ends.
+# How soon the watch retries what it could not download, and how long it waits for a download that it ends.
 AGAIN_S, JOIN_S = 60.0, 3.0
-# After a list that took longer, the next is not asked for before so many times its time is over.
+# After a list that took longer than QUICK_S, wait REST times as long before the next.
 QUICK_S, REST = 0.5, 10
 LOOK_FILES = 256
-"""After so many small files it is looked whether there is time for more."""
+"""After this many small files, check whether there is time for more."""
 
 T = TypeVar("T")
 
-# Is called with each file that is coming and how many bytes of it are here; 0 where it begins again.
+# Called with each file under way and how many of its bytes are here; 0 if it starts over.
 Tell = Callable[[ManifestFile, int], object]
 
 
@@ -52,52 +52,52 @@ class FileSource(Protocol):
     ) -> Path: ...  # fmt: skip
 
     def gather(self, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
-        """Hand over many small files; those that are not there any more."""
+        """Pass many small files to `take`; return those that no longer exist."""
         ...
 
 
 class Waits:
-    """What is done about a file that does not come; here nothing: the first trouble ends the download."""
+    """What to do about a file that does not come; here nothing: the first error ends the download."""
 
     for_room = False
-    """Whether a file for which this disk has no room is waited for, once the others are here."""
+    """Whether to wait for a file that this disk has no room for, once the others are here."""
 
     def raise_if_stopped(self) -> None:
-        """Raise what ends everything, as a request to stop does."""
+        """Raise what ends everything, such as a request to stop."""
 
     def demand_time(self, file: ManifestFile, why: GpurunError | None) -> None:
-        """See `raise_if_stopped`; CollectFailed where no time is left for this file, which was held up by `why`."""
+        """As `raise_if_stopped`; also CollectFailed if no time is left for this file, which was held up by `why`."""
         self.raise_if_stopped()
 
     def moved(self) -> None:
-        """Take note that something has come."""
+        """Note that bytes have come."""
 
     def wait(self, error: MachineLost | FarRefusal) -> None:
-        """Pause before the next try, or raise: a FarRefusal is about one file, anything else about all."""
+        """Pause before the next try, or raise: a FarRefusal concerns one file, anything else all of them."""
         raise error
 
     def hold(self, held: Sequence[GpurunError]) -> None:
-        """Pause while this disk, or somebody else who brings them, holds up all files that are left."""
+        """Pause while this disk, or another process that fetches them, holds up all files that are left."""
         raise held[0]
 
     def until_done(self, attempt: Callable[[], T]) -> T:
-        """Return what the attempt answers in the end; it is made again as `wait` says."""
+        """Return the result of the attempt once it succeeds, retrying as `wait` decides."""
         while True:
             self.raise_if_stopped()
             try:
-                answer = attempt()
+                result = attempt()
             except (MachineLost, FarRefusal) as error:
                 self.wait(error)
             else:
                 self.moved()
-                return answer
+                return result
 
 
 class Downloader:
-    """Files on their way home: those that are `here`, verified, and why each of the `missing` is not.
+    """Downloads files: `here` are the verified ones; `missing` has the reason for each of the others.
 
-    `gone` is set once the source is given up; from then on only what is here already is found. `again_bytes` came a
-    second time, after a line was cut or a digest was wrong.
+    `gone` is set once the source is given up; from then on only files that are already here are found. `again_bytes`
+    came a second time, after a line was cut or a digest was wrong.
     """
 
     def __init__(
@@ -115,20 +115,20 @@ class Downloader:
         self._last: dict[str, int] = {}
 
     def _count(self, file: ManifestFile) -> None:
-        """Count a file that is here, verified."""
+        """Count a verified file."""
         self.here_bytes += file.bytes if file.name not in self.here else 0
         self.here[file.name] = file
 
     def _is_settled(self, file: ManifestFile) -> bool:
-        """Whether a file is here or given up."""
+        """Return whether a file is here or given up."""
         return file.name in self.here or file.name in self.missing
 
     def bring(self, files: Iterable[ManifestFile]) -> None:
-        """Bring files in their order; one that is held up comes after the others."""
+        """Download files in their order; one that is held up comes after the others."""
         deque(self.each(files), maxlen=0)
 
     def each(self, files: Iterable[ManifestFile]) -> Iterator[StoreFull]:
-        """The same, and whenever all that is left is held up, what this disk has no room for."""
+        """As `bring`; yield the disk-full errors whenever all files that are left are held up."""
         waiting = list(files)
         while waiting and self.gone is None:
             try:
@@ -144,13 +144,13 @@ class Downloader:
             self.missing |= dict.fromkeys((file.name for file in waiting if not self._is_settled(file)), self.gone)
 
     def find(self, files: Iterable[ManifestFile]) -> None:
-        """Count what came home before of files that are not fetched any more, or not worth a paid minute."""
+        """Count the files that are here already, of those that are no longer fetched or not worth a paid minute."""
         for file in files:
             if not self._is_settled(file) and self._inventory.has(file):
                 self._count(file)
 
     def _left_of(self, waiting: list[ManifestFile]) -> list[ManifestFile]:
-        """Bring files in their order, many small ones in one stream; what is not done after that."""
+        """Download files in their order, many small ones in one stream; return those that are not done after that."""
         left: list[ManifestFile] = []
         for is_small, run in groupby(waiting, key=lambda file: file.bytes < SMALL_BYTES):
             files = [file for file in run if not self._is_settled(file)]
@@ -160,18 +160,18 @@ class Downloader:
         return left
 
     def _gather(self, files: Sequence[ManifestFile]) -> None:
-        """Bring small files together; what does not come so is fetched by itself afterwards, with its own reason."""
+        """Download small files together; one that fails is fetched alone afterwards, with its own reason."""
 
         def take(file: ManifestFile, content: bytes) -> None:
             if len(self.here) % LOOK_FILES == 0:
                 self._waits.demand_time(file, None)
             if self._inventory.put(file, content):
-                came.append(file)
+                stored.append(file)
                 self._waits.moved()
                 self._count(file)
                 self._tell(file, 0)
 
-        came: list[ManifestFile] = []
+        stored: list[ManifestFile] = []
         self.find(files)
         if sum(file.bytes for file in files) > room_in(self._inventory.artifacts):
             return
@@ -180,19 +180,19 @@ class Downloader:
                 self._waits.demand_time(left[0], None)
                 for file in left:
                     self._inventory.demand_planned(file)
-                gone = FarRefusal("no_such_file", "it is not there any more as it was announced")
+                gone = FarRefusal("no_such_file", "it no longer exists as it was announced")
                 self.missing |= dict.fromkeys((file.name for file in self._source.gather(left, take)), gone)
             except MachineLost as lost:
                 self._waits.wait(lost)
                 continue
             except (FarRefusal, CollectFailed, OSError) as error:
-                logging.info("many files did not come together: %s", error)
+                logging.info("many files could not be fetched together: %s", error)
             break
-        if came:
-            os.sync()  # Once for all of them, and before anything counts on it.
+        if stored:
+            os.sync()  # Once for all of them, before anything relies on them.
 
     def _is_done(self, file: ManifestFile) -> bool:
-        """Whether a file is here or given up; otherwise the others come first, and it is tried again after them."""
+        """Return whether a file is here or given up; otherwise the others come first, and it is retried after them."""
         while not self._is_settled(file):
             most = self._most.get(file.name)
             try:
@@ -211,10 +211,10 @@ class Downloader:
                 except FarRefusal as refusal:
                     self.missing[file.name] = refusal
                     continue
-                if self._most.get(file.name) == most:  # It may be this file alone that does not come.
+                if self._most.get(file.name) == most:  # It may be only this file that does not come.
                     return False
                 continue
-            except CollectFailed as error:  # However late it is, what is here with the right digest counts.
+            except CollectFailed as error:  # Even if it is late, a file here with the right digest counts.
                 if self._inventory.has(file):
                     self._count(file)
                 else:
@@ -225,9 +225,9 @@ class Downloader:
         return True
 
     def _fetch(self, file: ManifestFile) -> None:
-        """Fetch one file, unless it is here; past the process that has it open, where that is stuck."""
+        """Fetch one file, unless it is here; if another process that holds it is stuck, fetch it aside."""
 
-        def go_on(have_bytes: int) -> None:
+        def on_progress(have_bytes: int) -> None:
             self._tell(file, have_bytes)
             self.again_bytes += max(0, self._last.get(file.name, 0) - have_bytes)
             self._last[file.name] = have_bytes
@@ -237,7 +237,7 @@ class Downloader:
             self._waits.demand_time(file, self._why.get(file.name))
 
         into = self._inventory.artifacts
-        fetch = partial(self._source.fetch, file.name, file.bytes, file.sha256, into, on_progress=go_on)
+        fetch = partial(self._source.fetch, file.name, file.bytes, file.sha256, into, on_progress=on_progress)
         try:
             fetch()
         except HeldElsewhere:
@@ -246,7 +246,7 @@ class Downloader:
             fetch(aside=True)
 
     def _is_stuck(self, file: ManifestFile) -> bool:
-        """Whether the process that has that file open has brought nothing of it for a while."""
+        """Return whether the process that holds the file open has added nothing to it for a while."""
         noted, now_mono = noted_bytes(self._inventory.artifacts, file.sha256), self._clock.monotonic()
         before, since_mono = self._held.get(file.name, (-1, now_mono))
         if noted != before:
@@ -255,17 +255,17 @@ class Downloader:
 
 
 class BackgroundDownload:
-    """Brings finished checkpoints home from `far` while training goes on; without `far` it does nothing.
+    """Downloads finished checkpoints from `far` during training; without `far` it does nothing.
 
-    What is lost with a machine is then no more than the latest of them. It has a thread and connections of its own, so
-    that the watch never waits for it; what fails is tried again at the next checkpoint, and in the end by the collect
-    step, which goes on where this stopped.
+    A lost machine then loses only the newest files. It has its own thread and connections, so that the watch never
+    waits for it. A failure is retried at the next checkpoint, and at the end by the collect step, which continues from
+    here.
     """
 
     def __init__(
         self, far: FarSide | None, folder: RunFolder, budget: EgressBudget, clock: Clock, is_attended: bool = False
     ) -> None:
-        """With `is_attended` other files are worth their egress too, as far as the plan has paid for it."""
+        """With `is_attended` other files are worth their egress too, as far as the plan pays for it."""
         self._is_attended = is_attended
         self._far = far.lane() if far is not None else None
         self._inventory = Inventory(folder)
@@ -277,7 +277,7 @@ class BackgroundDownload:
 
     def __enter__(self) -> BackgroundDownload:
         if self._far is not None:
-            if os.path.exists(self._inventory.folder.events):  # An earlier supervisor may have left something half way.
+            if os.path.exists(self._inventory.folder.events):  # An earlier supervisor may have left a file half done.
                 self._told.set()
             self._thread.start()
         return self
@@ -286,12 +286,12 @@ class BackgroundDownload:
         self._over.set()
         self._told.set()
         if self._far is not None:
-            self._far.close()  # A fetch that has stalled is woken by it.
-            self._thread.join(JOIN_S)  # One that waits for a dead line is left: what it may write is the same.
+            self._far.close()  # This wakes a fetch that has stalled.
+            self._thread.join(JOIN_S)  # One that waits on a dead line is left: it could only write the same bytes.
             self._far.close()
 
     def look(self, events: Iterable[TrainerEvent]) -> None:
-        """Take in what the trainer has said since the last look."""
+        """Take in the trainer's events since the last look."""
         if any(isinstance(event, CheckpointEvent) or event.kind == "output" for event in events):
             self._told.set()
 
@@ -300,7 +300,7 @@ class BackgroundDownload:
         wait_s: float | None = None
         while not self._over.is_set():
             self._told.wait(wait_s)
-            if self._listing_s > QUICK_S:  # A list that takes long is not asked for again and again.
+            if self._listing_s > QUICK_S:  # A slow list is not requested again at once.
                 self._over.wait(REST * self._listing_s)
             self._told.clear()
             try:
@@ -311,14 +311,14 @@ class BackgroundDownload:
                 break
             except GpurunError as error:
                 wait_s = AGAIN_S
-                logging.info("not home yet: %s: %s", error.code, error.what)
+                logging.info("not downloaded yet: %s: %s", error.code, error.what)
             except OSError as error:
                 wait_s = AGAIN_S
-                logging.warning("not home yet: this machine's disk: %s", error)
-        self._far.close()  # The watch may have ended without waiting for this.
+                logging.warning("not downloaded yet: this machine's disk: %s", error)
+        self._far.close()  # The watch may have ended without waiting for this thread.
 
     def bring(self, far: FarSide) -> None:
-        """Fetch what is finished, the latest first; before and after that, let go of what newer ones have replaced."""
+        """Fetch finished files, latest checkpoint first; before and after, remove files that newer ones replaced."""
         began_mono = self._clock.monotonic()
         manifest = far.manifest(MOST_ANNOUNCED_BYTES)
         self._inventory.remember(manifest)
@@ -327,18 +327,18 @@ class BackgroundDownload:
         files = self._affordable(manifest)
         before = self._inventory.memory
         self._inventory.note(files=tuple(sorted({*before.files, *(file.name for file in files)})))
-        came = _Came(self._clock, self._over)
-        downloads = Downloader(far, self._inventory, came, self._clock, came.tell)
+        waits = _Came(self._clock, self._over)
+        downloads = Downloader(far, self._inventory, waits, self._clock, waits.tell)
         downloads.bring(files)
-        self._inventory.note(bytes_per_s=came.bytes_per_s or before.bytes_per_s)
+        self._inventory.note(bytes_per_s=waits.bytes_per_s or before.bytes_per_s)
         for why in downloads.missing.values():
-            if not isinstance(why, FarRefusal):  # That one has been replaced by a newer one since.
+            if not isinstance(why, FarRefusal):  # A refused file has since been replaced by a newer one.
                 raise why
-        came.raise_if_stopped()  # What the collect step finds it has on record: from then on nothing is removed.
+        waits.raise_if_stopped()  # The collect step records what it finds: after that, nothing is removed.
         self._let_go(manifest, {*downloads.here})
 
     def _affordable(self, manifest: Manifest) -> list[ManifestFile]:
-        """What may come home now, the latest checkpoint first; where that costs money it comes alone, now and then."""
+        """Return the files to download now, latest checkpoint first; if egress is charged, only that, now and then."""
         if self._budget.limit_bytes is not None:
             if self._is_attended:
                 return [file for file in sorted(manifest.files, key=_by_size) if self._budget.take([file])]
@@ -349,14 +349,14 @@ class BackgroundDownload:
         )
 
     def _let_go(self, manifest: Manifest, here: set[str]) -> None:
-        """Name the newest checkpoint if all of it is `here`, verified; remove the older ones that it has replaced."""
+        """Note the newest checkpoint if all of it is `here`, verified; remove the older ones that it replaced."""
         newest = [file for file in manifest.files if file.step == manifest.latest and file.kind != "sample"]
         if newest and {file.name for file in newest} <= here:
             self._inventory.note(step=manifest.latest, whole=tuple(newest))
             self._remove_replaced(manifest)
 
     def _remove_replaced(self, manifest: Manifest) -> None:
-        """Remove what came by this way and is not on the list any more, if a newer checkpoint is here whole."""
+        """Remove files downloaded here that are no longer on the list, if a newer whole checkpoint is here."""
         artifacts = self._inventory.artifacts
         with self._inventory.alone() as noted:
             needed = {file.name for file in (*manifest.files, *noted.whole)}
@@ -372,26 +372,26 @@ def _by_size(file: ManifestFile) -> tuple[int, str]:
 
 
 class _Stopped(GpurunError):
-    """The watch is over; never seen outside."""
+    """The watch is over; never seen outside this module."""
 
     def __init__(self) -> None:
         super().__init__("early.stopped", "Training has ended.", hint="Nothing to do.")
 
 
 class _Came(Waits):
-    """How fast files come: the bytes that came while somebody waited for them, in how many seconds."""
+    """Measures download speed: the bytes that came while a fetch was under way, and in how many seconds."""
 
     def __init__(self, clock: Clock, over: threading.Event) -> None:
         self._clock, self._over, self._bytes, self._seconds = clock, over, 0, 0.0
         self._last: tuple[str, int, float] = "", 0, 0.0
 
     def raise_if_stopped(self) -> None:
-        """Raise what ends the thread once the watch is over."""
+        """Raise `_Stopped` once the watch is over."""
         if self._over.is_set():
             raise _Stopped
 
     def tell(self, file: ManifestFile, have_bytes: int) -> None:
-        """So much of a file is here."""
+        """Note that this many bytes of a file are here."""
         (name, before, since_mono), now_mono = self._last, self._clock.monotonic()
         if name == file.name:
             self._bytes += max(0, have_bytes - before)
@@ -400,5 +400,5 @@ class _Came(Waits):
 
     @property
     def bytes_per_s(self) -> float | None:
-        """None for what came too quickly to say."""
+        """Bytes per second; None if the time was too short to measure."""
         return self._bytes / self._seconds if self._seconds > 1.0 else None

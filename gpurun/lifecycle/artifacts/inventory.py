@@ -1,7 +1,7 @@
-"""What of a run is at home, each file by its digest, and what one process remembers of that for the next one.
+"""Which files of a run are on this computer, each by its digest, and what one process leaves on file for the next.
 
 `inventory.json` in the run's folder is the only memory. Homes of an earlier gpurun have four files in its place, which
-are read as long as there is no `inventory.json`.
+are read if there is no `inventory.json`.
 """
 
 from __future__ import annotations
@@ -48,32 +48,32 @@ from gpurun.remote.messages import (
 from gpurun.remote.resumable_file import forget_others
 from gpurun.remote.small_files import SMALL_BYTES
 
-# The files of a checkpoint; a command's are of one kind. Without the state the weights are of little use; the
-# optimiser is needed only to go on.
+# The files of a checkpoint; a command has only one kind. Without the state the weights are of little use; the
+# optimizer is needed only to continue.
 RANK = {"state": 0, "checkpoint": 0, "weights": 1, "optimizer": 2}
 _BUCKET = "bucket"
 LISTED = 1000
-"""Of so many files each stands in the record itself."""
+"""Up to this many files are listed in the record itself."""
 
 
 def told_files(folder: RunFolder, files: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a record about what is at home and what is not; of very many the list is written first.
+    """Return a record's fields about which files are here and which are missing; a long list goes to a file first.
 
-    OSError where this disk does not take the list.
+    OSError if this disk does not take the list.
     """
-    told: dict[str, Any] = {"files": list(files[:LISTED]), "missing": list(missing[:LISTED])}
+    fields: dict[str, Any] = {"files": list(files[:LISTED]), "missing": list(missing[:LISTED])}
     if len(files) > LISTED:
         lines = "".join(f"{f['sha256']} {f['bytes']} {f['kind']} {f['step']} {f['name']}\n" for f in by_name(files))
-        told["listed"] = {"files": len(files), "bytes": sum(int(file["bytes"]) for file in files)}
-        told["listed"] |= _written(folder, HERE, lines)
+        fields["listed"] = {"files": len(files), "bytes": sum(int(file["bytes"]) for file in files)}
+        fields["listed"] |= _written(folder, HERE, lines)
     if len(missing) > NAMED:
-        told["missing_files"] = {"files": len(missing)}
-        told["missing_files"] |= _written(folder, MISSING, "".join(f"{name}\n" for name in sorted(missing)))
-    return told
+        fields["missing_files"] = {"files": len(missing)}
+        fields["missing_files"] |= _written(folder, MISSING, "".join(f"{name}\n" for name in sorted(missing)))
+    return fields
 
 
 def by_name(files: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The files in the order of their list."""
+    """Return the files in the order of their list."""
     return sorted(files, key=lambda file: str(file["name"]))
 
 
@@ -86,11 +86,11 @@ def _written(folder: RunFolder, name: str, text: str) -> dict[str, str]:
 class Memory(BaseModel):
     """The content of `inventory.json`.
 
-    `manifest` is the last list of finished files that the machine gave, where an earlier gpurun noted it here: it lies
-    in `manifest.json` now, as it may be long. `files` came home while training went on, and
-    of the newest checkpoint that came so the `whole` one is named, with its `step`; `bytes_per_s` is how fast the last
-    one came. `kept` was asked for by a person, and no later checkpoint replaces it here. `left` has by digest what was
-    asked of a machine that charges for each byte; it is None where that cannot be told any more.
+    `manifest` is the machine's last list of finished files, as an earlier gpurun noted it; today it is in
+    `manifest.json`, since it may be long. `files` were downloaded during training. Of the newest checkpoint among them,
+    `whole` names the files and `step` the step; `bytes_per_s` is how fast the last one came. `kept` was requested by a
+    user, and no later checkpoint replaces it here. `left` has by digest what was requested from a machine that charges
+    for each byte; None if that is no longer known.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -105,7 +105,7 @@ class Memory(BaseModel):
 
 
 class Inventory:
-    """The files of one run that are at home; what is noted of them is the same for all processes."""
+    """The files of one run that are on this computer; all processes share what is noted of them."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -115,7 +115,7 @@ class Inventory:
 
     @property
     def artifacts(self) -> Path:
-        """Where the files are."""
+        """The folder with the files."""
         return self.folder.artifacts
 
     @cached_property
@@ -126,17 +126,17 @@ class Inventory:
             return None
 
     def demand_planned(self, file: ManifestFile) -> None:
-        """CollectFailed for a file that is larger than any of its kind can be of the model that was planned."""
+        """Raise CollectFailed for a file that is larger than its kind can be for the planned model."""
         most = self._plan.job.most_bytes(file.kind) if self._plan else None
         if most is not None and file.bytes > most:
-            what = f"{file.name} is announced with {file.bytes:,} bytes; of the planned model it can have {most:,}."
-            hint = "It is left there: the machine, or who is on it, has made something else of it."
+            what = f"{file.name} is announced with {file.bytes:,} bytes; the planned model allows {most:,}."
+            hint = "It was not downloaded: the machine, or a user of it, changed the file."
             raise CollectFailed("collect.not_as_planned", what, hint=hint)
 
     def has(self, file: ManifestFile) -> bool:
-        """Whether that very file is at home, by its digest."""
+        """Return whether this very file is here, by its digest."""
         path, known = locate_file(self.artifacts, file.name), self._verified.get((file.name, file.sha256))
-        if known is not None and known == _stamp(path):  # Its digest was read by this very process.
+        if known is not None and known == _stamp(path):  # This process has already read its digest.
             return True
         before = _stamp(path)
         if before is None or not holds(path, WantedFile(file.name, file.bytes, file.sha256)):
@@ -145,7 +145,7 @@ class Inventory:
         return True
 
     def put(self, file: ManifestFile, content: bytes) -> bool:
-        """Store a small file whole, if its digest holds; it is on the disk for good after `sync` alone."""
+        """Store a small file if its digest holds; only `sync` makes it durable. Return whether it was stored."""
         if len(content) != file.bytes or hashlib.sha256(content).hexdigest() != file.sha256:
             return False
         path, room = locate_file(self.artifacts, file.name), self.artifacts / PARTIAL_FOLDER
@@ -165,7 +165,7 @@ class Inventory:
 
     @property
     def memory(self) -> Memory:
-        """What is noted; nothing where there is no note, or none that can be understood."""
+        """What is noted; empty without a note, `left=None` if it cannot be read."""
         try:
             return Memory.model_validate_json(read_regular(self._path, MOST_BYTES))
         except FileNotFoundError:
@@ -175,28 +175,28 @@ class Inventory:
 
     @contextmanager
     def alone(self) -> Iterator[Memory]:
-        """What is noted, for a change of it: nobody else makes one meanwhile."""
+        """Yield what is noted, for a change: no other process makes one meanwhile."""
         with exclusive(self.folder.path / ".inventory.lock"):
             yield self.memory
 
     def write(self, memory: Memory, **changes: object) -> None:
-        """Note it with these changes; OSError when this disk takes nothing more."""
+        """Write the memory with these changes; OSError if the disk is full."""
         write_atomic(self._path, memory.model_copy(update=changes).model_dump_json().encode())
 
     def note(self, **changes: object) -> None:
-        """Note these changes, whatever the rest is."""
+        """Note these changes and keep the rest."""
         with self.alone() as memory:
             self.write(memory, **changes)
 
     def keep(self, names: Iterable[str]) -> None:
-        """Note that a person wants these files."""
+        """Note that a user requested these files."""
         with self.alone() as memory:
             self.write(memory, kept=tuple(sorted({*memory.kept, *names})))
 
     def remember(self, manifest: Manifest) -> None:
-        """Note what the machine has finished by now; OSError when this disk takes nothing more.
+        """Note what the machine has finished so far; OSError if the disk is full.
 
-        What has arrived of files that were replaced over there can never be completed: its room is given back.
+        Partial downloads of files that were replaced there can never be completed: their space is freed.
         """
         forget_others(self.artifacts / PARTIAL_FOLDER, {file.sha256 for file in manifest.files})
         self.expect(manifest)
@@ -204,12 +204,12 @@ class Inventory:
             write_atomic(self._listed, manifest.model_dump_json().encode())
 
     def expect(self, manifest: Manifest) -> None:
-        """Note which of these files this computer cannot hold under their names (`core.artifact_names`)."""
+        """Note which of these files this computer cannot store under their names (`core.artifact_names`)."""
         if names := [file.name for file in manifest.files if file.name.startswith(ANY_NAME_BELOW)]:
             make_room_for_names(self.artifacts, names)
 
     def remembered(self) -> Manifest | None:
-        """What the machine had finished when it was heard last, `with_whole`; None when it never told."""
+        """Return what the machine had finished when last heard, `with_whole`; None if it never sent a list."""
         try:
             content = read_regular(self._listed, MOST_BYTES)
         except OSError:
@@ -221,16 +221,16 @@ class Inventory:
             return None
 
     def with_whole(self, listed: Manifest) -> Manifest:
-        """The same, with the newest checkpoint that is here whole: later ones may have replaced it there."""
+        """Return the manifest with the newest whole checkpoint here added: later ones may have replaced it there."""
         names = {file.name for file in listed.files}
         more = [file for file in self.memory.whole if file.name not in names]
         here = [file for file in more if _size_of(locate_file(self.artifacts, file.name)) == file.bytes]
         return listed.model_copy(update={"files": (*listed.files, *here)})
 
     def counted(self, records: Sequence[Record]) -> dict[str, Any]:
-        """What the collect step has on record; without one, what came home before it, each digest checked.
+        """Return what the collect step recorded; without a record, the files downloaded before, each digest checked.
 
-        Either with all files and the names of all that are missing, however many they are.
+        Either way with all files and the names of all that are missing, however many there are.
         """
         if (collected := last_typed(records, CollectObserved)) is None:
             return self._counted_early(self.remembered() or Manifest())
@@ -255,9 +255,10 @@ class Inventory:
         }
 
     def take_stock(self) -> Iterator[JournalEvent]:
-        """Record what is at home, if nothing of it is on record.
+        """Record which files are here, if no record has any.
 
-        So it is after `gpurun collect` and `gpurun destroy`, or a lid that stayed closed until the lease was over.
+        This is so after `gpurun collect` and `gpurun destroy`, or if the laptop's lid stayed closed until the lease was
+        over.
         """
         records = read_journal(self.folder.journal).records
         if any(record.event in (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED) for record in records):
@@ -265,11 +266,11 @@ class Inventory:
         found = self.counted(records)
         if found["files"]:
             yield SalvageIntended(folder="")
-            told = {**found, **told_files(self.folder, found["files"], found["missing"])}
-            yield SalvageObserved(**told, seconds=0.0, brought=0)
+            fields = {**found, **told_files(self.folder, found["files"], found["missing"])}
+            yield SalvageObserved(**fields, seconds=0.0, brought=0)
 
     def count_all_legs(self) -> Iterator[JournalEvent]:
-        """Record what is at home of all machines of a run, once; a file that a later one brought anew counts alone."""
+        """Record the files here of all machines of a run, once; a file that a later machine sent again counts once."""
         records = read_journal(self.folder.journal).records
         last, intended = last_brought(records), last_typed(records, SalvageIntended)
         is_after_all = records[-1].event is Event.SALVAGE_OBSERVED
@@ -300,7 +301,7 @@ class Inventory:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes with a file's content; None for what is not a regular file."""
+    """Return what changes with a file's content; None if it is not a regular file."""
     try:
         facts = os.stat(path, follow_symlinks=False)
     except OSError:
@@ -309,34 +310,34 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def _size_of(path: Path) -> int:
-    return os.path.getsize(path) if os.path.isfile(path) else -1  # Path.is_file raises where a folder is shut to us.
+    return os.path.getsize(path) if os.path.isfile(path) else -1  # Path.is_file raises if a folder may not be read.
 
 
 def _memory_of_old(folder: Path) -> Memory:
-    """What the four files of an earlier gpurun say, each as far as it can be understood."""
-    memory, told = Memory(), dict[str, object]()
+    """Return what the four files of an earlier gpurun say, each as far as it can be read."""
+    memory, fields = Memory(), dict[str, object]()
     with suppress(OSError, ValueError):
         memory = Memory.model_validate_json(read_regular(folder / "newest.json"))
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        told["kept"] = tuple(map(str, json.loads(read_regular(folder / "kept.json"))))
+        fields["kept"] = tuple(map(str, json.loads(read_regular(folder / "kept.json"))))
     try:
-        told["left"] = {str(key): int(size) for key, size in json.loads(read_regular(folder / "left.json")).items()}
+        fields["left"] = {str(key): int(size) for key, size in json.loads(read_regular(folder / "left.json")).items()}
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        told["left"] = None
-    return memory.model_copy(update=told)
+        fields["left"] = None
+    return memory.model_copy(update=fields)
 
 
 def newest(manifest: Manifest) -> list[ManifestFile]:
-    """The files of the latest checkpoint."""
+    """Return the files of the latest checkpoint."""
     return [file for file in manifest.files if file.kind in RANK and file.step == manifest.latest]
 
 
 def wanted(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
-    """What is to come home, in its order of worth: the latest checkpoint, the best, samples and compile caches, others.
+    """Return what to download, most valuable first: latest checkpoint, best one, samples and compile caches, others.
 
-    Of other checkpoints it is no more than `keep`, however many the machine lists: each may cost something.
+    Of other checkpoints at most `keep`, however many the machine lists: each may cost money.
     """
     rest = {file.name for file in spare(manifest, keep)}
     best = manifest.best.step if manifest.best else None
@@ -350,7 +351,7 @@ def wanted(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
 
 
 def spare(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
-    """What the trainer keeps only in case the latest checkpoint is damaged: the one before, unless it is wanted."""
+    """Return what the trainer keeps in case the latest checkpoint is damaged: the one before it, unless wanted."""
     if not newest(manifest):
         return []
     needed = {manifest.latest, manifest.best.step if manifest.best else None}
@@ -359,10 +360,10 @@ def spare(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
 
 
 class EgressBudget:
-    """What may leave a machine before its run ends: `limit_bytes` over a training of so many steps, None for no limit.
+    """What may leave a machine before its run ends: `limit_bytes` over a training of `steps`, None for no limit.
 
-    Where a provider charges for each byte, that is no more than the plan counts. What is asked for is noted before it
-    is, so that neither a crash nor a second process can make more of it.
+    If a provider charges for each byte, that is no more than the plan counts. A request is noted before it is made, so
+    that neither a crash nor a second process can exceed it.
     """
 
     def __init__(self, folder: RunFolder, limit_bytes: int | None, steps: int) -> None:
@@ -372,14 +373,14 @@ class EgressBudget:
 
     @classmethod
     def of(cls, folder: RunFolder, plan: Plan) -> EgressBudget:
-        """What a run's plan has paid for."""
+        """Return the budget that a run's plan pays for."""
         limit_bytes = early_bytes(plan)
         return cls(folder, limit_bytes, max(1, plan.job.steps))
 
     def give_to_bucket(self) -> int | None:
-        """What the machine may push where that is charged, too: all that is left of this, which is then spent.
+        """Return how many bytes the machine may push, if that is charged: all that is left, which is then spent.
 
-        None where nothing is charged. Asked again, the same.
+        None if nothing is charged. A second call returns the same.
         """
         if self.limit_bytes is None:
             return None
@@ -392,13 +393,13 @@ class EgressBudget:
 
     @property
     def spent_bytes(self) -> int:
-        """How much was asked for so far."""
+        """How many bytes were requested so far."""
         return sum(self._left(self._inventory.memory).values())
 
     def take(self, files: Iterable[ManifestFile], *, by_step: int | None = None) -> bool:
-        """Whether these may be fetched now, which is then noted; a file that was noted before costs nothing again.
+        """Return whether these files may be fetched now, and note them if so; a file noted before is free.
 
-        With `by_step` only that share of the whole is given out, so that checkpoints are spread over the training.
+        With `by_step` only that share of the whole may be spent, so that checkpoints are spread over the training.
         """
         if self.limit_bytes is None:
             return True
@@ -411,12 +412,12 @@ class EgressBudget:
             return True
 
     def note(self, files: Iterable[ManifestFile]) -> None:
-        """Count what is fetched at the end, where that costs something; the plan has paid for it and limits nothing."""
+        """Count the files fetched at the end, if egress is charged; the plan paid for them, so nothing is limited."""
         if self.limit_bytes is None:
             return
         with self._inventory.alone() as memory:
             self._inventory.write(memory, left={file.sha256: file.bytes for file in files} | self._left(memory))
 
     def _left(self, memory: Memory) -> dict[str, int]:
-        """By digest what was asked for; a note that cannot be understood counts as all of it."""
+        """Return what was requested, by digest; a note that cannot be read counts as everything."""
         return dict(memory.left) if memory.left is not None else {"": self.limit_bytes or 0}

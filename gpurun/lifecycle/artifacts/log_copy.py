@@ -1,7 +1,7 @@
 """The trainer's events and log as they grow on the instance, and their copies here: byte for byte, up to a cap.
 
-A copy's own length says where to read on, so nothing is lost or doubled however often this process or the connection
-dies. A flood would fill this disk: at the cap the newer part is dropped, so that a head and the latest always stay.
+A copy's own length says where to read next, so nothing is lost or doubled however often this process or the connection
+dies. A flood would fill this disk: at the cap the newer part is dropped, so that the head and the latest always stay.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpurun.remote.interface import MachineLost
 
 MOST_BYTES = 1 << 30
 HEAD_BYTES = MOST_BYTES // 2
-# How much of each is asked for in one call.
+# How many bytes of each file one call requests.
 MOST_ASKED_BYTES = 4 << 20
 LEAST_ASKED_BYTES = 64 << 10
 MOST_DRAIN_S = 120.0
@@ -29,7 +29,7 @@ _LEAST_DRAIN_BYTES, _SHARE = 64 << 20, 4
 
 
 def read_on_at(path: Path, offset: int) -> int:
-    """Where a reader of a copy up to an offset reads on: of one that was cut since, after its head."""
+    """Return where a reader of a copy continues from an offset; if the copy was cut since, after its head."""
     try:
         size = path.stat().st_size
     except OSError:
@@ -53,14 +53,14 @@ class LocalCopy:
 
     @property
     def dropped_bytes(self) -> int:
-        """How much of the original is not here."""
+        """How much of the original was dropped here."""
         try:
             return int(read_regular(self._cut))
         except FileNotFoundError:
             return 0
 
     def append(self, chunk: bytes) -> None:
-        """Add what follows; StoreFull when the disk takes no more: what fitted is here, and the offset says so."""
+        """Append a chunk; StoreFull if the disk is full: what fitted is here, and the offset says so."""
         if not chunk:
             return
         try:
@@ -72,11 +72,11 @@ class LocalCopy:
             raise StoreFull(
                 "watch.disk_full",
                 f"{self.path.name} cannot be written: {error.strerror}.",
-                hint="Make room on this machine: gpurun goes on by itself. Training goes on, until its lease.",
+                hint="Free some disk space here: gpurun then continues. Training continues until its lease ends.",
             ) from None
 
     def _drop(self) -> None:
-        """Take away all but the head. Cut first: a crash before the note means reading that part again, no more."""
+        """Drop all but the head. Truncate first: a crash before the note only means reading that part again."""
         dropped = self.dropped_bytes + max(0, self._size() - self._head_bytes)
         if self._size() > self._head_bytes:
             os.truncate(self.path, self._head_bytes)
@@ -90,14 +90,14 @@ class LocalCopy:
 
 
 def bytes_before(state: RunState) -> dict[str, int]:
-    """Return how much of each copy is of earlier machines of the run."""
+    """Return how much of each copy is from earlier machines of the run."""
     return {"events.jsonl": state.events_before, "trainer.log": state.log_before}
 
 
 def end_lines(folder: RunFolder) -> dict[str, int]:
-    """End the last line of both copies, which a machine that was lost may have left torn, and return their lengths.
+    """End the last line of both copies, which a lost machine may have left torn, and return their lengths.
 
-    What the next machine writes begins a line of its own. OSError where this disk does not take it.
+    What the next machine writes then starts on a line of its own. OSError if this disk does not take it.
     """
     lengths = {}
     for name, path in (("events.jsonl", folder.events), ("trainer.log", folder.log)):
@@ -116,19 +116,19 @@ def _ends_a_line(path: Path) -> bool:
 
 
 class Tail:
-    """Brings what is new of both; where a slow line does not carry a piece in one call, a smaller one is asked for."""
+    """Fetches what is new of both files; if a slow line cannot carry a piece in one call, the next is smaller."""
 
     def __init__(self, far: FarSide, folder: RunFolder, *, before: Mapping[str, int] | None = None) -> None:
-        """`before` is how much of each copy is of earlier machines of the run."""
+        """`before` is how much of each copy is from earlier machines of the run."""
         self._far, self._before = far, before or {}
         self._copies = {"events.jsonl": LocalCopy(folder.events), "trainer.log": LocalCopy(folder.log)}
         self._most_bytes = MOST_ASKED_BYTES
 
     def bring(self) -> Poll:
-        """The agent's status, once what came with it is appended here."""
+        """Return the agent's status, once the chunks that came with it are appended here."""
         try:
-            wants = {name: (copy.offset - self._before.get(name, 0)) for name, copy in self._copies.items()}
-            poll = self._far.poll({name: (max(0, offset), self._most_bytes) for name, offset in wants.items()})
+            offsets = {name: (copy.offset - self._before.get(name, 0)) for name, copy in self._copies.items()}
+            poll = self._far.poll({name: (max(0, offset), self._most_bytes) for name, offset in offsets.items()})
         except MachineLost:
             self._most_bytes = max(LEAST_ASKED_BYTES, self._most_bytes // 4)
             raise
@@ -139,11 +139,11 @@ class Tail:
 
 
 class Drain:
-    """How much of events and log is still fetched once the trainer has ended: one bound, whatever is asked meanwhile.
+    """How much of events and log is still fetched once the trainer has ended: one bound, whatever else is requested.
 
-    It is a quarter of the plan's `collect_s` and `home_bytes`, which the checkpoints have yet to come in. When training
-    ended, and what was here by then, is noted beside the copies: neither a stop nor another process of ours begins it
-    again. What the machine says of its files may be false, and it is paid for while they are read.
+    It is a quarter of the plan's `collect_s` and `home_bytes`, which the checkpoints need too. When training ended, and
+    how much was here by then, is noted beside the copies: neither a stop nor another process of ours starts the bound
+    again. The machine may lie about its files' sizes, and it is billed while they are read.
     """
 
     def __init__(self, folder: RunFolder, clock: Clock, collect_s: float, home_bytes: int) -> None:
@@ -152,11 +152,11 @@ class Drain:
         self._most_bytes = max(_LEAST_DRAIN_BYTES, home_bytes // _SHARE)
 
     def begin(self) -> None:
-        """Forget an earlier training's end: another one begins."""
+        """Forget the end of an earlier training: another one begins."""
         self._note.unlink(missing_ok=True)
 
     def goes_on(self, poll: Poll) -> bool:
-        """Whether more is to be had, and may be fetched."""
+        """Return whether there is more to fetch, and it may be fetched."""
         here = sum(chunk.offset + len(chunk.data) for chunk in poll.chunks.values())
         if (noted := self._noted()) is None:
             noted = self._clock.wall(), here
@@ -166,7 +166,7 @@ class Drain:
         return is_paid_for and any(is_behind(poll, name) for name in poll.chunks)
 
     def record(self) -> dict[str, object]:
-        """Return how long fetching took after the end was seen, which is no time of training; nothing for a moment."""
+        """Return how long fetching took after the end was seen, which is not training time; empty below a second."""
         noted = self._noted()
         spent_s = self._clock.wall() - noted[0] if noted else 0.0
         return {"drained_s": round(spent_s, 3)} if spent_s >= 1 else {}
@@ -179,12 +179,12 @@ class Drain:
             return None
 
     def left(self, poll: Poll) -> str:
-        """What of the files stays on the machine, in words; "" where nothing does."""
-        sizes = {name: one.size - one.offset - len(one.data) for name, one in poll.chunks.items() if one.data}
+        """Return what of the files stays on the machine, in words; "" if nothing does."""
+        sizes = {name: chunk.size - chunk.offset - len(chunk.data) for name, chunk in poll.chunks.items() if chunk.data}
         return " and ".join(f"{size:,} bytes of {name}" for name, size in sorted(sizes.items()) if size > 0)
 
 
 def is_behind(poll: Poll, name: str) -> bool:
-    """Whether more of a file than has come is to be had at once."""
+    """Return whether more of a file can be fetched at once."""
     chunk = poll.chunks[name]
     return bool(chunk.data) and chunk.offset + len(chunk.data) < chunk.size

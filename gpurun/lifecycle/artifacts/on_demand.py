@@ -1,8 +1,8 @@
-"""What is wanted at home now: from the machine while training goes on there, or from the bucket to which it has pushed.
+"""Download files now: from the machine during training, or from the bucket to which it pushed.
 
-No lock is taken and no record made: the supervisor goes on, and its own collect step finds by digest what is here
-already. Both may be at the same file, as only one of them at a time can have it open. Copies of what came home go into
-a folder of the user's own: each has the digest that was verified, or is not there.
+This takes no lock and makes no record: the supervisor carries on, and its own collect step finds by digest what is here
+already. Both may want the same file; only one of them at a time has it open. Copies go into a folder of the user's:
+each has the digest that was verified, or does not exist.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ UNREACHABLE = "collect.unreachable"
 OVER_PLAN = "collect.over_plan"
 CHECKPOINT = ("weights", "optimizer", "state")
 TRIES = 3
-# How long a person waits for a line, or a bucket is waited for, without a byte of progress.
+# How long a user waits for a line, or for a bucket, without a byte of progress.
 PATIENCE_S = 60.0
 _BLOCK_BYTES = 1 << 20
 
-# Which files of a manifest are wanted.
+# Chooses files of a manifest.
 Choose = Callable[[Manifest], Sequence[ManifestFile]]
 
 
 class Brief(Waits):
-    """Waits for a line as long as something comes within PATIENCE_S, and for somebody else who brings a file."""
+    """Waits for a line as long as bytes come within PATIENCE_S, and for another process that fetches a file."""
 
     def __init__(self, clock: Clock) -> None:
         self._retry = Retry(clock, RETRY_S, limit_s=PATIENCE_S)
@@ -68,13 +68,13 @@ class Brief(Waits):
 
     def hold(self, held: Sequence[GpurunError]) -> None:
         """See `Waits.hold`."""
-        self._retry.moved()  # They come home meanwhile; a process that is stuck is passed by.
+        self._retry.moved()  # The other process fetches them meanwhile; if it is stuck, they are fetched aside.
         self._retry.wait(held[0])
 
 
 @dataclass(frozen=True)
 class Brought:
-    """What is at home now of a run whose machine lives: files that were wanted, and files that are only there."""
+    """The files of a live run that are here now: the requested ones, and in `left` those still on the machine only."""
 
     manifest: Manifest
     here: tuple[ManifestFile, ...]
@@ -83,7 +83,7 @@ class Brought:
 
 @dataclass(frozen=True)
 class Salvaged:
-    """What a machine has pushed, which of its files are here now, and why others are not; `seq` counts its pushes."""
+    """What a machine pushed, which of its files are here now, and why others are not; `seq` counts its pushes."""
 
     manifest: Manifest
     here: tuple[ManifestFile, ...]
@@ -95,10 +95,10 @@ class Salvaged:
 def bring_now(
     far: FarSide, folder: RunFolder, only: Only, clock: Clock, tell: Tell, budget: EgressBudget
 ) -> Brought:  # fmt: skip
-    """Bring the wanted files of what is finished there, each verified; `tell` hears of each how many bytes are here.
+    """Download the finished files that `only` selects, each verified; `tell` gets the bytes that are here of each.
 
-    UsageError when none such is finished yet, or the plan does not pay for it; CollectFailed when nothing comes for
-    PATIENCE_S, when a file does not arrive as it was announced, or cannot be stored.
+    UsageError if none is finished yet, or the plan does not pay for it; CollectFailed if nothing comes for PATIENCE_S,
+    or a file does not arrive as announced or cannot be stored.
     """
     inventory, waits = Inventory(folder), _Asked(clock)
     with far.many_lanes():
@@ -117,7 +117,7 @@ def bring_now(
                 raise _unreachable(lost) from lost
             except OSError as error:
                 what = f"{folder.path} cannot be written: {error.strerror}."
-                hint = "Mend what is said there, or free some space, and ask again. The run goes on."
+                hint = "Fix that, or free some disk space, then run the command again. The run continues."
                 raise CollectFailed("collect.cannot_store", what, hint=hint) from error
     for why in downloads.missing.values():
         raise _unreachable(why) if isinstance(why, MachineLost) else why
@@ -127,31 +127,31 @@ def bring_now(
 
 
 class _Replaced(CollectFailed):
-    """What was finished a moment ago has been replaced by the next checkpoint."""
+    """A file that was finished a moment ago has been replaced by the next checkpoint."""
 
 
 class _Asked(Brief):
-    """Does not go on with a list of which one file is there no more."""
+    """Gives up a list once a file on it no longer exists."""
 
     def wait(self, error: MachineLost | FarRefusal) -> None:
         """See `Waits.wait`."""
         try:
             super().wait(error)
         except FarRefusal as refusal:
-            hint = "Ask again. What came home before is kept, and the run goes on."
+            hint = "Run the command again. What was downloaded before is kept, and the run continues."
             raise _Replaced(refusal.code, refusal.what, hint=hint) from refusal
 
 
 def _asked_for(manifest: Manifest, only: Only, inventory: Inventory, budget: EgressBudget) -> list[ManifestFile]:
-    """The files that are meant, which are from now on kept and paid for."""
+    """Return the selected files, after noting them as kept and paid for."""
     files, run = select_files(manifest, only, inventory.folder.name), inventory.folder.name
     if not budget.take(files):
-        asked_bytes = sum(file.bytes for file in files)
+        selected_bytes = sum(file.bytes for file in files)
         raise UsageError(
             OVER_PLAN,
             f"Each byte that leaves this machine is charged. The plan of {run} pays for {budget.limit_bytes:,} before "
-            f"training ends: {budget.spent_bytes:,} have left, and this is {asked_bytes:,}.",
-            hint=f"The latest and the best come home when training ends, as planned. gpurun stop {run} saves and "
+            f"training ends: {budget.spent_bytes:,} have left it, and this is {selected_bytes:,}.",
+            hint=f"The latest and the best are downloaded when training ends, as planned. gpurun stop {run} saves and "
             "ends it.",
         )
     inventory.keep(file.name for file in files)
@@ -159,7 +159,7 @@ def _asked_for(manifest: Manifest, only: Only, inventory: Inventory, budget: Egr
 
 
 def select_files(manifest: Manifest, only: Only, run: str, *, is_over: bool = False) -> list[ManifestFile]:
-    """The files that are meant, weights first; UsageError when nothing of that kind is finished."""
+    """Return the selected files, weights first; UsageError if no such file is finished."""
     if only == "all":
         found = list(manifest.files)
     else:
@@ -168,14 +168,14 @@ def select_files(manifest: Manifest, only: Only, run: str, *, is_over: bool = Fa
     if not found:
         nothing = {"last": "finished no checkpoint", "best": "evaluated no checkpoint that it keeps"}
         what = f"{run} has {nothing.get(only, 'finished no file')}{'' if is_over else ' yet'}."
-        later = f"Ask again later; gpurun attach {run} shows how far it is."
-        hint = f"What came home, and why: gpurun receipt {run}" if is_over else later
+        later = f"Try again later; gpurun attach {run} shows its progress."
+        hint = f"What was downloaded, and why: gpurun receipt {run}" if is_over else later
         raise UsageError("checkpoint.none", what, hint=hint)
     return sorted(found, key=lambda file: (-file.step, file.kind != "weights", file.name))
 
 
 def _unreachable(lost: MachineLost) -> CollectFailed:
-    hint = "What came home before is kept. `gpurun ps` says how the run stands."
+    hint = "What was downloaded before is kept. `gpurun ps` shows the state of the run."
     return CollectFailed(UNREACHABLE, f"The machine cannot be reached: {lost.what}", hint=hint)
 
 
@@ -188,10 +188,10 @@ def bring_pushed(
     choose: Choose = lambda manifest: [*wanted(manifest), *spare(manifest)],
     tell: Tell = lambda *_: None,
 ) -> Salvaged:
-    """Fetch the chosen files of what lies at `place` (`RunState.pushed`) into the run's artifacts, digests verified.
+    """Fetch the chosen files at `place` (`RunState.pushed`) into the run's artifacts, digests verified.
 
-    Without a choice all, in their order of worth. Nothing is taken that the run's key has not signed. Without anything
-    there the manifest is empty. SetupError, BucketLost or CollectFailed when the list cannot be had.
+    By default all, most valuable first. Only files that the run's key has signed are taken. If nothing is there, the
+    manifest is empty. SetupError, BucketLost or CollectFailed if the list cannot be read.
     """
     bucket = Bucket(parse_address(url), clock)
     key = read_list_key(folder.push_key)
@@ -208,7 +208,7 @@ def bring_pushed(
 
 
 class _InBucket:
-    """What a machine has pushed, as a source of files."""
+    """What a machine pushed, as a source of files."""
 
     def __init__(self, bucket: Bucket, place: str, pushed: Pushed) -> None:
         self._bucket, self._place, self._pushed = bucket, place, pushed
@@ -227,10 +227,10 @@ class _InBucket:
 
 
 def copy_out(artifacts: Path, files: Sequence[ManifestFile], folder: Path) -> None:
-    """Copy files into a folder under their own names; a copy that is there already is left alone.
+    """Copy files into a folder under their own names; a copy that exists already is left alone.
 
-    UsageError, before anything is copied, when another file is in the place of one. CollectFailed when a copy cannot
-    be written, or is not what came home; then nothing of it is left.
+    UsageError, before anything is copied, if another file has the name of one. CollectFailed if a copy cannot be
+    written, or differs from the verified file; then nothing of it is left.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -243,17 +243,17 @@ def copy_out(artifacts: Path, files: Sequence[ManifestFile], folder: Path) -> No
             _copy(locate_file(artifacts, file.name), place, file, folder)
     except OSError as error:
         what = f"{error.filename or folder} cannot be copied to: {error.strerror}."
-        hint = f"Mend that, or name another folder with --to. What came home is in {artifacts}."
+        hint = f"Fix that, or name another folder with --to. The downloaded files are in {artifacts}."
         raise CollectFailed("collect.cannot_store", what, hint=hint) from error
 
 
 def _is_there(place: Path, file: ManifestFile) -> bool:
-    """Whether the copy is there; UsageError when something else is."""
+    """Return whether the copy exists; UsageError if another file is in its place."""
     if holds(place, WantedFile(file.name, file.bytes, file.sha256)):
         return True
     if os.path.lexists(place):
         hint = "Name another folder with --to, or move that file away."
-        raise UsageError("collect.in_the_way", f"{place} is there already, and is another file.", hint=hint)
+        raise UsageError("collect.in_the_way", f"{place} exists already, and is another file.", hint=hint)
     return False
 
 
@@ -266,7 +266,7 @@ def _check_room(folder: Path, needed_bytes: int) -> None:
 
 
 def _copy(source: Path, place: Path, file: ManifestFile, folder: Path) -> None:
-    # Not beside it: its own name may leave no room for more.
+    # Not beside it: its own name may be too long for a suffix.
     part, digest = folder / f".gpurun.{os.getpid()}.{threading.get_ident()}.part", hashlib.sha256()
     try:
         with open_regular(source) as content, part.open("wb") as out:
@@ -286,6 +286,6 @@ def _copy(source: Path, place: Path, file: ManifestFile, folder: Path) -> None:
 def _altered(source: Path) -> GpurunError:
     return CollectFailed(
         "collect.altered",
-        f"{source} is not what came home any more: its digest is another one.",
-        hint="gpurun audit says what else is not as it was.",
+        f"{source} has changed since it was downloaded: its digest is different.",
+        hint="gpurun audit shows what else has changed.",
     )

@@ -1,6 +1,6 @@
-"""Takes the large files of runs that are over off this disk: what came home, and the shards that were made for them.
+"""Remove the large files of finished runs from this disk: downloaded files, and the shards made for them.
 
-Journal, receipt, log and events stay, so that a run is still audited, reported and counted.
+Journal, receipt, log and events stay, so that the run can still be audited, reported and counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Removal:
     bytes: int
     checkpoints: tuple[str, ...]
     bucket: str
-    """Where a copy of them was put by the run, if anywhere."""
+    """Where the run put a copy of them, if anywhere."""
 
     @property
     def is_nothing(self) -> bool:
@@ -39,19 +39,19 @@ class Removal:
 
 
 def removal_of(home: Home, name: str) -> Removal:
-    """Return what would go; UsageError where the run is not over, its folders are links, or another run needs it."""
+    """Return what would be removed; UsageError if the run is not over, its folders are links, or it is needed."""
     sight = look_at_run(home, name)
     if sight.unfinished:
         what = f"{name} is not over: its machine is not proven gone, or its journal is not closed."
-        raise UsageError("rm.unfinished", what, hint=f"gpurun stop {name} ends it; gpurun ps shows how it stands.")
+        raise UsageError("rm.unfinished", what, hint=f"gpurun stop {name} ends it; gpurun ps shows its state.")
     if needed_by := _continued_by(home, name):
-        what = f"{needed_by} goes on from {name} and is not over."
+        what = f"{needed_by} continues {name} and is not over."
         raise UsageError("rm.needed", what, hint=f"Wait for its end: gpurun wait {needed_by}")
     folder, found = sight.folder, list[Path]()
     for place in _places(folder):
         if place.is_symlink():
-            what = f"{place} is a link, and what it leads to may be another run's, too."
-            raise UsageError("rm.link", what, hint="Remove what it leads to yourself, if nothing else needs it.")
+            what = f"{place} is a link, and its target may belong to another run too."
+            raise UsageError("rm.link", what, hint="Remove its target yourself, if nothing else needs it.")
         found += [path for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
     return Removal(
         folder=folder,
@@ -63,7 +63,7 @@ def removal_of(home: Home, name: str) -> Removal:
 
 
 def remove(removal: Removal, wall: float) -> None:
-    """Remove them. What was removed and when is written down first; a second call finishes what was cut short."""
+    """Remove the files. What is removed, and when, is noted first; a second call finishes an interrupted one."""
     note = {"v": 1, "wall": wall, "files": removal.files, "bytes": removal.bytes}
     try:
         write_atomic(removal.folder.removed, json.dumps(note).encode() + b"\n")
@@ -72,7 +72,7 @@ def remove(removal: Removal, wall: float) -> None:
                 shutil.rmtree(place)
     except OSError as error:
         what = f"{removal.folder.path} could not be cleared: {error.strerror}."
-        raise SetupError("rm.failed", what, hint="Give yourself write access to it, and run the same again.") from error
+        raise SetupError("rm.failed", what, hint="Give yourself write access to it, then try again.") from error
 
 
 def _places(folder: RunFolder) -> tuple[Path, ...]:
@@ -80,7 +80,7 @@ def _places(folder: RunFolder) -> tuple[Path, ...]:
 
 
 def _continued_by(home: Home, name: str) -> str:
-    """Return an unfinished run that goes on from this one; "" if there is none."""
+    """Return an unfinished run that continues this one; "" if there is none."""
     for other in planned_runs(home, only_open=True):
         opened = last_typed(look_at_run(home, other).records, RunOpened)
         if opened is not None and (opened.continues or {}).get("run") == name:
@@ -89,7 +89,7 @@ def _continued_by(home: Home, name: str) -> str:
 
 
 def _checkpoints(sight: Sight, found: Iterable[Path]) -> Iterator[str]:
-    """Yield the files of checkpoints among those that would go."""
+    """Yield the checkpoint files among those that would be removed."""
     for path in found:
         name = os.path.relpath(path, sight.folder.artifacts)
         if name.startswith("checkpoints/") or (name.endswith(CHECKPOINT_ENDS) and not name.startswith("..")):

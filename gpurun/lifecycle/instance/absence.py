@@ -1,4 +1,4 @@
-"""A machine that its provider shows as gone before it was ready: how long that is doubted, and what comes next."""
+"""A machine that its provider shows as gone before it was ready: how long to doubt it, and what comes next."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gpurun.providers.base import Rejected, Unknown
 
 @dataclass
 class Absence:
-    """An unbroken row of readings that show a new machine as gone.
+    """An unbroken series of readings that show a new machine as gone.
 
-    It is believed once it has lasted for the provider's settling time, or was read twice where the provider still knows
-    the machine, as one that has ended (`is_listed`). `said` is the provider's reason, where it gives one.
+    It is believed after the provider's settling time, or after two readings if the provider still lists the machine, as
+    one that has ended (`is_listed`). `said` is the provider's reason, if it gives one.
     """
 
     since_mono: float | None = None
@@ -36,22 +36,22 @@ class Absence:
         if seen.state is not InstanceState.GONE:
             self.since_mono = None
             return False
-        with suppress(Unknown, Rejected, SetupError):  # No list is no word against the reading.
-            listed = [one for one in context.provider.find(state.token) if one.id == seen.id]
+        with suppress(Unknown, Rejected, SetupError):  # A missing list does not contradict the reading.
+            listed = [instance for instance in context.provider.find(state.token) if instance.id == seen.id]
         if living(listed, state.token):
             self.since_mono = None
             return False
         self.since_mono = now_mono if self.since_mono is None else self.since_mono
-        self.is_listed = bool(listed) or seen.token == state.token  # What is not known any more has no token.
-        self.said = seen.said or next((one.said for one in listed if one.said), "") or self.said
+        self.is_listed = bool(listed) or seen.token == state.token  # A forgotten machine has no token.
+        self.said = seen.said or next((instance.said for instance in listed if instance.said), "") or self.said
         settle_s = context.provider.traits.settle_s
         return (self.is_listed and not is_first) or now_mono - self.since_mono >= settle_s
 
 
 def next_offer(born: Instance, absence: Absence, state: RunState, context: Context) -> Iterator[Note]:
-    """Put on record that the machine is gone and another offer is taken; NoOffer where none can be.
+    """Record that the machine is gone and the next offer is taken; NoOffer if none can be.
 
-    Where only silence says that it is gone, the cap has to pay for both.
+    If only its absence from the replies says that it is gone, the cap has to pay for both.
     """
     name = context.provider.name
     what = f"{name} shows {born.id} as gone before it was ready{f': {absence.said}' if absence.said else ''}"

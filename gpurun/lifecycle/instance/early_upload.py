@@ -1,6 +1,6 @@
-"""The upload of a job that waits in a queue, to the folder that its login node shares with the nodes.
+"""Upload a job that waits in a queue to the folder that its login node shares with the nodes.
 
-Nothing is paid meanwhile. The step that uploads finds there what has come, and sends the rest.
+Nothing is billed during the wait. The upload step later finds what has arrived, and sends the rest.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ LONGEST_S = 30 * 86_400.0
 
 
 class _Begun(Exception):
-    """The job waits no more: what is left of the upload is the next step's."""
+    """The job has left the queue: the next step does the rest of the upload."""
 
 
 class EarlyUpload:
-    """One supervisor's upload to a queued job's folder; it is over after it has come whole, or was refused."""
+    """One supervisor's upload to a queued job's folder; it is over once complete, or refused."""
 
     def __init__(self, state: RunState, context: Context) -> None:
         plan = context.plan
         self._state, self._context = state, context
-        # What the machine pulls or downloads it does by itself, once it runs.
+        # What the machine pulls or downloads needs no upload: it fetches that once it runs.
         self.is_over = bool(plan.choices.stage or plan.data.public)
         self.sent_bytes = 0
 
     def send(self, queued: Instance) -> Iterator[Note]:
-        """Upload as long as the job waits. SetupError where the shared disk is full: such a job need not start."""
+        """Upload while the job waits. SetupError if the shared disk is full: such a job need not start."""
         if self.is_over or queued.state is not InstanceState.PENDING or queued.address is None:
             return
         context, pack = self._context, Pack(surveyed(self._context.plan, self._context.trainer))
@@ -54,11 +54,11 @@ class EarlyUpload:
             self.is_over = True
         except _Begun:
             self.is_over = True
-        except MachineLost:  # The login node is asked again at the next look.
+        except MachineLost:  # The login node is tried again at the next look.
             return
         except FarRefusal as refusal:
             if refusal.reason == "disk_full":
-                hint = "Make room in its workdir, or name another in config.toml."
+                hint = "Free some space in its workdir, or name another workdir in config.toml."
                 raise SetupError("slurm.disk_full", refusal.what, hint=hint) from refusal
             self.is_over = True
             message = f"nothing is uploaded while the job queues: {refusal.what.rstrip('.')}"
@@ -69,14 +69,14 @@ class EarlyUpload:
 
 
 def queue_words(provider: Provider, instance: Instance) -> str:
-    """Return where an instance stands in its queue, for a person; "" where it waits in none. May raise `Unknown`."""
+    """Return where an instance stands in its queue, in words; "" if it waits in none. May raise `Unknown`."""
     if not isinstance(provider, ShowsQueue) or instance.state is not InstanceState.PENDING:
         return ""
     return f"queued: {provider.queue_words(instance)}"
 
 
 class _Look:
-    """Reads the job's state now and then; `words` are where it stood in its queue then."""
+    """Reads the job's state now and then; `words` says where it stood in its queue."""
 
     words = ""
 
@@ -85,7 +85,7 @@ class _Look:
         self._due_mono = self._clock.monotonic()
 
     def demand_queued(self) -> None:
-        """Raise `_Begun` once the job is not in the queue any more."""
+        """Raise `_Begun` once the job has left the queue."""
         if self._clock.monotonic() < self._due_mono:
             return
         try:
@@ -94,5 +94,5 @@ class _Look:
                 raise _Begun
             self.words = queue_words(self._provider, queued)
         except Unknown:
-            pass  # A controller that is away says nothing.
+            pass  # An unreachable controller says nothing.
         self._due_mono = self._clock.monotonic() + self._provider.traits.poll_s

@@ -1,4 +1,4 @@
-"""The folder of a job that is over: its login node has it with what the trainer wrote, until gpurun removes it."""
+"""The folder of a finished job: its login node keeps it, with what the trainer wrote, until gpurun removes it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Status
 
 
 def over(instance: Instance) -> Instance:
-    """The same job as one that is over, so that it is reached by its folder alone."""
+    """Return the job as a finished one, so that it is reached by its folder alone."""
     return instance.model_copy(update={"state": InstanceState.GONE})
 
 
 def folder_way(instance: Instance, context: Context) -> FarSide | None:
-    """The way to a job's folder without the job; None where the login node does not run the agent."""
+    """Return the far side of a job's folder without the job; None if the login node does not run the agent."""
     far = context.reach(over(instance))
     try:
         far.install_agent()
@@ -32,7 +32,7 @@ def folder_way(instance: Instance, context: Context) -> FarSide | None:
 
 
 def last_status(instance: Instance, context: Context) -> Status | None:
-    """How the training of a job ended that is over, and its log and events here; None where nothing tells."""
+    """Return how a finished job's training ended, and copy its log and events here; None if that is not known."""
     if not context.plan.lease.queue_s or (far := folder_way(instance, context)) is None:
         return None
     try:
@@ -42,7 +42,7 @@ def last_status(instance: Instance, context: Context) -> Status | None:
 
 
 def bring_home(instance: Instance, context: Context) -> Salvaged:
-    """All that is finished in the folder and not here, digests verified. MachineLost, FarRefusal or CollectFailed."""
+    """Download the finished files in the folder, digests verified. MachineLost, FarRefusal or CollectFailed."""
     far, waits = context.reach(over(instance)), Brief(context.clock)
     try:
         waits.until_done(far.install_agent)
@@ -59,7 +59,7 @@ def bring_home(instance: Instance, context: Context) -> Salvaged:
 
 
 def _brought_log(far: FarSide, context: Context) -> Status | None:
-    """Copy the rest of log and events; the agent's word, where that says that the trainer has ended."""
+    """Copy the rest of log and events; return the agent's status if it says that the trainer has ended."""
     tail = Tail(far, context.folder)
     drain = Drain(context.folder, context.clock, context.collect_s, context.plan.job.home_bytes)
     while True:

@@ -1,7 +1,7 @@
 """What is seen of a job from here: how it ended, and for how long it or its machine was silent.
 
-A command that ended with exit code 0 has done nothing that its user can use where its outputs are missing: then the run
-failed, and its message names the paths, their sizes and the cure.
+A command that ended with exit code 0 but whose outputs are missing is of no use to its user: then the run failed, and
+its message names the paths, their sizes and the cure.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from gpurun.view.event_text import HEARD, IDLE_OVER, IDLE_SOON, JOB_HEARD, JOB_S
 from gpurun.view.number_format import format_bytes, format_duration, format_files
 
 TELL_S = 120.0
-"""How long a machine is silent before an incident says so: a line that was cut is back sooner."""
+"""How long a machine is silent before an incident says so: a line that was cut is usually back sooner."""
 _MOST_SHOWN = 5
 UNHEARD = TrainObserved(
     outcome="stopped",
     reason="lease",
     exit_code=None,
-    message="the lease left no more time; how the work ended was not heard",
+    message="the lease left no more time; how the work ended is not known",
     ended_wall=None,
 )
 NOT_OURS = {
-    "idle": "it wrote nothing for {idle}, and no card and no core was seen at work, so it was stopped (--idle)",
+    "idle": "it wrote nothing for {idle}, and no card or core was seen at work, so it was stopped (--idle)",
     "silent": "it wrote neither a log line nor a file for {silent}, so it was stopped (--silent)",
-    "hang": "the trainer stood still and was ended; its log says where each process stood",
-    "preempted": "the provider takes the machine back; what was saved in time comes home",
-    "signal": "somebody or something on the machine told it to stop before it was done",
+    "hang": "the trainer hung and was ended; its log shows where each process stood",
+    "preempted": "the provider takes the machine back; what was saved in time is downloaded",
+    "signal": "a signal on the machine told it to stop before it was done",
 }
 
 
 def outcome_of(status: Status, context: Context) -> TrainObserved:
-    """What became of the training, as `train.observed` has it."""
+    """Return what became of the training, as `train.observed` records it."""
     last, outputs = read_last_events(context.folder.events)
     ended = _with_memory(_ended(status, last, context), status)
     if outputs is None:
         return TrainObserved(**ended)
     traits, is_kept = context.provider.traits, context.is_shared
-    if is_kept:  # Others are at work there, too: only what is named as weights is believed to be the command's.
+    if is_kept:  # Others work there, too: only files with a weights' name are taken for the command's.
         names = () if context.plan.job.is_attended else WEIGHTS
         outputs = replace(outputs, elsewhere=outputs.elsewhere.ending_in(names))
     ended["outputs"] = outputs.record | ({"kept": True} if is_kept else {})
@@ -70,9 +70,9 @@ def outcome_of(status: Status, context: Context) -> TrainObserved:
 
 
 def _reason(outputs: OutputsEvent, *, is_kept: bool) -> str:
-    """Return why a command that ended well has not done what it was run for, in a word; "" where it has.
+    """Return in a word why a command that ended well still failed its purpose; "" if it did not.
 
-    What `is_kept` where it lies is not lost.
+    Files that are kept where they are (`is_kept`) are not lost.
     """
     if outputs.still_working:
         return "still_working"
@@ -85,8 +85,8 @@ def _working(names: tuple[str, ...]) -> list[str]:
     if not names:
         return []
     verb = "was" if len(names) == 1 else "were"
-    told = f"{', '.join(names)} {verb} still working when the command ended, and {verb} ended with it"
-    return [f"{told}: run it in the foreground (drop the &, or end the script with `wait`)"]
+    what = f"{', '.join(names)} {verb} still working when the command ended, and {verb} ended with it"
+    return [f"{what}: run it in the foreground (drop the &, or end the script with `wait`)"]
 
 
 def _unmatched(flags: tuple[str, ...]) -> list[str]:
@@ -98,29 +98,29 @@ def _unmatched(flags: tuple[str, ...]) -> list[str]:
 
 
 def _elsewhere(left: FilesLeft, traits: Traits) -> str:
-    """Where results lie that no collect brings, and the cure."""
-    told = f"{format_files(left.files)} ({format_bytes(left.bytes)}) written outside of the command's folder: "
+    """Return where results are that a collect does not download, and the cure."""
+    what = f"{format_files(left.files)} ({format_bytes(left.bytes)}) written outside of the command's folder: "
     names = [f"{name} ({format_bytes(size)})" for name, size in left.first[:_MOST_SHOWN]]
-    told += ", ".join(names) + (" and more" if left.files > len(names) else "")
+    what += ", ".join(names) + (" and more" if left.files > len(names) else "")
     cure = _cure(left.first[0][0] if left.first else "")
     if traits.is_this_computer:
-        return f"{told}; they stay there on this computer. A rented machine would lose them: {cure}"
+        return f"{what}; they stay there on this computer. A rented machine would lose them: {cure}"
     stay = "" if traits.takes_files else " and stay where they are"
-    return f"{told}; they did not come home{stay}: {cure}"
+    return f"{what}; they were not downloaded{stay}: {cure}"
 
 
 def _cure(name: str) -> str:
-    """What brings such a file: a glob, where one may name its place, or another place."""
+    """Return what would download such a file: a glob, if one may name its place, or another place."""
     folder = name.rpartition("/")[0]
     is_below_home = name.startswith("~/") and not name.startswith("~/.")
     if not is_below_home and not name.startswith("/workspace/"):
         return "have the command write below its own folder"
     glob = name if folder in ("~", "/workspace") else f"{folder}/**"
-    return f"--outputs '{glob}' brings such files, or have the command write below its own folder"
+    return f"--outputs '{glob}' downloads such files, or have the command write below its own folder"
 
 
 def read_last_events(events: Path) -> tuple[StopEvent | None, OutputsEvent | None]:
-    """The last `stop` and `outputs` events since the trainer's last `start`, if any."""
+    """Return the last `stop` and `outputs` events since the trainer's last `start`, if any."""
     stop: StopEvent | None = None
     outputs: OutputsEvent | None = None
     for event in events_of(events):
@@ -134,9 +134,9 @@ def read_last_events(events: Path) -> tuple[StopEvent | None, OutputsEvent | Non
 
 
 def _ended(status: Status, last: StopEvent | None, context: Context) -> Json:
-    """How it ended, by the agent's report and the trainer's last word.
+    """Return how it ended, by the agent's report and the trainer's last event.
 
-    What keeps a dev box has no exit code that says anything, and being idle is how one usually ends.
+    The exit code of a dev box's keeper says nothing, and idleness is how a dev box usually ends.
     """
     exit_code, reason = status.exit_code, status.stop_reason or ""
     if context.plan.job.is_attended and reason in ("idle", "lease", "user"):
@@ -147,26 +147,26 @@ def _ended(status: Status, last: StopEvent | None, context: Context) -> Json:
     if reason in NOT_OURS:
         limits = {name: format_duration(seconds) for name, seconds in limits_of(context.plan.choices).items()}
         return _failed(status, reason, NOT_OURS[reason].format(**limits))
-    if exit_code == 0 or (exit_code is None and last):  # None: the keeper was killed, but the trainer had said its end.
+    if exit_code == 0 or (exit_code is None and last):  # None: the keeper was killed after the trainer's end.
         outcome = {"done": "done", "signal": "stopped"}.get(last.reason if last else "", "failed")
     else:
         outcome = "stopped" if reason else "failed"
     if reason == "lease" and not context.plan.job.terms.has_model and context.plan.mode is Mode.REHEARSAL:
         return {**_failed(status, "rehearsal", "it still ran when the rehearsal was over"), "outcome": "done"}
-    if outcome == "stopped" and exit_code == 0 and not reason:  # The agent, which passes on all that is asked here.
+    if outcome == "stopped" and exit_code == 0 and not reason:  # Not the agent: it passes on our requests.
         return _failed(status, "signal", NOT_OURS["signal"])
-    told = (last.message if last else "") or _seen(status)
+    message = (last.message if last else "") or _seen(status)
     return {
         "outcome": outcome,
         "reason": reason if outcome == "stopped" else last.reason if last else "",
         "exit_code": exit_code,
-        "message": "" if outcome == "done" else told,
+        "message": "" if outcome == "done" else message,
         "ended_wall": status.wall,
     }
 
 
 def _with_memory(ended: Json, status: Status) -> Json:
-    """Return the same; of what failed with what the agent saw of the machine's memory."""
+    """Return the record; if it failed, with what the agent saw of the machine's memory."""
     if ended["outcome"] != "failed":
         return ended
     room = {key: size for key in ("memory_bytes", "shm_bytes") if (size := getattr(status, key)) is not None}
@@ -174,33 +174,33 @@ def _with_memory(ended: Json, status: Status) -> Json:
         return {**ended, **room}
     killed = "a process" if status.oom_kills == 1 else f"{status.oom_kills} processes"
     had = f" of {format_bytes(status.memory_bytes)}" if status.memory_bytes else ""
-    message = f"{ended['message']}; the kernel killed {killed} there, as the memory{had} was used up"
+    message = f"{ended['message']}; the kernel killed {killed} there, because the memory{had} was used up"
     return {**ended, "message": message, **room, "oom_kills": status.oom_kills}
 
 
 def _seen(status: Status) -> str:
-    """Return how a job ended that has not said so itself."""
+    """Return how a job ended that did not report it itself."""
     if status.signal is not None:
         return f"it was ended by signal {status.signal}"
     if status.exit_code is None:
-        return "it has ended; how was not seen, as after a restart of the machine"
+        return "it has ended; how is not known, as after a restart of the machine"
     return f"it ended with exit code {status.exit_code}"
 
 
 def _failed(status: Status, reason: str, message: str) -> Json:
-    told = {"outcome": "failed", "reason": reason, "exit_code": status.exit_code, "message": message}
-    return {**told, "ended_wall": status.wall}
+    fields = {"outcome": "failed", "reason": reason, "exit_code": status.exit_code, "message": message}
+    return {**fields, "ended_wall": status.wall}
 
 
 def lost_training(message: str) -> TrainObserved:
-    """The end of a training that was not seen to end."""
+    """Return the record of a training whose end was not seen."""
     return TrainObserved(outcome="lost", reason="lost", exit_code=None, message=message, ended_wall=None)
 
 
 class Outage:
-    """For how long the machine has not answered: told once, and given up on where the user has said so.
+    """How long the machine has not answered: reported once, and given up on after the time that the user set.
 
-    A time in which this laptop slept is no part of it, and one in which nobody is reached from here ends nothing.
+    Time in which this laptop slept does not count, and time in which the provider is not reached either ends nothing.
     """
 
     def __init__(self, state: RunState, context: Context) -> None:
@@ -214,19 +214,19 @@ class Outage:
     def is_given_up(self) -> bool:
         """Whether it was silent for longer than the user wants to pay for, while its provider said that it runs.
 
-        One that was restarted trains no more: where it is silent at its new address, too, it is given up soon.
+        A restarted machine no longer trains: if it is silent at its new address too, it is given up soon.
         """
         limit_s = self._context.plan.choices.give_up_after_s or (MOVED_S if self._state.moved else 0.0)
         return bool(limit_s) and self._counted_s > limit_s
 
     @property
     def why_given_up(self) -> str:
-        """In words why it is waited for no longer."""
-        limit = "as --give-up-after has it" if self._context.plan.choices.give_up_after_s else "since it was restarted"
+        """In words, why it is waited for no longer."""
+        limit = "as --give-up-after says" if self._context.plan.choices.give_up_after_s else "since it was restarted"
         return f"{self.words}; it is given up, {limit}"
 
     def lasts(self, lost: MachineLost, *, is_said_to_run: bool) -> Iterator[Note]:
-        """Take note that it has not answered once more."""
+        """Note that it did not answer once more."""
         clock, plan = self._context.clock, self._context.plan
         gap_s = min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)
         self._tried_mono = clock.monotonic()
@@ -249,7 +249,7 @@ class Outage:
             yield Incident(code=SILENT, message=message, since_wall=round(since_wall, 3))
 
     def ends(self) -> Iterator[Note]:
-        """Take note that it has answered."""
+        """Note that it has answered."""
         if self._is_told:
             message = f"the machine answers again, after {format_duration(self._silent_s)}"
             yield Incident(code=HEARD, message=message)
@@ -258,19 +258,19 @@ class Outage:
 
 
 class IdleSoon:
-    """Records that a dev box is not used and will be ended as idle soon, and that it is used again."""
+    """Records that a dev box is unused and will soon be ended as idle, and that it is used again."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._is_told = False
 
     def hear(self, status: Status) -> Iterator[Note]:
-        """Take in what the agent reports; the journal gets what has changed."""
+        """Take in the agent's status; record what has changed."""
         is_soon = status.state == "running" and status.idle_at_wall is not None
         if is_soon and not self._is_told:
             left_s = max(0.0, (status.idle_at_wall or 0.0) - status.wall)
             idle = format_duration(limits_of(self._context.plan.choices)["idle"])
-            what = f"the dev box is not used and ends in {format_duration(left_s)}, after {idle} of that (--idle)"
+            what = f"the dev box is not used and ends in {format_duration(left_s)}, after {idle} without use (--idle)"
             yield Incident(code=IDLE_SOON, message=f"{what}; a key in one of its terminals keeps it")
         elif self._is_told and not is_soon and status.state == "running":
             yield Incident(code=IDLE_OVER, message="the dev box is used again")
@@ -278,9 +278,9 @@ class IdleSoon:
 
 
 class Silence:
-    """Records when the agent sees that the job has written nothing for long, and when it writes again.
+    """Records when the agent sees that the job has long written nothing, and when it writes again.
 
-    What the cards show meanwhile is recorded beside it and decides nothing: a stuck collective shows 100 %.
+    The use of the cards meanwhile is recorded with it and decides nothing: a stuck collective shows 100 %.
     """
 
     def __init__(self, state: RunState, context: Context) -> None:
@@ -289,7 +289,7 @@ class Silence:
         self._longest_s = 0.0
 
     def hear(self, status: Status) -> Iterator[Note]:
-        """Take in what the agent reports; the journal gets what has changed."""
+        """Take in the agent's status; record what has changed."""
         since_wall = status.silent_since_wall
         if status.state != "running" or (since_wall is None) == (self._since_wall is None):
             return
@@ -301,7 +301,7 @@ class Silence:
             self._since_wall = None
             return
         since_wall = round(since_wall - self._ahead_s, 3)
-        # A job that writes once in a quarter of an hour is not told of each time.
+        # A job that writes only every quarter of an hour is not reported each time.
         if self._context.clock.wall() - since_wall < 2 * self._longest_s:
             return
         self._since_wall = since_wall
@@ -309,7 +309,7 @@ class Silence:
         yield Incident(code=JOB_SILENT, message=words, since_wall=self._since_wall)
 
     def _words(self, status: Status, since_wall: float) -> str:
-        """Say since when, what the cards show, what it costs, and what ends it."""
+        """Return since when, what the cards show, what it costs, and what ends it."""
         plan, used = self._context.plan, [card.use_percent for card in status.gpus if card.use_percent is not None]
         silent_s = max(0.0, self._context.clock.wall() - since_wall)
         since = f"since {utc(since_wall)[11:16]} UTC ({format_duration(silent_s)})"
@@ -319,5 +319,5 @@ class Silence:
         limits = limits_of(plan.choices)
         ends = [f"after {format_duration(limits['idle'])} without any work (--idle)"] if limits["idle"] else []
         ends += [f"after {format_duration(limits['silent'])} of silence (--silent)"] if limits["silent"] else []
-        ended = f"it is ended {' or '.join(ends)}" if ends else "nothing but the lease ends it"
+        ended = f"it is ended {' or '.join(ends)}" if ends else "only the lease ends it"
         return f"the job has written no log line and no file {since}{cards}{costs}; {ended}"

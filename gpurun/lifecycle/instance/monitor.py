@@ -1,7 +1,7 @@
-"""Looks at what the provider has of a run for as long as the run lasts: a second machine, a price that rose, a reboot.
+"""Look at a run's machines at the provider for as long as the run lasts: a second machine, a price rise, a reboot.
 
-A list may lag behind what exists, so one look when a machine is ready proves nothing about a second one. What carries a
-token of this run and is not the run's machine is ended, and what it costs is taken off the run's own time.
+A list may lag behind what exists, so one look when a machine is ready proves nothing about a second one. A machine with
+a token of this run that is not the run's machine is ended, and its cost is taken off the run's own time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Seen:
 
 
 class Monitor:
-    """The looks of one supervisor's life; the driver asks for a `turn` whenever a step waits."""
+    """The looks of one supervisor's life; the driver calls `turn` whenever a step waits."""
 
     def __init__(self, run: str) -> None:
         self._chance = Random(run)  # So that two runs of one account do not look at the same moments.
@@ -54,11 +54,11 @@ class Monitor:
         self._told_wall = float("inf")
 
     def is_due(self, now_mono: float) -> bool:
-        """Whether a turn would do anything now."""
+        """Return whether a turn would do anything now."""
         return self._looking is not None or now_mono >= self._next_mono
 
     def turn(self, state: RunState, context: Context) -> Iterator[Note]:
-        """Begin a look if one is due, and tell what the last one has shown; what was told is acted on by the next."""
+        """Begin a look if one is due, and yield what the last one showed; the next look acts on the record."""
         if self._looking is None:
             self._looking = context.begin(lambda: self._look(state, context))
         if not self._looking.wait(0.0):
@@ -70,15 +70,15 @@ class Monitor:
             logging.error("A look at the provider failed.", exc_info=bug)
             seen = _Seen()
         self._next_mono = context.clock.monotonic() + self._pause_s(state, context, seen)
-        for one in seen.alive:
-            yield incident(one)
+        for extra in seen.alive:
+            yield incident(extra)
         for name in seen.gone:
             gone, token = f"{name} is proven gone", state.extras[name].token
             yield ExtraGone(code="create.duplicate_gone", message=gone, id=name, token=token)
         yield from self._about(seen.machine, state, context)
 
     def _pause_s(self, state: RunState, context: Context, seen: _Seen) -> float:
-        """Until the next look: at once after a find, soon while one is due to show itself, else now and then."""
+        """Return seconds until the next look: 0 after a find, few while one may still show itself, else more."""
         if seen.alive:
             return 0.0
         if state.late:
@@ -88,10 +88,10 @@ class Monitor:
         return min(LONGEST_S, usual_s * self._slower) * (1.0 + JITTER * self._chance.random())
 
     def _look(self, state: RunState, context: Context) -> _Seen:
-        """Ask every provider that may have a machine of the run; end the extra ones that are on record."""
+        """Read the machines at every provider that may have one; end the extra ones that are on record."""
         seen, listed = _Seen(), set[str]()
         own = state.instance.id if state.instance is not None else ""
-        for name in dict.fromkeys(one.provider for one in state.asked.values() if one.answer != "refused"):
+        for name in dict.fromkeys(attempt.provider for attempt in state.asked.values() if attempt.answer != "refused"):
             provider = context.provider_named(name)
             for one in self._extras(provider, state, own, seen):
                 listed.add(one.id)
@@ -109,7 +109,7 @@ class Monitor:
         return seen
 
     def _extras(self, provider: Provider, state: RunState, own: str, seen: _Seen) -> list[Instance]:
-        """What the provider shows of the run's tokens, but for its machine and for what may still become that."""
+        """Return the living machines with the run's tokens, except its own and one that may still become that."""
         tokens = {one.token for one in state.asked.values()} - (set() if own else {state.token})
         try:
             found = self._list(provider, state)
@@ -122,14 +122,14 @@ class Monitor:
         return [one for one in alive if one.id != own]
 
     def _list(self, provider: Provider, state: RunState) -> list[Instance]:
-        """Everything of gpurun's, one question for all tokens; where regions answer for themselves, in those asked."""
+        """Return all of gpurun's machines in one request; if regions answer separately, only in those used."""
         if isinstance(provider, FindsInRegions):
             asked = [one.region for one in state.asked.values() if one.provider == provider.name]
             return provider.find_in(tuple(dict.fromkeys(asked)))
         return provider.find(None)
 
     def _is_ended(self, provider: Provider, name: str, token: str, own: str, context: Context) -> bool:
-        """Ask for its end, and whether its end is proven by now."""
+        """Request its end; return whether its end is proven by now."""
         with suppress(Unknown, Rejected, SetupError):
             provider.destroy(name)
         reading = look_at_instance(provider, name, token, context.clock.monotonic(), but=own)
@@ -140,7 +140,7 @@ class Monitor:
         return proves(provider, readings)
 
     def _about(self, machine: Instance | None, state: RunState, context: Context) -> Iterator[Note]:
-        """What is new about the run's own machine: its price, and what its provider says of it."""
+        """Yield what is new about the run's own machine: its price, and what its provider says about it."""
         if machine is None or state.instance is None or machine.token not in ("", state.token):
             return
         rate, now_wall = machine.rate_micros_per_hour, context.clock.wall()
@@ -148,7 +148,7 @@ class Monitor:
         if rate is not None and rate > known:
             heard_wall = state.heard_at.wall if state.heard_at is not None else now_wall
             since_wall = heard_wall if self._price_wall is None else self._price_wall
-            message = f"{machine.provider} tells a higher price of {machine.id}; the rest of its time is reckoned at it"
+            message = f"{machine.provider} now charges more for {machine.id}; its remaining time is counted at it"
             yield PriceRose(
                 message=message, rate_micros_per_hour=rate, since_wall=since_wall, id=machine.id, token=state.token
             )
@@ -162,7 +162,7 @@ class Monitor:
         self._said = said
 
     def _bring_forward(self, state: RunState, context: Context) -> None:
-        """Tell the machine that it trains less long than it was told: something else is paid, or files come slowly."""
+        """Tell the machine that it trains for less time than planned: another machine is paid, or files come slowly."""
         if state.hard_stop_wall is None or state.phase is not Phase.TRAINING:
             return
         soft_s, hard_s = stops_of(state, context)
@@ -170,7 +170,7 @@ class Monitor:
         told_wall = min(self._told_wall, state.hard_stop_wall)
         if there_wall + hard_s > told_wall - _CHANGED_S:
             return
-        with suppress(MachineLost, FarRefusal, GpurunError):  # The next look tells it again.
+        with suppress(MachineLost, FarRefusal, GpurunError):  # The next look tries again.
             context.reach(get_instance(state)).shorten(there_wall + soft_s, there_wall + hard_s)
             if folder := context.timer_of(state):
                 ends_wall = there_wall + context.seconds_left(state) + context.plan.lease.destroy_s
@@ -179,9 +179,9 @@ class Monitor:
 
 
 def _is_there(provider: Provider, listed: Instance) -> bool:
-    """Whether a read agrees with the list that a machine lives."""
+    """Return whether a read confirms that a listed machine lives."""
     try:
-        told = provider.read(listed.id)
+        machine = provider.read(listed.id)
     except (Unknown, Rejected, SetupError):
         return False
-    return told.token == listed.token and told.state is not InstanceState.GONE
+    return machine.token == listed.token and machine.state is not InstanceState.GONE

@@ -1,4 +1,4 @@
-"""What a provider shows of a machine that is to be gone: one reading, an unbroken row of them, and a proof."""
+"""What a provider shows of a machine that should be gone: one reading, an unbroken series of them, and a proof."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from gpurun.providers.base import Provider
 
 @dataclass(frozen=True)
 class InstanceReading:
-    """One look at the provider: the instance's own state, and whether anything listed carries the token."""
+    """One look at the provider: the instance's own state, and whether a listed one carries the token."""
 
     at_s: float
     state: InstanceState
     listed: bool
     answer_sha256: str
     ended_wall: float | None = None
-    """The provider's own time of the end, where it tells one."""
+    """The provider's own time of the end, if it reports one."""
     ran_s: float | None = None
-    """For how long it ran, by its provider, where it had to queue before."""
+    """How long it ran, by its provider, if it had to queue before."""
 
     @property
     def gone(self) -> bool:
-        """Both ways of looking say that there is nothing."""
+        """Whether both the read and the list say that it is gone."""
         return self.state is InstanceState.GONE and not self.listed
 
 
 @dataclass
 class GoneRow:
-    """The answers about one machine that say GONE, one after the other.
+    """Consecutive replies about one machine that say GONE.
 
-    An answer that shows the machine breaks the row. Two minutes without a question do, too: one answer may be wrong.
+    A reply that shows the machine breaks the series. So do two minutes without a reply, because one reply may be wrong.
     """
 
     clock: Clock
@@ -45,15 +45,15 @@ class GoneRow:
     last_mono: float = 0.0
 
     def read(self, provider: Provider, identifier: str) -> Instance:
-        """Read the machine; where it is shown as gone for the first time, once more, as one answer may be wrong."""
-        told = provider.read(identifier)
-        if told.state is InstanceState.GONE and self.since_mono is None:
-            told = provider.read(identifier)
-        self.take(told.state)
-        return told
+        """Read the machine; at the first GONE read it again, because one reply may be wrong."""
+        machine = provider.read(identifier)
+        if machine.state is InstanceState.GONE and self.since_mono is None:
+            machine = provider.read(identifier)
+        self.take(machine.state)
+        return machine
 
     def take(self, state: InstanceState) -> None:
-        """Take the next answer in; one that says nothing changes nothing."""
+        """Take in the next reply; an UNKNOWN changes nothing."""
         now_mono = self.clock.monotonic()
         if state is not InstanceState.UNKNOWN and (state is not InstanceState.GONE or self.seconds is None):
             self.since_mono = None
@@ -63,13 +63,13 @@ class GoneRow:
 
     @property
     def seconds(self) -> float | None:
-        """For how long the row has lasted; None where there is none, or it is broken since it was last asked."""
+        """How long the series has lasted; None if there is none, or it was broken by a pause since."""
         now_mono = self.clock.monotonic()
         is_on = self.since_mono is not None and now_mono - self.last_mono <= WATCHED_S
         return round(now_mono - self.since_mono, 3) if is_on and self.since_mono is not None else None
 
     def notes(self, provider: Provider, identifier: str) -> Iterator[Note]:
-        """The record of a row that stands, so that what the wait for the machine took is not taken for its life."""
+        """Yield the record of an unbroken series, so that the wait for the machine does not count as its life."""
         if (gone_s := self.seconds) is not None:
             message = f"{provider.name} has shown {identifier} as gone for {gone_s:.0f} s, and it never answered"
             yield MachineGone(message=message, id=identifier, gone_s_ago=gone_s)
@@ -78,21 +78,21 @@ class GoneRow:
 def look_at_instance(
     provider: Provider, identifier: str, token: str, at_s: float, *, but: str = "", row: GoneRow | None = None
 ) -> InstanceReading:
-    """Read the instance and the list, in which the one that is named by `but` does not count; doubt proves nothing.
+    """Read the instance and the list, without the listed instance named by `but`; an unclear reply proves nothing.
 
-    The list may take long, and the machine costs nothing from when it is read as gone: `row` has since when.
+    The list may take long, and the machine costs nothing from the first GONE: `row` keeps since when.
     """
     read = partial(row.read, provider) if row is not None else provider.read
     try:
-        one = read(identifier) if identifier else None
+        machine = read(identifier) if identifier else None
         listed = provider.find(token)
-    except Exception as error:  # noqa: BLE001 - whatever it was, it is no answer.
+    except Exception as error:  # noqa: BLE001 - whatever it was, it is not a reply.
         return InstanceReading(at_s, InstanceState.UNKNOWN, listed=True, answer_sha256=digest_json(str(error)))
-    answer = digest_json([_plain(one), [_plain(other) for other in listed]])
-    # Some clouds list their dead for an hour, and strangers of a like name.
-    alive = any(one.id != but for one in living(listed, token))
-    told = (one.state, one.ended_wall, one.ran_s) if one else (InstanceState.GONE, None, None)
-    state, ended_wall, ran_s = told
+    answer = digest_json([_plain(machine), [_plain(other) for other in listed]])
+    # Some clouds list dead machines for an hour, and other machines of a similar name.
+    alive = any(listed_one.id != but for listed_one in living(listed, token))
+    facts = (machine.state, machine.ended_wall, machine.ran_s) if machine else (InstanceState.GONE, None, None)
+    state, ended_wall, ran_s = facts
     return InstanceReading(at_s, state, listed=alive, answer_sha256=answer, ended_wall=ended_wall, ran_s=ran_s)
 
 
@@ -101,7 +101,7 @@ def _plain(instance: Instance | None) -> object:
 
 
 def gap_s(provider: Provider) -> float:
-    """Return how far apart two readings are taken."""
+    """Return the seconds between two readings."""
     return provider.traits.death_spread_s / max(1, provider.traits.death_reads - 1)
 
 
@@ -110,13 +110,13 @@ def _spread_s(readings: list[InstanceReading]) -> float:
 
 
 def proves(provider: Provider, readings: list[InstanceReading]) -> bool:
-    """Whether readings that all say GONE are as many, and as far apart, as this provider's word needs."""
+    """Return whether readings that all say GONE are as many, and as far apart, as this provider needs."""
     traits = provider.traits
     return len(readings) >= traits.death_reads and _spread_s(readings) >= traits.death_spread_s
 
 
 def proof_of(provider: Provider, identifier: str, readings: list[InstanceReading]) -> DeathProven:
-    """Return what a proof claims of the readings behind it."""
+    """Return the proof that these readings make."""
     return DeathProven(
         id=identifier,
         teardown=provider.traits.teardown,
@@ -127,5 +127,5 @@ def proof_of(provider: Provider, identifier: str, readings: list[InstanceReading
 
 
 def living(found: Sequence[Instance], token: str) -> list[Instance]:
-    """Those that carry this token, whatever a provider's own search took for the same, and are not gone."""
+    """Return those that carry exactly this token, whatever the provider's own search matched, and are not gone."""
     return [one for one in found if one.token == token and one.state is not InstanceState.GONE]

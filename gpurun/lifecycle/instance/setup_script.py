@@ -1,4 +1,4 @@
-"""The script of --setup: begun on the machine, seen through to its end, with what it said brought home."""
+"""Run the script of --setup on the machine to its end, and download its output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpurun.remote.messages import SetUp
 from gpurun.view.number_format import format_duration
 
 POLL_S, SOON_S = 2.0, 0.2
-# What the machine may say of an end after the limit, as long as it takes to kill what the script has started.
+# The machine may report an end this long after the limit: it has to kill what the script started.
 OVER_S = 60.0
 PART_BYTES = 256 << 10
 MOST_LOG_BYTES = 4 << 20
@@ -28,10 +28,10 @@ LAST_LINES, LAST_CHARS = 15, 2000
 
 
 def set_up(far: FarSide, state: RunState, context: Context, planned_s: float) -> float:
-    """See the script of --setup through; how long that took here. SetupError where it did not end well.
+    """Run the script of --setup to its end; return how long that took here. SetupError if it failed.
 
-    The script is not waited for in one call: each is short, so that a request to stop is read between two of them,
-    and one that is lost is made again, which begins nothing again. TrainingFailed where the machine stays lost.
+    No single call waits for the whole script: each is short, so that a request to stop is read between two of them; a
+    lost call is repeated, which does not start the script again. TrainingFailed if the machine stays lost.
     """
     limit_s = max(1.0, min(planned_s, context.seconds_left(state)))
     script, log = context.plan.choices.setup.encode(), _Log(context.folder.setup_log)
@@ -39,8 +39,8 @@ def set_up(far: FarSide, state: RunState, context: Context, planned_s: float) ->
     patience = Patience(state, context, limit_s=limit_s + OVER_S)
     with moving(context.folder, context.clock, "setup", ceil(limit_s)) as tell:
         while True:
-            ask = partial(far.set_up, script, limit_s=limit_s, offset=log.size, most=log.room)
-            said, part = patience.until_done(ask)
+            poll = partial(far.set_up, script, limit_s=limit_s, offset=log.size, most=log.room)
+            said, part = patience.until_done(poll)
             is_on = said.state in ("none", "running")
             is_behind = log.take(part, said)
             tell(int(said.ran_s), said.tail)
@@ -50,7 +50,7 @@ def set_up(far: FarSide, state: RunState, context: Context, planned_s: float) ->
             if not is_on and not is_behind:
                 break
             if not is_behind:
-                context.clock.sleep(min(POLL_S, SOON_S + said.ran_s / 4))  # A quick one is not waited for.
+                context.clock.sleep(min(POLL_S, SOON_S + said.ran_s / 4))  # A quick script should not wait long.
     log.close(said)
     if (said.state, said.exit_code) != ("ended", 0):
         raise _failed(said, limit_s, context)
@@ -58,32 +58,30 @@ def set_up(far: FarSide, state: RunState, context: Context, planned_s: float) ->
 
 
 def _failed(said: SetUp, limit_s: float, context: Context) -> SetupError:
-    """The error of a script that did not end well, with the last of what it said."""
-    code, hint = "setup.failed", "Mend it; `ssh` to a machine of your own is a cheap place to try it."
+    """Return the error of a script that failed, with its last lines."""
+    code, hint = "setup.failed", "Fix the script; your own machine is a cheap place to try it."
     if PIP_MARK in said.tail:
-        hint = "Change what --pip names; gpurun run --dry-run installs it here, for nothing."
+        hint = "Change what --pip names; gpurun run --dry-run installs it here, for free."
     if said.state == "ended":
         how = f"signal {said.signal}" if said.exit_code is None else str(said.exit_code)
         what = f"ended with {how} on the machine after {format_duration(said.ran_s)}"
     elif said.state in ("lost", "rebooted"):
-        why = "the machine was restarted" if said.state == "rebooted" else "what watched it was killed"
-        code, what = "setup.lost", f"was begun on the machine, and how it ended is not known: {why}"
+        why = "the machine was restarted" if said.state == "rebooted" else "the process that watched it was killed"
+        code, what = "setup.lost", f"was started on the machine, but how it ended is not known: {why}"
     else:
-        code, what = "setup.limit", f"was still at work at its limit of {format_duration(limit_s)}, and was ended"
+        code, what = "setup.limit", f"was still running at its limit of {format_duration(limit_s)}, and was ended"
         hint = "Give it more time (--setup-limit MINUTES), or leave work to an --image."
     lines = [line[:LAST_CHARS] for line in safe_text(said.tail.rstrip(), most_lines=4000) if line.strip()]
     words = "\n".join(lines[-LAST_LINES:])[-LAST_CHARS:]
-    last = f" Its last words:\n{words}" if words else " It said nothing."
-    subject = "What installs --pip" if PIP_MARK in said.tail else "The script of --setup"
-    return SetupError(
-        code, f"{subject} {what}.{last}", hint=f"{hint} What it said: setup.log in the folder of the run."
-    )
+    last = f" Its last words:\n{words}" if words else " It printed nothing."
+    subject = "The installation of --pip" if PIP_MARK in said.tail else "The script of --setup"
+    return SetupError(code, f"{subject} {what}.{last}", hint=f"{hint} Its output: setup.log in the folder of the run.")
 
 
 class _Log:
-    """What is at home of the script's log: its head as it grows, and its last words at its end if there is more.
+    """The copy of the script's log here: its head as it grows, and its last lines at the end if there is more.
 
-    A disk here that takes nothing ends no set-up that is paid for.
+    A full disk here must not end a set-up that is paid for.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,12 +95,12 @@ class _Log:
 
     @property
     def room(self) -> int:
-        """How much of the log is to be asked for at once."""
+        """How much of the log to request at once."""
         return max(0, min(PART_BYTES, MOST_LOG_BYTES - self.size))
 
     def take(self, part: bytes, said: SetUp) -> bool:
-        """Take the next part; whether more of what is wanted is to be had at once."""
-        if said.size < min(self.size, MOST_LOG_BYTES):  # It is of another machine.
+        """Append the next part; return whether more of the log can be fetched at once."""
+        if said.size < min(self.size, MOST_LOG_BYTES):  # The copy is from another machine.
             with suppress(OSError):
                 self._path.unlink()
             return self.size == 0
@@ -111,7 +109,7 @@ class _Log:
         return self.size > before and self.size < min(said.size, MOST_LOG_BYTES)
 
     def close(self, said: SetUp) -> None:
-        """Take what the script said last, where its log is too long to be here."""
+        """Append the script's last lines, if its log is too long to be here."""
         if said.size > self.size == MOST_LOG_BYTES:
             gap = f"\n[... {said.size - self.size:,} more bytes; the last of them:]\n"
             self._write(f"{gap}{said.tail}".encode())

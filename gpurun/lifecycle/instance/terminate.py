@@ -1,6 +1,6 @@
-"""End an instance and prove it: the request is repeated until reading it back says that it is gone.
+"""End an instance and prove it: repeat the request until the provider reads it back as gone.
 
-What one account rented does not exist for another one, so its absence there is no death.
+A machine rented by one account is invisible to another, so its absence there proves nothing.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from gpurun.providers.base import HasAccounts, Provider, Unknown
 
 PATIENCE_S = 300.0
 ASK_AGAIN_S = 30.0
-# It is billed until it is gone, and waited for by a person: looked at more often than a machine that boots.
+# It is billed until it is gone, and a user waits for it: look more often than at a machine that boots.
 LOOK_EVERY_S, TICK_S = 5.0, 1.0
 LIST_FIRST_S = 3.0
 KNOCK_S = 2.0
-"""So long a machine that its provider shows as gone has for a sign of life; beside the reading, not after it."""
+"""How long a machine that its provider shows as gone has for a sign of life; checked beside the reading."""
 REFUSED_S = 60.0
 
 CLUSTER = "cluster:"
 NAMED = "account:"
-"""How the mark begins where the provider itself names its customer: no user needs to confirm it, and none can."""
+"""The prefix of an account mark that the provider itself names: no user needs to confirm it, and none can."""
 
-# Nothing, or what is to be noted, if the key could see the machine; raises where that is not so or not known.
+# Returns [], or notes to record, if the key could see the machine; raises if it could not, or that is not known.
 CheckAccount = Callable[[], list[Note]]
 
 
@@ -63,15 +63,15 @@ def prove_termination(
     knock: Callable[[], bool] = lambda: False,
     was_gone: bool = False,
 ) -> Iterator[Note]:
-    """Ask and read until death is proven; only what carries the token is ever asked to end.
+    """Request and read until the end is proven; only machines that carry the token are ever ended.
 
-    What was just asked for may be hidden for `hidden_s` longer: until then, or until it was seen, its absence proves
-    nothing, and a request for its end may have gone to nobody. Nor does it prove anything to a key that could not see
-    it: unless something that carries the token is seen, `check_account` has to answer first (`account.vouched`).
-    Where the request is not taken, `refused` is done beside it. A machine that answers a `knock` lives, whatever its
-    provider says, which puts the proof off for twice the settling time at most. Where it is on record that it
-    `was_gone`, so is that it shows itself again. After five minutes without proof, or one in which the key was refused,
-    it raises MayBeBilling; the caller keeps the run red and tries again later.
+    A machine that was requested just now may stay hidden for `hidden_s`: until then, or until it was seen, its absence
+    proves nothing, and a request for its end may not have reached it. Nor does absence prove anything to a key that
+    could not see it: unless a machine with the token is seen, `check_account` has to confirm the key first
+    (`account.vouched`). If a request is not accepted, `refused` is called as well. A machine that answers a `knock`
+    lives, whatever its provider says, which delays the proof by twice the settling time at most. If it is on record
+    that it `was_gone`, its return is recorded too. After five minutes without proof, or one in which the key was
+    refused, raise MayBeBilling; the caller keeps the run red and retries later.
     """
     asking = _Asking(provider, identifier, token, check_account, begin, GoneRow(clock), was_gone)
     readings: list[InstanceReading] = []
@@ -87,9 +87,9 @@ def prove_termination(
         if not asking.is_seeing:
             yield from asking.look_whose_key()
             continue
-        # Its own time, not the turn's: an asking that took half a minute must not count as half a minute of death.
+        # The reading's own time, not the turn's: a request that took half a minute is not half a minute of proof.
         knocking = begin(knock) if len(readings) + 1 >= provider.traits.death_reads else None
-        looked_mono = clock.monotonic()  # A list may take long, and shows no later life than the reading before it.
+        looked_mono = clock.monotonic()  # A list may take long, but cannot show life later than the reading before it.
         reading = look_at_instance(provider, identifier, token, round(looked_mono - started, 3), row=asking.row)
         if asking.may_be_hidden(elapsed, hidden_s) and reading.gone:
             continue
@@ -125,33 +125,33 @@ class _Asking:
     """Whether the last record of the machine shows it as gone."""
     attempt: int = 0
     asked_s: float = float("-inf")
-    answer: str = "nothing was asked yet"
+    answer: str = "nothing was requested yet"
     was_seen: bool = False
     is_seeing: bool = False
-    """Whether the key is one to which the machine would show itself."""
+    """Whether the key could see the machine."""
     trouble: Exception | None = None
-    """Why the provider did not take the last request; a SetupError where that is the key's fault."""
+    """Why the provider did not accept the last request; a SetupError if the key is at fault."""
     by_itself: str = ""
     """What came of telling the machine to end itself."""
     alive_mono: float | None = None
-    """When the machine was shown alive last."""
+    """When the machine was last shown alive."""
     up_mono: float | None = None
-    """When it was shown as one whose end has not begun."""
+    """When it was last shown as one whose end has not begun."""
     denied_s: float = inf
-    """When the machine answered for the first time while its provider showed it as gone."""
+    """When the machine first answered while its provider showed it as gone."""
 
     def may_be_hidden(self, elapsed: float, hidden_s: float) -> bool:
-        """Whether its absence says nothing yet; then no row of such answers begins either."""
+        """Return whether its absence says nothing yet; if so, restart the series of GONE replies."""
         is_hidden = elapsed < hidden_s and not self.was_seen
         if is_hidden:
             self.row.since_mono = None
         return is_hidden
 
     def was_alive(self, reading: InstanceReading, now_mono: float, before: int) -> Iterator[Note]:
-        """Take in a reading that does not show it gone; what could not be read, or only a list shows, is no sign.
+        """Take in a reading that does not show it gone. A failed reading or a mere list entry is no sign of life.
 
-        What is on record as gone and shows itself again is noted. All proof `before` is void then, and it is asked to
-        end at once.
+        If it is on record as gone, its return is noted. All proof `before` is void then, and its end is requested again
+        at once.
         """
         if before:
             self.asked_s = float("-inf")
@@ -162,44 +162,44 @@ class _Asking:
             yield from self.is_back(f"{self.provider.name} shows {self.identifier} again", reading.at_s)
 
     def is_back(self, message: str, at_s: float) -> Iterator[Note]:
-        """Note that the machine lives which is on record as gone."""
+        """Note that a machine lives that is on record as gone."""
         if self.was_gone:
             self.was_gone = False
             back = f"{message}, which was gone"
             yield Incident(code="machine.back", message=back, id=self.identifier, at_s=at_s)
 
     def is_hopeless(self, elapsed: float, hidden_s: float) -> bool:
-        """Whether the key was refused for a minute, or the provider denied for long what answers."""
+        """Return whether the key was refused for a minute, or the provider long denied a machine that answers."""
         is_refused = isinstance(self.trouble, SetupError) and elapsed >= REFUSED_S + hidden_s
         return is_refused or elapsed - self.denied_s >= 2 * self.provider.traits.settle_s
 
     def was_heard(self, elapsed: float, now_mono: float) -> Iterator[Note]:
-        """Take note that the machine answered while its provider showed it as gone; it is asked to end once more."""
+        """Note that the machine answered while its provider showed it as gone; its end is requested again."""
         self.alive_mono = self.up_mono = now_mono
         self.row.since_mono, self.asked_s = None, float("-inf")
         self.denied_s = min(self.denied_s, elapsed)
-        message = f"{self.provider.name} shows {self.identifier} as gone, and the machine answers over SSH"
+        message = f"{self.provider.name} shows {self.identifier} as gone, but the machine answers over SSH"
         yield Incident(code="death.denied", message=f"{message} with its own host key: it lives")
         yield from self.is_back(f"{self.identifier} answers over SSH", elapsed)
 
     def before(self, now_mono: float) -> Json:
-        """What is known of the machine's last life, and since when it is gone, for the books."""
+        """Return when the machine was last alive, and since when it is gone, for the cost."""
         seen = {"alive_s_ago": self.alive_mono, "up_s_ago": self.up_mono}
         ago_s = {key: None if mono is None else round(now_mono - mono, 3) for key, mono in seen.items()}
         return {**ago_s, "gone_s_ago": self.row.seconds}
 
     def ask(self, elapsed: float, now_mono: float, refused: Callable[[Exception], list[Note]]) -> Iterator[Note]:
-        """Ask for the end of all that carries the token; what is `refused` is done beside it."""
+        """Request the end of all that carries the token; call `refused` if a request fails."""
         self.attempt, self.asked_s = self.attempt + 1, elapsed
         answer = _ask(self.provider, self.identifier, self.token, self.begin, self.row)
         self.answer, found, self.trouble = answer.words, answer.found, answer.trouble
-        own = [one.state for one in found if one.id == (self.identifier or one.id)]
+        own = [machine.state for machine in found if machine.id == (self.identifier or machine.id)]
         self.alive_mono = now_mono if own else self.alive_mono
         # A list may lag behind, and show what was asked to end as running.
         if {*own} - {InstanceState.STOPPING} and (self.attempt == 1 or not self.identifier):
             self.up_mono = now_mono
         more = found[0 if self.identifier else 1 :]
-        yield from map(incident, (one for one in more if one.id != self.identifier))
+        yield from map(incident, (machine for machine in more if machine.id != self.identifier))
         self.was_seen = self.was_seen or bool(found)
         self.is_seeing = self.is_seeing or self.was_seen
         yield DestroyAsked(id=self.identifier, attempt=self.attempt, answer=self.answer, taken=answer.is_taken)
@@ -208,11 +208,11 @@ class _Asking:
             yield note
 
     def given_up(self, run: str) -> MayBeBilling:
-        """The error of an end that is not proven, with what would mend it."""
+        """Return the error of an end that is not proven, with what would fix it."""
         by_hand = self.provider.traits.console_url or self.token
         what = f"{self.provider.name} does not show {self.identifier or self.token} as gone: {self.answer}."
         if self.denied_s < inf:
-            what = f"{self.provider.name} shows {self.identifier} as gone, and it answers over SSH: {self.answer}."
+            what = f"{self.provider.name} shows {self.identifier} as gone, but it answers over SSH: {self.answer}."
         what += f" {self.by_itself}." if self.by_itself else ""
         first = f"{self.trouble.hint} Then: " if isinstance(self.trouble, SetupError) else "Run "
         return MayBeBilling(
@@ -220,20 +220,20 @@ class _Asking:
         )
 
     def look_whose_key(self) -> Iterator[Note]:
-        """Ask once who the key belongs to; what `check_account` raises of another account ends it all."""
+        """Find out once whose key this is; an error about another account propagates."""
         try:
             yield from self.check_account()
             self.is_seeing = True
-        except (Unknown, SetupError) as error:  # A key that was revoked may be given back.
-            self.answer = f"it does not say whose account the key belongs to: {clauses([error])}"
+        except (Unknown, SetupError) as error:  # A revoked key may be restored.
+            self.answer = f"it did not say whose account the key belongs to: {clauses([error])}"
 
 
 @dataclass(frozen=True)
 class _Answer:
     """What came of one request for an end.
 
-    `found` carries the token by the list. `trouble` is why the request for the known machine was not taken; `is_taken`:
-    one was, for that machine where its id is known.
+    `found` are the listed machines with the token. `trouble` is why the request for the known machine was not accepted.
+    `is_taken`: one was, for the known machine if its id is known.
     """
 
     words: str
@@ -245,9 +245,9 @@ class _Answer:
 def _ask(provider: Provider, identifier: str, token: str, begin: Begin, row: GoneRow) -> _Answer:
     """Request the end of the instance and of all that carries the token.
 
-    The list is begun first, as it may show that the key sees the machine, but a list that hangs delays nothing: the
-    known one is read while that, or the answer to the request, is waited for. Each is asked whatever became of the
-    others. No answer is a reason to stop asking: a revoked key may be restored.
+    The list begins first, since it may show that the key sees the machine, but a list that hangs delays nothing: the
+    known machine is read while the list, or the reply to the request, is waited for. Each machine is ended whatever
+    became of the others. None of the replies is a reason to give up: a revoked key may be restored.
     """
     asked, unclear, refused = list[str](), list[str](), dict[str, Exception]()
 
@@ -261,7 +261,7 @@ def _ask(provider: Provider, identifier: str, token: str, begin: Begin, row: Gon
         try:
             waited(begin(partial(provider.destroy, name)))
             asked.append(name)
-        except Exception as error:  # noqa: BLE001 - the others are asked all the same, and this one again.
+        except Exception as error:  # noqa: BLE001 - the others are ended anyway, and this one is retried.
             refused[name] = error
             unclear.append(f"{name}: {error}")
 
@@ -273,9 +273,9 @@ def _ask(provider: Provider, identifier: str, token: str, begin: Begin, row: Gon
     unclear += trouble
     for name in sorted({one.id for one in found} - {identifier}):
         ask(name)
-    words = f"asked {', '.join(asked) or 'nobody: none carries the token'}"
+    words = f"asked {', '.join(asked) or 'no machine: none carries the token'}"
     return _Answer(
-        words=f"no clear answer: {clauses(unclear)}" if unclear else words,
+        words=f"no clear reply: {clauses(unclear)}" if unclear else words,
         found=found,
         trouble=refused.get(identifier),
         is_taken=identifier in asked if identifier else bool(asked),
@@ -283,31 +283,31 @@ def _ask(provider: Provider, identifier: str, token: str, begin: Begin, row: Gon
 
 
 def _carrying(provider: Provider, token: str) -> tuple[list[Instance], list[str]]:
-    """What is shown to carry the token, and why that may not be all."""
+    """Return the machines shown with the token, and the errors because of which they may not be all."""
     try:
         return living(provider.find(token), token), []
-    except Unknown as error:  # What a part of the list shows is enough to end it.
+    except Unknown as error:  # A part of the list is enough to end what it shows.
         return living(error.found, token), [str(error)]
-    except Exception as error:  # noqa: BLE001 - whatever it was, the known one is asked to end all the same.
+    except Exception as error:  # noqa: BLE001 - whatever it was, the known machine is ended anyway.
         return [], [str(error)]
 
 
 def incident(extra: Instance) -> Note:
-    """The record of a machine that is not the run's own and carries a token of it."""
+    """Return the record of a machine that carries the run's token but is not its own."""
     message = f"a second machine {extra.id} carries the token; it is ended, and its cost taken off this run's time"
     return Incident(code="create.duplicate", message=message, id=extra.id, token=extra.token)
 
 
 def once(note: Note, context: Context) -> Iterator[Note]:
-    """The note, unless the journal has it already."""
+    """Yield the note, unless the journal has it already."""
     if not is_noted(context.folder.journal, read_journal(context.folder.journal).records, note):
         yield note
 
 
 def is_other_account(provider: Provider, account: str, token: str) -> bool:
-    """Whether the key used now is another account's than the one that asked; `Unknown` where neither can be told.
+    """Return whether the key in use is another account's than the one that rented; `Unknown` if neither is known.
 
-    Whatever carries the token here, alive or dead, shows that it is the same one, whatever became of its key.
+    A machine with the token here, alive or dead, shows that the account is the same, whatever became of its key.
     """
     if not account or not isinstance(provider, HasAccounts) or provider.account_mark() == account:
         return False
@@ -315,7 +315,7 @@ def is_other_account(provider: Provider, account: str, token: str) -> bool:
 
 
 def demand_account(provider: Provider, state: RunState, *, same_account: bool = False) -> None:
-    """MayBeBilling where the key used now is of another account than the run, unless the user confirms it."""
+    """Raise MayBeBilling if the key in use is another account's than the run's, unless the user confirms it."""
     is_confirmed = same_account and not state.account.startswith(NAMED)
     if not is_confirmed and is_other_account(provider, state.account, state.token):
         raise other_account(provider, state)
@@ -324,7 +324,7 @@ def demand_account(provider: Provider, state: RunState, *, same_account: bool = 
 def knock_of(state: RunState, context: Context, identifier: str) -> Callable[[], bool]:
     """Return a call that says whether the run's machine still answers at its address, by its pinned host key.
 
-    Always False for one that never answered, for another than the run's own, and where an address outlives a machine.
+    Always False if it never answered, is not the run's own, or its address outlives it.
     """
     instance = state.instance
     is_own = instance is not None and instance.id == identifier and instance.address is not None and state.facts
@@ -334,37 +334,35 @@ def knock_of(state: RunState, context: Context, identifier: str) -> Callable[[],
     def knock() -> bool:
         try:
             return context.reach(by_our_clock(instance, state)).answers(KNOCK_S)
-        except Exception:  # noqa: BLE001 - whatever it was, it is no sign of life.
+        except Exception:  # noqa: BLE001 - whatever it was, it is not a sign of life.
             return False
 
     return knock
 
 
 def check_account(state: RunState, context: Context) -> list[Note]:
-    """Nothing, if an absence at the provider says something; what the user confirmed, if only that makes it so.
+    """Return [] if an absence at the provider is meaningful, or the user's confirmation if only that makes it so.
 
-    `Unknown` or SetupError when the provider does not say so now; MayBeBilling when the key is another account's and
-    the user does not confirm it. Asked beside a request for an end, never before it: silence here costs no money.
+    `Unknown` or SetupError if the provider does not say now; MayBeBilling if the key is another account's and the user
+    has not confirmed it. Called beside a request for an end, never before it: then a missing reply costs no money.
     """
     provider = context.provider
     if not is_other_account(provider, state.account, state.token):
         return []
     request = read_stop_request(context.folder)
     if request is not None and request.same_account and not state.account.startswith(NAMED):
-        message = f"the key of {provider.name} is a new one; the user vouches that it is of the same account"
+        message = f"the key of {provider.name} is a new one; the user confirms that it belongs to the same account"
         return [Incident(code="account.vouched", message=message)]
     raise other_account(provider, state)
 
 
 def other_account(provider: Provider, state: RunState) -> MayBeBilling:
-    """The error of a run that is finished under another account's key, or where a table leads to another cluster."""
+    """Return the error for a run that is ended with another account's key, or whose cluster table leads elsewhere."""
     if state.account.startswith(CLUSTER):
         what = (
-            f"{state.token} is a job of the {state.account.replace(':', ' ')}, and config.toml leads to another one now"
+            f"{state.token} is a job of the {state.account.replace(':', ' ')}, but config.toml leads to another one now"
         )
-        hint = (
-            f"Put its table back as it was, then: gpurun resume {state.run}. If it is the same one under a new name: "
-        )
+        hint = f"Restore its table, then: gpurun resume {state.run}. If it is the same one under a new name: "
         hint += f"gpurun destroy {state.run} --same-account"
         return MayBeBilling("account.other", f"{what}, which does not know it: that proves nothing.", hint=hint)
     hint = "Use the key of the account that rented it"

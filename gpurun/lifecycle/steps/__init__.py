@@ -1,1 +1,1 @@
-"""The steps of a run, a file each; only the driver orders them, and none imports another."""
+"""The steps of a run, one file each; the driver alone orders them, and no step imports another."""

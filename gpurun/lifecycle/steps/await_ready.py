@@ -1,4 +1,4 @@
-"""Wait until the instance is ready for its training: running, alone, set up, and what was agreed to."""
+"""Wait until the instance is ready for training: running, the only one, set up, and what was agreed to."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ from gpurun.remote.ssh import HostKeyMismatch
 
 T = TypeVar("T")
 LEAST_TRAINING = 0.1
-"""The part of the training limit that must be left when a machine comes up: for less it is not worth its rental."""
+"""The least share of the training limit that must be left when a machine comes up; less is not worth its rental."""
 NEVER_WALL = 1e11
 READ_BACK_S, READ_AGAIN_S = 20.0, 2.0
-# Between CPUs it is no more than a proof that all nodes can reach one another.
+# Between CPUs the measurement only proves that all nodes can reach one another.
 MEASURE_S, MEASURE_CPU_S = 20.0, 1.0
 _OTHER_IMAGE = "Choose an image with Python 3.8 or newer: --image."
 _OTHER_PYTHON = "Install Python 3.8 or newer there, or name it: --python PATH."
 
 
 def await_ready(state: RunState, context: Context) -> Iterator[Note]:
-    """Wait until the instance runs, is the only one, is set up and has told what it is; else it is given up.
+    """Wait until the instance runs, is the only one, is set up and has reported its facts; else it is given up.
 
-    The user's script is begun once the agent is there, outside of all that is tried again.
+    The user's script starts once the agent is installed, outside of everything that is retried.
     """
     born = get_instance(state)
     early = EarlyUpload(state, context) if context.plan.lease.queue_s else None
@@ -82,7 +82,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     if missing is None:
         return
     network: LinkSpeed | None = None
-    if context.plan.offer.nodes > 1 and facts.torch.found:  # Without torch a command may do; nothing is measured.
+    if context.plan.offer.nodes > 1 and facts.torch.found:  # A command may need no torch; then nothing is measured.
         joined = yield from _answered(partial(_joined, facts, context), state, context, 0.0)
         if joined is None:
             return
@@ -107,14 +107,14 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _keep_setup_log(provider: ExplainsJobs, instance: Instance, context: Context) -> None:
-    """Keep what the job's own set-up has said; that it cannot be had ends nothing that is paid for."""
+    """Keep the output of the job's own set-up; a failure to fetch it must not end a machine that is paid for."""
     with suppress(Unknown, OSError, GpurunError):
         if words := provider.setup_log(instance):
             context.folder.table_setup_log.write_bytes(words)
 
 
 def _looked(far: FarSide, state: RunState, context: Context) -> MachineFacts:
-    """Return what the machine is and has. Meanwhile the view shows which Pythons it waits for, and a stop ends it."""
+    """Return the machine's facts. Meanwhile the view shows which Pythons it waits for, and a stop ends the wait."""
     with moving(context.folder, context.clock, "look", LOOK_S) as tell:
 
         def on_wait(seconds: int, words: str) -> None:
@@ -125,7 +125,7 @@ def _looked(far: FarSide, state: RunState, context: Context) -> MachineFacts:
 
 
 def _missing(context: Context, far: FarSide, _: Instance) -> Missing:
-    """Return which modules of the command its Python there does not find; here the command itself says it."""
+    """Return which modules of the command the Python there lacks; a run on this computer shows that itself."""
     job = context.plan.job
     if not job.imports or context.plan.mode is not Mode.PAID:
         return Missing(python="", missing=())
@@ -133,7 +133,7 @@ def _missing(context: Context, far: FarSide, _: Instance) -> Missing:
 
 
 def _joined(facts: MachineFacts, context: Context, far: FarSide, _: Instance) -> LinkSpeed:
-    """What every node of a job says, and what was measured between them; NoOffer where not all of them answered."""
+    """Return what each node of a job reports, and the speed between them; NoOffer if not all of them answered."""
     seconds = MEASURE_S if facts.torch.devices else MEASURE_CPU_S
     program = (bundle_root() / "trainer" / "network.py").read_bytes()
     python = facts.torch.python or "python3"
@@ -142,7 +142,7 @@ def _joined(facts: MachineFacts, context: Context, far: FarSide, _: Instance) ->
     except FarRefusal as refusal:
         if refusal.reason != NODES_SILENT:
             raise
-        hint = "Try again; where they have several networks, name one in the cluster's `setup`: docs/SLURM.md."
+        hint = "Try again; if the nodes have several networks, name one in the cluster's `setup`: docs/SLURM.md."
         raise NoOffer("nodes.silent", f"{refusal.what.rstrip('.')}.", hint=hint) from refusal
 
 
@@ -153,10 +153,10 @@ def _answered(
     to_set_up_s: float,
     early: EarlyUpload | None = None,
 ) -> Generator[Note, None, tuple[Instance, float, T] | None]:
-    """The instance once it has answered, since when it was seen to run, and what it said; NoOffer past our patience.
+    """Return the instance once it answers, since when it was seen running, and the reply; NoOffer after the patience.
 
-    None where it is told to be another than was agreed to, or is gone and the next offer is taken: that is on record
-    then. What its provider says is shown while it is waited for.
+    None if it turns out to be other than agreed, or is gone and the next offer is taken: that is on record then. The
+    provider's words are shown during the wait.
     """
     patience_s = _patience_s(state, context, to_set_up_s)
     with moving(context.folder, context.clock, "boot", ceil(max(1.0, patience_s))) as tell:
@@ -175,13 +175,13 @@ def _once_it_answers(
     born, absence = get_instance(state), Absence()
     instance, up_mono, last, started = born, None, "it never answered", context.clock.monotonic()
     row, stopped_mono = GoneRow(context.clock), inf
-    boot_s = _boot_patience_s(context) if context.plan.lease.queue_s else inf  # The queue's wait is over once it runs.
+    boot_s = _boot_patience_s(context) if context.plan.lease.queue_s else inf  # Once it runs, it has left the queue.
     traits = context.provider.traits
     for waited_s in ticks(context.clock, traits.poll_s, max(0.0, patience_s) + traits.settle_s):
         up_s = context.clock.monotonic() - up_mono if up_mono is not None else 0.0
-        is_doubted = absence.since_mono is not None  # As gone: until that is believed, or it shows itself again.
+        is_doubted = absence.since_mono is not None  # Shown as gone: until that is believed, or it shows up again.
         is_late = waited_s > max(0.0, patience_s) or not _is_worth_waiting(instance, waited_s, context)
-        is_stopped = context.clock.monotonic() - stopped_mono >= traits.settle_s  # Taken back, or never begun.
+        is_stopped = context.clock.monotonic() - stopped_mono >= traits.settle_s  # Taken back, or never started.
         if (is_late and not is_doubted) or up_s > boot_s or is_stopped:
             break
         context.raise_if_stopped(state)
@@ -190,7 +190,7 @@ def _once_it_answers(
             is_down = instance.state is InstanceState.STOPPED and not context.plan.lease.queue_s
             stopped_mono = min(stopped_mono, context.clock.monotonic()) if is_down else inf
             if is_told_otherwise(instance, born, context.plan):
-                # On record first: the receipt counts what was told, and the next look at the journal refuses it.
+                # Record it first: the receipt counts what was reported, and the next look at the journal refuses it.
                 yield CreateObserved(token=state.token, instance=SeenMachine.of(instance), adopted=False)
                 return None
             if isinstance(context.provider, ExplainsJobs) and (why := context.provider.never_runs(instance)):
@@ -199,24 +199,24 @@ def _once_it_answers(
             if early is not None:
                 yield from early.send(instance)
             is_up = _is_up(instance, state.token)
-            # Nothing is sent before a list of this moment shows no second machine of the same create.
+            # Nothing is sent until a current list shows no second machine of the same create.
             listed = living(context.provider.find(state.token), state.token) if is_up else []
-            extras = [one for one in listed if one.id != born.id]
+            extras = [machine for machine in listed if machine.id != born.id]
             if is_up and not extras:
                 up_mono = up_mono or context.clock.monotonic()
                 return instance, up_mono, ask(context.reach(by_our_clock(instance, state)), instance)
             said = queue_words(context.provider, instance)
             said = said or f"{context.provider.name} says {instance.said or instance.state}"
-            last = f"{len(extras)} more carry its token" if extras else said
+            last = f"{len(extras)} more machines carry its token" if extras else said
             if not context.plan.lease.queue_s and absence.is_believed(instance, state, context):
                 yield from row.notes(context.provider, born.id)
                 yield from next_offer(born, absence, state, context)
                 return None
         except FarRefusal as refusal:
             last = _passing(refusal, is_own=context.plan.box is not None)
-        except HostKeyMismatch:  # Never reached yet, and nothing there to save: it is not waited for.
+        except HostKeyMismatch:  # It was never reached, so there is nothing to wait for or to save.
             raise
-        except Rejected as error:  # Not "not yet": no answer to come will be another one.
+        except Rejected as error:  # A final refusal: waiting will not change it.
             raise NoOffer("boot.rejected", f"{str(error).rstrip('.')}.", hint="Try again.") from error
         except (Unknown, MachineLost) as error:
             last = str(error)
@@ -226,7 +226,7 @@ def _once_it_answers(
 
 
 def _passing(refusal: FarRefusal, *, is_own: bool) -> str:
-    """The words of a refusal by the far side that time may mend; any other is raised."""
+    """Return the words of a refusal by the far side that may pass; raise any other."""
     if refusal.reason == "no_python":
         raise SetupError("box.no_python", refusal.what, hint=_OTHER_PYTHON if is_own else _OTHER_IMAGE) from refusal
     if refusal.reason not in PASSING:
@@ -240,9 +240,9 @@ def _given_up(born: Instance, waited_s: float, last: str) -> NoOffer:
 
 
 def _judged(facts: MachineFacts, missing: Missing, context: Context) -> Iterator[Note]:
-    """What should be known about the machine; an error where it will not do, before anything is sent there."""
-    for told in clock_warning(context.provider):
-        yield Incident(code="clock.wrong", message=told)
+    """Yield what the user should know about the machine; raise if it will not do, before anything is sent there."""
+    for warning in clock_warning(context.provider):
+        yield Incident(code="clock.wrong", message=warning)
     plan = context.plan
     for warning in login_warnings(facts.exported, plan.choices.pass_env):
         yield Incident(code="box.warning", message=warning)
@@ -253,12 +253,12 @@ def _judged(facts: MachineFacts, missing: Missing, context: Context) -> Iterator
 
 
 def _is_up(instance: Instance, token: str) -> bool:
-    """Whether it runs, can be reached, and is the one that was asked for."""
+    """Return whether it runs, can be reached, and is the one that was requested."""
     return instance.state is InstanceState.RUNNING and instance.address is not None and instance.token == token
 
 
 def _patience_s(state: RunState, context: Context, to_set_up_s: float) -> float:
-    """How long from now a machine may take to answer, before it is set up for so long; zero or less is one look."""
+    """Return how long from now a machine may take to answer, given its set-up time; 0 or less means one look."""
     lease = context.plan.lease
     longest_s = lease.queue_s + _boot_patience_s(context)
     least_s = lease.ship_s + LEAST_TRAINING * lease.train_s + context.plan.job.save_s + lease.collect_s
@@ -266,15 +266,15 @@ def _patience_s(state: RunState, context: Context, to_set_up_s: float) -> float:
 
 
 def _boot_patience_s(context: Context) -> float:
-    """How long a machine may take to answer once it no longer queues."""
+    """Return how long a machine may take to answer once it has left the queue."""
     offer = context.plan.offer
     return max(context.plan.lease.boot_s, terms_of(offer.provider).patience_s(offer.gpu_count))
 
 
 def _is_worth_waiting(seen: Instance, waited_s: float, context: Context) -> bool:
-    """Whether to look again: within the planned share in any case, after that only while the machine still comes up.
+    """Return whether to look again: always within the planned time, later only while the machine still comes up.
 
-    A job that is over never runs again; of a machine that is shown as gone, `Absence` decides.
+    A finished job never runs again; `Absence` decides about a machine that is shown as gone.
     """
     if seen.state is InstanceState.GONE:
         return not context.plan.lease.queue_s
@@ -283,28 +283,28 @@ def _is_worth_waiting(seen: Instance, waited_s: float, context: Context) -> bool
 
 
 def _timer_read_back(far: FarSide, instance: Instance, context: Context) -> int | None:
-    """The deadline that the machine's own timer goes by, read back from it; None where it has none.
+    """Return the deadline of the machine's own timer, read back from it; None if it has no timer.
 
-    NoOffer where the plan says that it ends itself and no timer shows: nothing is sent to a machine that only this
-    laptop would end, unless that was accepted.
+    NoOffer if the plan says that it ends itself and no timer answers: nothing is sent to a machine that only this
+    laptop would end, unless the user accepted that.
     """
     folder = context.guard_folder(instance)
     if not folder:
         return None
     for _ in ticks(context.clock, READ_AGAIN_S, READ_BACK_S):
-        told = far.end(folder, NEVER_WALL)  # No earlier time than it has: it is only asked whether it lives.
-        if told.taken:
-            return told.deadline
+        status = far.end(folder, NEVER_WALL)  # Later than its own time, so this changes nothing.
+        if status.taken:
+            return status.deadline
     if context.plan.choices.weak_lease:
         return None
     raise NoOffer(
         "timer.not_armed",
-        f"{instance.id} does not end itself as planned: {told.message}.",
+        f"{instance.id} does not end itself as planned: {status.message}.",
         hint="Try again, another --image, or --accept-weak-lease.",
     )
 
 
 def _planned_s(context: Context) -> float:
-    """How long the script may take: by the plan, or as long as the planned boot in a plan that does not say it."""
+    """Return how long the script may take: as planned, or the planned boot time if the plan does not say."""
     lease = context.plan.lease
     return float(lease.setup_s or lease.boot_s) if context.plan.choices.setup else 0.0

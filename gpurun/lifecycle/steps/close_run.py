@@ -1,4 +1,4 @@
-"""Take away what a rental left beside its machine, count what is at home, then write the receipt from the folder alone.
+"""Remove what a rental left beside its machine, count the files here, then write the receipt from the folder alone.
 
 The receipt comes last and from files only, so that a crash before it changes no byte of it.
 """
@@ -43,17 +43,18 @@ CLEAR_S = 180.0
 CLEAR_POLL_S = 5.0
 _LATE = "was made after its absence had been believed"
 _LIVES = "lives, and its end had been believed"
-EMPTY_LISTS = 3  # One list may be an old one.
+EMPTY_LISTS = 3  # One list may be old.
 
 
 def settle_run(state: RunState, context: Context) -> Iterator[Note]:
     """Clear, write and sign the receipt, and put it into the ledger; doing it twice gives the same bytes.
 
-    Killed after the ledger's line, the receipt is what it is: it is observed first, and what shows now comes after it.
+    If the process was killed after the ledger's line, the receipt stays as it is: it is observed first, and what shows
+    up now comes after it.
     """
     is_over, link = state.phase in (Phase.SETTLED, Phase.CLOSED), _link(context)
     if link is not None and not is_over:
-        _settle_by_receipt(state, context)  # Before the record: once that is there, nobody comes back to this step.
+        _settle_by_receipt(state, context)  # Before the record: once that is there, this step never runs again.
         yield ReceiptObserved(seq=link.seq, sha256=link.receipt_sha256)
     yield from clear_all(state, context)
     forget_client_key(context.folder.ssh)
@@ -70,18 +71,18 @@ def settle_run(state: RunState, context: Context) -> Iterator[Note]:
     if link is None:
         _settle_by_receipt(state, context)
         yield ReceiptObserved(seq=written.seq, sha256=written.sha256)
-    # Advice for later plans: nothing of the receipt waits for it.
+    # Advice for later plans: the receipt does not depend on it.
     add_prior(state, context.plan, context.folder, context.home, context.clock.wall())
 
 
 def close_machines(state: RunState, context: Context) -> Iterator[Note]:
-    """Take away what all machines until now have left, and have every budget know what they cost; the run continues."""
+    """Remove what all machines so far have left, and settle their cost in every budget; the run continues."""
     yield from clear_all(state, context)
     _settle_ended(rentals_of(read_journal(context.folder.journal).records), context)
 
 
 def _settle_ended(rentals: Sequence[Rental], context: Context) -> None:
-    """Put what each rental whose end is proven has cost in the place of what was held; a bill may yet say less."""
+    """Settle each rental whose end is proven at what it cost, in place of the held sum; a bill may later lower it."""
     with suppress(GpurunError):
         for rental in rentals:
             if rental.ended and all_bounded([rental]):
@@ -89,7 +90,7 @@ def _settle_ended(rentals: Sequence[Rental], context: Context) -> None:
 
 
 def _settle_by_receipt(state: RunState, context: Context) -> None:
-    """Put what the receipt says in the place of what was held; without a bound, or a file to note it in, that stays."""
+    """Settle the held sums by the receipt; without a bound, or a file to note it in, they stay held."""
     with suppress(GpurunError):
         receipt = read_receipt(context.home, context.folder)
         cost = receipt.predicate["cost"]["upper_bound_micros"]
@@ -100,16 +101,16 @@ def _settle_by_receipt(state: RunState, context: Context) -> None:
 
 
 def _link(context: Context) -> Link | None:
-    """The run's place in the ledger, if it has one; a ledger that cannot be read is told of when it is written to."""
+    """Return the run's place in the ledger, if it has one; a damaged ledger is reported when it is written to."""
     with suppress(OSError):
         return read_chain(context.home.ledger).of(context.folder.name)
     return None
 
 
 def clear_all(state: RunState, context: Context) -> Iterator[Note]:
-    """Take away what any asking of the run has left; MayBeBilling while something of it is billed.
+    """Remove what each request of the run has left; MayBeBilling while any of it is billed.
 
-    Machines come first: none of them is billed on while something beside another one is waited for.
+    Machines come first, so that none of them is billed while the leftovers of another are waited for.
     """
     opened: list[tuple[_Asking, Provider]] = []
     red: list[MayBeBilling] = []
@@ -119,13 +120,13 @@ def clear_all(state: RunState, context: Context) -> Iterator[Note]:
         except (SetupError, Unknown, MayBeBilling) as error:
             if asked.late or asked.is_billed:
                 red.append(error if isinstance(error, MayBeBilling) else _cannot_end(asked, error))
-            else:  # Its machines' deaths were proven before.
+            else:  # The ends of its machines were proven before.
                 yield from once(_unasked(asked.provider, error), context)
     for part in (_late, _beside):
         for asked, provider in list(opened):
             try:
                 yield from part(asked, provider, state, context)
-            except MayBeBilling as error:  # What the others have left is ended all the same.
+            except MayBeBilling as error:  # What the others have left is ended anyway.
                 red.append(error)
                 opened.remove((asked, provider))  # What lies beside a machine that lives is in use.
     if red:
@@ -133,10 +134,10 @@ def clear_all(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _open(asked: _Asking, state: RunState, context: Context) -> Provider:
-    """The provider that was asked; MayBeBilling where its key is known to be another customer's."""
+    """Return the provider of a request; MayBeBilling if its key is known to be another customer's."""
     provider = context.provider_named(asked.provider)
-    # A machine that is known to live is asked to end whatever the key; its death takes the right one (`check_account`).
-    # A new key of unknown owner is let look: it removes what it sees, and nothing is concluded from the rest.
+    # A machine that is known to live is ended with any key; its proof needs the right one (`check_account`).
+    # A new key of unknown owner may look: it removes what it sees, and nothing is concluded from the rest.
     is_named = asked.account.startswith(NAMED)
     if is_named and not asked.late and is_other_account(provider, asked.account, asked.token):
         raise other_account(provider, _of(asked, state))
@@ -144,9 +145,9 @@ def _open(asked: _Asking, state: RunState, context: Context) -> Provider:
 
 
 def clear(provider: Provider, token: str, clock: Clock, *, is_billed: bool = False) -> list[Leftover]:
-    """Remove what carries a token beside the machines, until a reading shows none; what is left when patience ends.
+    """Remove the leftovers that carry a token, until a reading shows none; return what is left when patience ends.
 
-    `is_billed`: something of it is known to be billed, so that silence means that it still is.
+    `is_billed`: some of it is known to be billed, so a missing reply means that it still is.
     """
     if not isinstance(provider, LeavesThings):
         return []
@@ -155,33 +156,33 @@ def clear(provider: Provider, token: str, clock: Clock, *, is_billed: bool = Fal
     while True:
         try:
             left = provider.leftovers(token)
-            is_billed = is_billed or any(one.billed for one in left)
+            is_billed = is_billed or any(leftover.billed for leftover in left)
             empty_lists = 0 if left else empty_lists + 1
             if empty_lists >= EMPTY_LISTS:
                 return []
-            for one in left:
-                with suppress(Unknown, Rejected, SetupError):  # What holds it may be the next of them.
-                    provider.remove(one)
+            for leftover in left:
+                with suppress(Unknown, Rejected, SetupError):  # The next leftover may hold this leftover.
+                    provider.remove(leftover)
         except (Unknown, Rejected, SetupError) as error:
             unseen = Leftover(provider=provider.name, kind=f"side resource ({error})", id=token, run="", token=token)
             left = left or [unseen.model_copy(update={"billed": is_billed})]
-        # Only for what is left: a laptop that slept through all its patience has not seen three lists.
+        # The patience limits only leftovers: a laptop that slept through it has not seen three empty lists.
         if left and clock.monotonic() - began_s >= CLEAR_S:
             return left
         clock.sleep(CLEAR_POLL_S)
 
 
 def _late(asked: _Asking, provider: Provider, state: RunState, context: Context) -> Iterator[Note]:
-    """A machine of any token of the run that shows only now, when its absence had been believed: it is ended too.
+    """End a machine of any of the run's tokens that shows up only now, after its absence was believed.
 
-    What it was billed is not known from the journal, so the receipt claims no bound any more. Once it is on record,
-    no list that is silent about it counts: only the proof of its end does.
+    Its bill is not known from the journal, so the receipt no longer claims a bound. Once it is on record, a list
+    without it proves nothing: only the proof of its end counts.
     """
     late = list(asked.late)
-    for one in _shown(provider, asked.token):
-        if one.id not in late:
-            yield came_late(one, state)
-            late.append(one.id)
+    for machine in _shown(provider, asked.token):
+        if machine.id not in late:
+            yield came_late(machine, state)
+            late.append(machine.id)
     check = _check_account_of(asked, provider, state, context)
     for name in late:
         knock = knock_of(state, replace(context, provider=provider), name)
@@ -196,36 +197,36 @@ def _late(asked: _Asking, provider: Provider, state: RunState, context: Context)
 
 
 def came_late(found: Instance, state: RunState) -> Note:
-    """Return the record of a machine that shows itself after its end, or its absence, had been believed."""
+    """Return the record of a machine that shows up after its end, or its absence, was believed."""
     is_own = state.instance is not None and found.id == state.instance.id
-    what = f"{found.id} {_LIVES if is_own else _LATE}; it was billed besides"
+    what = f"{found.id} {_LIVES if is_own else _LATE}; it was billed as well"
     return Incident(code="create.late", message=what, id=found.id, token=found.token)
 
 
 def _check_account_of(asked: _Asking, provider: Provider, state: RunState, context: Context) -> CheckAccount:
-    """Asks whether an absence at the provider says something of this asking (`account.vouched`)."""
+    """Return the check whether an absence at the provider is meaningful for this request (`account.vouched`)."""
     return partial(check_account, _of(asked, state), replace(context, provider=provider))
 
 
 def _of(asked: _Asking, state: RunState) -> RunState:
-    """The state as far as it tells whose account was asked for what."""
+    """Return the state with the token and the account of one request."""
     return state.model_copy(update={"token": asked.token, "account": asked.account})
 
 
 def _shown(provider: Provider, token: str) -> list[Instance]:
-    """What carries the token, as far as the provider shows it now."""
+    """Return the living machines with the token, as far as the provider shows them now."""
     try:
         return living(provider.find(token), token)
     except Unknown as error:
         return living(error.found, token)
     except (Rejected, SetupError):
-        return []  # Its death was proven, or its absence believed, when the provider did answer.
+        return []  # Its end was proven, or its absence believed, when the provider did answer.
 
 
 def _beside(asked: _Asking, provider: Provider, state: RunState, context: Context) -> Iterator[Note]:
-    """What an asking has left beside its machine: removed, or told; MayBeBilling where it is billed.
+    """Remove what a request has left beside its machine, or report it; MayBeBilling if it is billed.
 
-    What is billed is on record until readings under the right account's key show that it is gone.
+    A billed leftover stays on record until readings under the right account's key show that it is gone.
     """
     if asked.is_billed:
         try:
@@ -235,17 +236,17 @@ def _beside(asked: _Asking, provider: Provider, state: RunState, context: Contex
             raise _cannot_end(asked, error) from error
     is_given_up = state.stop == "destroy" and state.reason != "lease"
     if state.shared == "kept" and asked.token == state.token and not is_given_up:
-        told = f"what did not come home is kept on the cluster, in the folder {asked.token} of its workdir: "
-        told += f"`gpurun collect {state.run}` brings it, `gpurun reap --destroy` removes it"
-        yield from once(Incident(code="folder.kept", message=told), context)
+        message = f"what was not downloaded is kept on the cluster, in the folder {asked.token} of its workdir: "
+        message += f"`gpurun collect {state.run}` downloads it, `gpurun reap --destroy` removes it"
+        yield from once(Incident(code="folder.kept", message=message), context)
         return
     left = clear(provider, asked.token, context.clock, is_billed=asked.is_billed)
-    billed = [one for one in left if one.billed]
-    for one in left:
-        if one not in billed:
-            yield from once(_told(one, asked.token), context)
+    billed = [leftover for leftover in left if leftover.billed]
+    for leftover in left:
+        if leftover not in billed:
+            yield from once(_left_note(leftover, asked.token), context)
         elif not asked.is_billed:
-            yield _told(one, asked.token)
+            yield _left_note(leftover, asked.token)
     if billed:
         raise _still_billed(billed[0], provider, context.plan.run)
     if asked.is_billed:
@@ -255,14 +256,14 @@ def _beside(asked: _Asking, provider: Provider, state: RunState, context: Contex
 
 def _unasked(name: str, error: GpurunError | Unknown) -> Note:
     why = error.what if isinstance(error, GpurunError) else str(error)
-    return Incident(code="leftover", message=f"{name} could not be asked what was left there: {why}")
+    return Incident(code="leftover", message=f"{name} did not show what was left there: {why}")
 
 
 @dataclass(frozen=True)
 class _Asking:
-    """One asking for a machine, as its intent has it, and what of it is known to cost still.
+    """One request for a machine, as its intent records it, and what of it is known to cost still.
 
-    `late` are machines that came late and are not proven gone; `is_billed`: so is something beside its machine.
+    `late` are machines that showed up late and are not proven gone; `is_billed`: so is a leftover beside its machine.
     """
 
     provider: str
@@ -273,21 +274,21 @@ class _Asking:
 
 
 def _asked(state: RunState, context: Context) -> Iterator[_Asking]:
-    """Every asking for a machine in this run."""
+    """Yield every request for a machine in this run."""
     for intent in all_typed(read_journal(context.folder.journal).records, CreateIntended):
         late = tuple(name for name, token in state.late.items() if token in ("", intent.token))
         yield _Asking(intent.provider, intent.token, intent.account, late, intent.token in state.leftover)
 
 
 def _cannot_end(asked: _Asking, error: SetupError | Unknown) -> MayBeBilling:
-    """The error of what is known to be billed at a provider that cannot be asked now."""
+    """Return the error for what is known to be billed at a provider that does not answer now."""
     why, hint = (error.what, error.hint) if isinstance(error, SetupError) else (str(error), "Try again.")
-    left = ", ".join(asked.late) or f"what lies beside {asked.token}"
-    return MayBeBilling("destroy.cannot_ask", f"{asked.provider} cannot be asked to end {left}: {why}", hint=hint)
+    left = ", ".join(asked.late) or f"what is beside {asked.token}"
+    return MayBeBilling("destroy.cannot_ask", f"{asked.provider} cannot end {left} now: {why}", hint=hint)
 
 
-def _told(left: Leftover, token: str) -> Note:
-    """The record of something that was left; one that is billed leaves the run red until it is gone."""
+def _left_note(left: Leftover, token: str) -> Note:
+    """Return the record of a leftover; one that is billed leaves the run red until it is gone."""
     what = f"{left.kind} {left.id} is still at {left.provider}; `gpurun reap` removes it"
     billed: Json = {"token": token, "billed": True} if left.billed else {}
     return Incident(code="leftover", message=what, **billed)

@@ -1,4 +1,4 @@
-"""Bring home what a machine that is gone has left: in the bucket that it pushed to, or in a cluster's folder."""
+"""Download what an ended machine has left: from the bucket that it pushed to, or from a cluster's folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpurun.remote.messages import Manifest
 
 
 def collect_pushed(state: RunState, context: Context) -> Iterator[Note]:
-    """Fetch what is there and not here. The machine is gone and paid for: what fails is noted, not raised."""
+    """Fetch files that are there and not here. The machine is gone and paid for: a failure is noted, not raised."""
     is_shared, place, is_whole = state.shared == "holds", state.pushed, True
     if is_shared and (address := get_instance(state).address) is not None:
         place = address.folder
@@ -32,11 +32,11 @@ def collect_pushed(state: RunState, context: Context) -> Iterator[Note]:
             found = bring_pushed(context.folder, context.plan.choices.stage, place, context.clock)
     except GpurunError as error:
         is_whole = False
-        yield Incident(code=error.code, message=f"nothing came from {where}: {error.what}")
+        yield Incident(code=error.code, message=f"nothing was downloaded from {where}: {error.what}")
     for name, why in islice(found.missing.items(), NAMED):
-        yield Incident(code=why.code, message=f"{name} did not come from {where}: {why.what}")
+        yield Incident(code=why.code, message=f"{name} was not downloaded from {where}: {why.what}")
     if len(found.missing) > NAMED:
-        more = f"{len(found.missing) - NAMED} more files did not come from {where}"
+        more = f"{len(found.missing) - NAMED} more files were not downloaded from {where}"
         yield Incident(code="salvage.more", message=more)
     seconds = round(context.clock.monotonic() - started, 3)
     shared: Json = {}
@@ -48,21 +48,21 @@ def collect_pushed(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _at_home(found: Salvaged, inventory: Inventory) -> Json:
-    """What is at home now: what came from the bucket, and what had come before."""
+    """Return the fields about the files here now: those from the bucket, and those that were here before."""
     before = inventory.counted(read_journal(inventory.folder.journal).records)
     files = {str(file["name"]): file for file in before["files"]}
     files |= {file.name: file.as_json() for file in found.here}
-    named = {*found.left_out, *(one.name for one in found.manifest.files)}
-    is_newer = (found.manifest.latest or -1) >= (before["latest"] or 0)  # Then what it names no more was replaced.
+    named = {*found.left_out, *(file.name for file in found.manifest.files)}
+    is_newer = (found.manifest.latest or -1) >= (before["latest"] or 0)  # Then files it lacks were replaced.
     lost = (name for name in before["missing"] if name in named or not is_newer)
     unlisted = (f"outputs/{one['name']}" for one in (before.get("unpublished") or {}).get("first", ()))
     missing = {*lost, *found.missing, *found.left_out, *unlisted} - files.keys()
-    if all(one.name in files for one in newest(found.manifest)):  # The one before the latest is missed by nobody then.
+    if all(one.name in files for one in newest(found.manifest)):  # Then the checkpoint before the latest is not needed.
         missing -= {one.name for one in spare(found.manifest)}
     steps = [step for step in (before["latest"], found.manifest.latest) if step is not None]
     bests = [before["best"], found.manifest.best.model_dump(mode="json") if found.manifest.best else None]
     return {
         **told_files(inventory.folder, [files[name] for name in sorted(files)], sorted(missing)),
-        "latest": max(steps, default=None),  # Which of the two lists is the newer one depends on what was lost when.
+        "latest": max(steps, default=None),  # Either list may be the newer one.
         "best": min((one for one in bests if one), key=lambda one: float(one["val_loss"]), default=None),
     }

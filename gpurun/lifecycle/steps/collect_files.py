@@ -1,4 +1,4 @@
-"""Bring home what the instance announces as finished: each file by its digest, nothing that is here already."""
+"""Download what the instance lists as finished: each file by its digest, and none that is here already."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LEASE_OVER = "collect.lease_over"
 
 
 def collect(state: RunState, context: Context) -> Iterator[Note]:
-    """Fetch what is worth it of the manifest into `artifacts/`; a file counts only once its digest was checked here.
+    """Fetch the wanted files of the manifest into `artifacts/`; a file counts only once its digest is checked here.
 
-    Of a machine that is gone, what had come home by then is recorded, and what it had finished besides as missing.
+    If the machine is gone, record the files that had come by then, and the others that it had finished as missing.
     """
     yield CollectIntended()
     started = context.clock.monotonic()
     instance, patience, inventory = get_instance(state), Patience(state, context), Inventory(context.folder)
-    # A job's files need no job: it may be over.
+    # A job's files do not need the job: it may be over.
     far = (state.shared and folder_way(instance, context)) or context.reach(instance)
     manifest, gone = _listed(far, inventory, patience, state)
     keep = context.plan.job.more_kept
@@ -57,7 +57,7 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
     unpublished = state.unpublished if gone is None else {}
     lost = [str(file["name"]) for file in unpublished.get("first", ())]
     missing_bytes = sum(file.bytes for file in (*due, *rest) if file.name in downloads.missing)
-    left = [file.name for file in rest if file.name not in done]  # With the latest at home nobody misses them.
+    left = [file.name for file in rest if file.name not in done]  # With the latest one here they are not needed.
     more: Json = {"left": left} if left else {}
     more |= {"missing_bytes": missing_bytes + unpublished.get("bytes", 0)} if downloads.missing or lost else {}
     more |= {"unpublished": unpublished} if unpublished else {}
@@ -77,27 +77,27 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _no_room(downloads: Downloader, files: Sequence[ManifestFile]) -> Iterator[Note]:
-    """Bring files while the lease lasts, with a note, once for each, of what there is no room for."""
-    told: set[str] = set()
+    """Download files while the lease lasts; note each disk-full error once."""
+    noted: set[str] = set()
     for full in downloads.each(files):
-        if full.what not in told:
-            told.add(full.what)
+        if full.what not in noted:
+            noted.add(full.what)
             yield Incident(code=full.code, message=f"{full.what} {full.hint}")
 
 
 def _failed(why: GpurunError, names: Collection[str], size_bytes: int, state: RunState) -> GpurunError:
-    """What the far side would not give, or gave as nonsense, as what it means here: something did not come home."""
+    """Return a far side's refusal or nonsense as the error that it means here: files were not downloaded."""
     if not isinstance(why, FarRefusal | CollectFailed):
         return why
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     shown = ", ".join([*names][:MOST_NAMED]) + more
-    what = f"{why.what} Not at home: {format_files(len(names))}, {format_bytes(size_bytes)} ({shown})."
+    what = f"{why.what} Not downloaded: {format_files(len(names))}, {format_bytes(size_bytes)} ({shown})."
     return CollectFailed(why.code, what if names else why.what, hint=_hint(why, state))
 
 
 def _hint(why: GpurunError, state: RunState) -> str:
-    """What to do: while the machine is held, a collect may still bring it."""
-    hint = "What came home before is kept." if isinstance(why, FarRefusal) else why.hint
+    """Return what to do: while the machine is held, a collect may still fetch the files."""
+    hint = "What was downloaded before is kept." if isinstance(why, FarRefusal) else why.hint
     is_held = state.hold_s and why.code != LEASE_OVER
     return f"{hint} While the machine is held: gpurun collect {state.run}" if is_held else hint
 
@@ -105,11 +105,11 @@ def _hint(why: GpurunError, state: RunState) -> str:
 def _listed(
     far: FarSide, inventory: Inventory, patience: Patience, state: RunState
 ) -> tuple[Manifest, TrainingFailed | None]:
-    """What is finished over there; of a machine that is gone, what it told last, and the error that says so."""
+    """Return what is finished there; if the machine is gone, its last list, and the error that says so."""
     try:
-        # Not bounded by the room here: what fits is brought, and for the rest there may be room later.
+        # Not limited by the room here: what fits is downloaded, and there may be room for the rest later.
         manifest = patience.until_done(partial(far.manifest, MOST_ANNOUNCED_BYTES))
-        with suppress(OSError):  # Only for a later life of this process; a full disk is waited for elsewhere.
+        with suppress(OSError):  # Only a restarted supervisor needs it; a full disk is waited for elsewhere.
             inventory.remember(manifest)
         return inventory.with_whole(manifest), None
     except FarRefusal as refusal:
@@ -122,9 +122,9 @@ def _listed(
 
 
 def _egress(context: Context, budget: EgressBudget, again_bytes: int) -> Json:
-    """What left the machine over the whole run, and what that costs, where its provider charges for it."""
+    """Return what left the machine over the whole run, and its cost, if the provider charges for it."""
     if budget.limit_bytes is None:
         return {}
-    told = [path.stat().st_size for path in (context.folder.log, context.folder.events) if path.exists()]
-    left_bytes = budget.spent_bytes + again_bytes + sum(told)
+    sizes = [path.stat().st_size for path in (context.folder.log, context.folder.events) if path.exists()]
+    left_bytes = budget.spent_bytes + again_bytes + sum(sizes)
     return {"left_bytes": left_bytes, "egress_micros": egress_of(context.plan.offer, left_bytes)}

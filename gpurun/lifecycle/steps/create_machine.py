@@ -1,4 +1,4 @@
-"""Ask for one instance, and know whether it exists: intent first, one at most, nothing forgotten."""
+"""Request one instance, and know whether it exists: intent first, one at most, nothing forgotten."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from gpurun.providers.errors import RejectedFor
 from gpurun.remote.key_pairs import make_keys
 
 ATTEMPTS = 3
-# How much longer than its settling time a provider that answers now and then is asked.
+# How much longer than its settling time a provider that answers only sometimes is read.
 LOOK_S = 300.0
 LOOK_ON_S = 20.0
 SEEN_S = 60.0
@@ -53,9 +53,9 @@ _MOST_TOLD = 3
 
 
 def create(state: RunState, context: Context) -> Iterator[Note]:
-    """Send one create, after its intent is on disk; or, when an earlier answer is missing, look for what it made.
+    """Send one create, after its intent is on disk; or, if an earlier reply is missing, look for what it made.
 
-    Where this offer certainly cannot be had, the next attempt is on the next approved one, with a token of its own.
+    If this offer certainly cannot be had, the next attempt is for the next approved one, with its own token.
     """
     if state.token:
         yield from _look_for(state, context)
@@ -75,9 +75,9 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
     yield _intent(order, spent, context, account, asked_wall + context.plan.lease.queue_s + order.lease_s)
     unsent = ""
     if context.clock.wall() > asked_wall + LATE_S:
-        unsent = "it was not sent: this machine slept, and the deadline in it is too near"
+        unsent = "it was not sent: this machine slept, so its deadline is too near"
     elif context.wants_stop(state):
-        unsent = "it was not sent: a stop was asked for"
+        unsent = "it was not sent: a stop was requested"
     if unsent:
         yield CreateRefused(token=order.token, reason="not_sent", message=unsent)
         return
@@ -94,7 +94,7 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
         if reason in PASSES_OVER and context.has_offer(state.passed_over + 1):
             return
         raise _last_word(error, context) from error
-    except Throttled as error:  # Each of its tries was answered with "too many requests": none was taken.
+    except Throttled as error:  # Each try got "too many requests": none was accepted.
         yield CreateRefused(token=order.token, reason="not_sent", message=str(error))
         return
     except Unknown as error:
@@ -105,13 +105,13 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
             yield CreateObserved(token=order.token, instance=SeenMachine.of(error.again()), adopted=False)
         return
     if instance.token != order.token:
-        yield CreateUnknown(token=order.token, message=f"the answer is about another: {instance.id}")
+        yield CreateUnknown(token=order.token, message=f"the reply is about another machine: {instance.id}")
         return
     yield CreateObserved(token=order.token, instance=SeenMachine.of(instance), adopted=False)
 
 
 def _hold(order: Order, state: RunState, context: Context) -> None:
-    """Have each budget set the worst case aside, until a refusal or a proven end says what it came to."""
+    """Let each budget set the worst case aside, until a refusal or a proven end gives the actual cost."""
     for token, asked in state.asked.items():
         if asked.answer == "refused":
             context.budgets.settle(token, Micros(0))
@@ -120,9 +120,9 @@ def _hold(order: Order, state: RunState, context: Context) -> None:
 
 
 def _refuse_beside_another(state: RunState, context: Context) -> None:
-    """RunHeld where a machine of this run and home lives that this journal has not asked for.
+    """Raise RunHeld if a machine of this run and home lives that this journal did not request.
 
-    A home that was copied, synced or put back from a backup has a twin whose run is the same, and may be at work.
+    A home that was copied, synced or restored from a backup has a twin with the same run, which may be at work.
     """
     plan, provider = context.plan, context.provider
     if not plan.offer.rate_micros_per_hour:
@@ -135,20 +135,20 @@ def _refuse_beside_another(state: RunState, context: Context) -> None:
             doubt = str(error)
             continue
         known = [(one, token) for one in alive if (token := parse_token(one.token)) and token.home == context.home.id]
-        ours = [one for one, token in known if token.run_or(plan.run) == plan.run]  # A token may have cut the name.
+        ours = [one for one, token in known if token.run_or(plan.run) == plan.run]  # A token may cut the name.
         others = [one for one in ours if one.token not in state.asked]
         if others:
             raise RunHeld(
                 "run.elsewhere",
                 f"{others[0].id} at {provider.name} was made for {plan.run} by a copy of this home, and lives.",
-                hint=f"Nothing was made here. Go on with that copy, or end it there: gpurun destroy {plan.run}.",
+                hint=f"Nothing was made here. Continue with that copy, or end it there: gpurun destroy {plan.run}.",
             )
         return
     raise NoOffer("create.cannot_look", f"{doubt}.", hint="Nothing was made. Try again, or another --provider.")
 
 
 def _account_asked(provider: Provider) -> str:
-    """The mark of the account that is about to be asked for a machine; "" where there are no accounts."""
+    """Return the mark of the account that the machine will be requested from; "" if the provider has no accounts."""
     if not isinstance(provider, HasAccounts):
         return ""
     try:
@@ -156,20 +156,20 @@ def _account_asked(provider: Provider) -> str:
     except Unknown as error:
         raise NoOffer(
             "account.unknown",
-            f"{provider.name} does not say whose account the key belongs to: {error}.",
+            f"{provider.name} did not say whose account the key belongs to: {error}.",
             hint="Nothing was made. Try again, or another --provider.",
         ) from error
 
 
 def _reason_of(refusal: NoCapacity | Rejected) -> str:
-    """The journal's word for why nothing was made."""
+    """Return the journal's word for why nothing was made."""
     if isinstance(refusal, NoCapacity):
         return "no_capacity"
     return "offer_rejected" if refusal.of_offer else "rejected"
 
 
 def _last_word(refusal: NoCapacity | Rejected, context: Context) -> GpurunError:
-    """The error that ends the run: the last refusal's own, and what was said of the offers that were tried before."""
+    """Return the error that ends the run: the last refusal, and what was said about the offers tried before."""
     before = _before(str(refusal), context)
     if isinstance(refusal, RejectedFor):
         error = refusal.error
@@ -183,15 +183,15 @@ def _last_word(refusal: NoCapacity | Rejected, context: Context) -> GpurunError:
 
 
 def _said_last(context: Context) -> str:
-    """What the provider has said to the last create, from the journal."""
-    answers = [one.typed for one in read_journal(context.folder.journal).records]
-    told = [one.message for one in answers if isinstance(one, CreateRefused | CreateUnknown)]
-    return f", and said last: {told[-1].rstrip('.')}" if told and told[-1] else ""
+    """Return the provider's reply to the last create, from the journal."""
+    answers = [record.typed for record in read_journal(context.folder.journal).records]
+    messages = [answer.message for answer in answers if isinstance(answer, CreateRefused | CreateUnknown)]
+    return f"; the last reply was: {messages[-1].rstrip('.')}" if messages and messages[-1] else ""
 
 
 def _before(last: str, context: Context) -> str:
-    """What the journal has of earlier offers, each reason once; nothing where all were refused in the same words."""
-    told: dict[str, str] = {}
+    """Return the refusals of earlier offers, each reason once; "" if all were refused in the same words."""
+    refusals: dict[str, str] = {}
     name = ""
     for record in read_journal(context.folder.journal).records:
         match record.typed:
@@ -199,21 +199,21 @@ def _before(last: str, context: Context) -> str:
                 offer = Offer.model_validate(intent.offer)
                 name = f"{offer.provider} {offer.label} {offer.place}"
             case CreateRefused(reason=reason, message=message) if reason in PASSES_OVER:
-                told.setdefault(message.rstrip("."), name)
-    told.pop(last.rstrip("."), None)
-    shown = [f"{name}: {message}" for message, name in told.items()][:_MOST_TOLD]
+                refusals.setdefault(message.rstrip("."), name)
+    refusals.pop(last.rstrip("."), None)
+    shown = [f"{name}: {message}" for message, name in refusals.items()][:_MOST_TOLD]
     return f" Before that, {'; '.join(shown)}." if shown else ""
 
 
 def _spent_before(state: RunState, context: Context) -> Micros:
-    """Return what the machines before this one have cost at most: one that was gone is paid as well."""
+    """Return the most that the machines before this one cost: one that is gone is paid as well."""
     if state.leg == 1 and not any(asked.answer == "made" for asked in state.asked.values()):
         return Micros(0)
     return spent_at_most(state, read_journal(context.folder.journal).records, state.leg)
 
 
 def _order(spent: Micros, state: RunState, context: Context) -> Order:
-    """A new token and an absolute deadline, checked against the cap once more before anything is sent."""
+    """Return an order with a new token and an absolute deadline, checked against the cap once more."""
     plan = context.plan
     worst = total(plan.worst_micros, spent)
     if plan.cap_micros is not None and worst > plan.cap_micros:
@@ -238,21 +238,21 @@ def _order(spent: Micros, state: RunState, context: Context) -> Order:
 
 
 def _their_wall(context: Context) -> float:
-    """The time by the clock that the machine will obey, asked for again: this one may have been set a moment ago."""
+    """Return the time by the machine's clock, requested again: the clock here may have been set a moment ago."""
     if isinstance(context.provider, TellsTime):
-        with contextlib.suppress(Unknown):  # A provider that does not answer now is met by the create that follows.
+        with contextlib.suppress(Unknown):  # If the provider does not answer now, the create that follows reports it.
             context.provider.ask_time()
     return their_wall(context.provider, context.clock)
 
 
 def disk_gb_of(plan: Plan) -> int:
-    """The disk that is ordered, as it was priced."""
+    """Return the disk size to order, as priced."""
     return disk_gb_on(plan.offer.provider, plan.job.disk_gb)
 
 
 def _intent(order: Order, spent: Micros, context: Context, account: str, deadline_wall: float) -> CreateIntended:
     plan = context.plan
-    # What a leg may cost is what the legs before it have left already.
+    # The earlier legs' cost is already off what this leg may cost.
     beside = left_of(spent, plan.leg.spent_micros) if plan.leg is not None else spent
     hourly, once_only = beside_rate(plan.offer, plan.job.home_bytes, order.disk_gb)
     intent = CreateIntended(
@@ -277,23 +277,23 @@ def _intent(order: Order, spent: Micros, context: Context, account: str, deadlin
 
 
 def _look_for(state: RunState, context: Context) -> Iterator[Note]:
-    """Find what a create of unknown outcome made, and adopt the oldest; or believe that there is none.
+    """Find what a create of unknown outcome made, and adopt the oldest; or conclude that there is none.
 
-    Absence is believed only after the provider's whole settling time of steady lists; one answer that is lost in
-    between begins it again.
+    Absence is believed only after the provider's whole settling time of steady lists; one lost reply in between
+    restarts the wait.
     """
     traits, is_seeing = context.provider.traits, False
     looked_late = context.looks_late(state)
-    unclear, steady_since = "nothing was answered", float("inf")
+    unclear, steady_since = "no reply came", float("inf")
     for elapsed in ticks(context.clock, traits.poll_s, traits.settle_s + LOOK_S):
         if context.seconds_left(state) <= 0:
-            return  # What it made may have lived and ended since: that is a death to prove, not an absence.
+            return  # A machine may have lived and ended since: prove its end, do not conclude its absence.
         try:
             found = _carrying(context.provider.find(state.token), state.token)
             notes = [] if found or is_seeing else check_account(state, context)
         except (Unknown, SetupError) as error:
             unclear, steady_since = str(error), float("inf")
-            # A list that could be read only in part may show it all the same: it is adopted, never believed absent.
+            # A list that was read only in part may show it: then it is adopted, but its absence is never concluded.
             found, notes = _carrying(error.found, state.token) if isinstance(error, Unknown) else [], []
             if not found:
                 continue
@@ -307,7 +307,7 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
         if elapsed - steady_since >= traits.settle_s and looked_late:
             raise NoOffer(
                 UNSEEN,
-                f"Nobody looked for {state.token} in time, and now it is not there: it may have lived meanwhile.",
+                f"The look for {state.token} came too late, and now it does not exist: it may have lived meanwhile.",
                 hint="The machine is proven gone, and counted as if it had lived. Train again: gpurun train.",
             )
         if elapsed - steady_since >= traits.settle_s:
@@ -325,12 +325,12 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _look_on(state: RunState, context: Context) -> Iterator[Note]:
-    """Look until the deadline, as the cap does not pay for a second machine beside one that may still show itself.
+    """Look until the deadline, since the cap does not pay for a second machine beside one that may still show up.
 
-    Raises NoOffer when the lists stayed empty through it, each of them: then there never was one.
+    NoOffer if every list until then was empty: then no machine was made.
     """
-    told = f"{context.provider.name} did not answer the create of {state.token} and does not show it yet; it is looked "
-    message = f"{told}for until its deadline, since the cap does not pay for a second machine beside it"
+    what = f"{context.provider.name} did not answer the create of {state.token} and does not show it yet; it is looked "
+    message = f"{what}for until its deadline, since the cap does not pay for a second machine beside it"
     yield from once(Incident(code=UNSEEN, message=message), context)
     is_steady = True
     while context.seconds_left(state) > 0 and is_steady:
@@ -351,7 +351,7 @@ def _look_on(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _carrying(listed: Sequence[Instance], token: str) -> list[Instance]:
-    """What a create with this token made: those that live, or else those that have lived and ended, and cost money."""
+    """Return what a create with this token made: the living ones, else those that lived, ended and cost money."""
     return living(listed, token) or [one for one in listed if one.token == token]
 
 
@@ -360,6 +360,6 @@ def _absent(state: RunState) -> Note:
 
 
 def _pays_for_another(state: RunState, context: Context) -> bool:
-    """Whether a further machine may be asked for, or none is wanted any more."""
+    """Return whether the cap pays for a further machine, or no machine is wanted any more."""
     plan = context.plan
     return bool(state.stop or state.failure) or pays_for_another(state, plan.cap_left_micros, plan.worst_micros)

@@ -1,4 +1,4 @@
-"""End the run's machine: by its provider, by its own timer where the provider does not listen, or by leaving a box."""
+"""End the run's machine: by its provider, by its own timer if the provider refuses, or by leaving the user's box."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from gpurun.view.number_format import format_files
 
 LEAVE_S = 60.0
 ANSWER_S = 10.0
-"""So long a machine that is told to end itself has for its answer: its timer looks at its time every five seconds."""
+"""How long a machine that is told to end itself has to reply: its timer reads its time every five seconds."""
 
 
 def destroy(state: RunState, context: Context) -> Iterator[Note]:
-    """The step: destroy what the journal knows of and whatever else carries the run's token."""
+    """Destroy the machine in the journal and every other one that carries the run's token."""
     identifier = state.instance.id if state.instance else ""
     reason = "failure" if state.failure or state.moves_on else state.stop or state.outcome or "lease"
-    # A timer on the machine is a plan: its root can stop it, and its provider can refuse it.
+    # A timer on the machine is no guarantee: root there can stop it, and the provider can refuse its request.
     is_limited = context.provider.traits.ends_by is EndsBy.PROVIDER
     yield DestroyIntended(id=identifier, token=state.token, reason=reason, timer=is_limited)
     if context.plan.box is not None:
@@ -60,9 +60,9 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _leave(state: RunState, context: Context) -> Iterator[Note]:
-    """A box that is kept: end the training there and take the run's folder away, as far as it can be reached.
+    """Leave the user's box: end the training there and remove the run's folder, as far as the box can be reached.
 
-    What the trainer wrote and is not here stays: there is no other copy, unless a person wanted nothing of it.
+    What the trainer wrote and is not here stays: it is the only copy, unless the user wants none of it.
     """
     is_unwanted = state.stop == "destroy" and state.reason != "lease"
     lost = "it was never tried"
@@ -72,23 +72,23 @@ def _leave(state: RunState, context: Context) -> Iterator[Note]:
             kept = "" if is_unwanted else _only_there(far, context)
             unlisted = 0 if is_unwanted else int(state.unpublished.get("files", 0))
             far.farewell(keep_results=bool(kept), keep_work=unlisted > 0)
-        except GpurunError as error:  # Its host key is another, or ours is gone: no reason to keep the run open.
+        except GpurunError as error:  # Its host key changed, or ours is gone: the run need not stay open for that.
             lost = error.what.rstrip(".")
             continue
         if unlisted:
-            told = f"{format_files(unlisted)} that the command finished and could not list are"
-            told = f"{told} kept on the box, in ~/.gpurun/{state.token}/{WORK}"
-            yield from once(Incident(code="box.work_left", message=told), context)
+            message = f"{format_files(unlisted)} that the command finished and could not list are"
+            message = f"{message} kept on the box, in ~/.gpurun/{state.token}/{WORK}"
+            yield from once(Incident(code="box.work_left", message=message), context)
         if kept:
-            told = f"{kept} kept on the box, in ~/.gpurun/{state.token}/out"
-            yield from once(Incident(code="box.results_left", message=told), context)
+            message = f"{kept} kept on the box, in ~/.gpurun/{state.token}/out"
+            yield from once(Incident(code="box.results_left", message=message), context)
         return
-    told = f"the box could not be reached to end the training ({lost}); its agent does so when the lease is over"
-    yield from once(Incident(code="box.not_left", message=told), context)
+    message = f"the box could not be reached to end the training ({lost}); its agent does so when the lease is over"
+    yield from once(Incident(code="box.not_left", message=message), context)
 
 
 def _only_there(far: FarSide, context: Context) -> str:
-    """What is finished over there, worth bringing and not here, in words; empty for nothing."""
+    """Return in words what is finished there, wanted and not here; "" if nothing is."""
     try:
         manifest = far.manifest(MOST_ANNOUNCED_BYTES)
     except FarRefusal as refusal:
@@ -96,14 +96,13 @@ def _only_there(far: FarSide, context: Context) -> str:
     inventory = Inventory(context.folder)
     left = [file for file in wanted(manifest) if not inventory.has(file)]
     total_bytes = sum(file.bytes for file in left)
-    return f"{len(left)} files ({total_bytes:,} bytes) that did not come home are" if left else ""
+    return f"{len(left)} files ({total_bytes:,} bytes) that were not downloaded are" if left else ""
 
 
 def _end_itself(state: RunState, context: Context, trouble: Exception) -> list[Note]:
-    """Have the machine end itself in a moment, over SSH; a record of when it does, or of why it cannot be told to.
+    """Tell the machine over SSH to end itself soon; return a record of when it will, or of why it cannot.
 
-    `trouble` is why its provider does not do it. Nothing where its agent was never reached, and where its timer has
-    taken it before.
+    `trouble` is why its provider does not end it. [] if its agent was never reached, or its timer accepted this before.
     """
     state = context.latest(state)
     folder = context.timer_of(state)
@@ -111,7 +110,7 @@ def _end_itself(state: RunState, context: Context, trouble: Exception) -> list[N
         return []
     instance = get_instance(state)
     if isinstance(trouble, SetupError) and _shares_key(state, context):
-        return [_cannot(f"{instance.id} cannot end itself either: its timer asks with the same key")]
+        return [_cannot(f"{instance.id} cannot end itself either: its timer uses the same key")]
     try:
         ended = context.reach(instance).end(folder, context.clock.wall() + state.clock_ahead_s + ANSWER_S)
     except MachineLost:
@@ -119,24 +118,24 @@ def _end_itself(state: RunState, context: Context, trouble: Exception) -> list[N
     except GpurunError as error:
         return [_cannot(f"{instance.id} could not be told to end itself: {error.what}")]
     if not ended.taken or ended.deadline is None:
-        return [_cannot(f"{instance.id} did not take it that it is to end itself: {ended.message}")]
+        return [_cannot(f"{instance.id} did not accept that it should end itself: {ended.message}")]
     ends_wall = ended.deadline - state.clock_ahead_s
     now_wall, plan = context.clock.wall(), context.plan
     most = spent_by(read_journal(context.folder.journal).records, ends_wall + plan.lease.kill_allowance_s)
-    message = f"{instance.id} was told over SSH to end itself, and its own timer took it: "
+    message = f"{instance.id} was told over SSH to end itself, and its own timer accepted: "
     message += _how_it_ends(context.provider, local_time(ends_wall, now=now_wall), format_usd(most))
     return [MachineEndsItself(message=message, ends_wall=ends_wall)]
 
 
 def _how_it_ends(provider: Provider, when: str, most: str) -> str:
-    """Return what is to happen at that time, and on whom it depends."""
+    """Return what will happen at that time, and on whom it depends."""
     if provider.traits.ends_by is EndsBy.REQUEST:
-        return f"at {when} it will ask {provider.name} to end it; if that is granted, it costs at most {most} in all"
+        return f"at {when} it will ask {provider.name} to end it; if that works, it costs at most {most} in all"
     return f"it will end itself at {when}, at most {most} in all, unless something on it prevents that"
 
 
 def _shares_key(state: RunState, context: Context) -> bool:
-    """Whether the timer asks with the key of the create, as it was then: keys may have been stored or taken since."""
+    """Return whether the timer uses the key of the create, by the record: keys may have changed since."""
     if state.timer_shares_key is not None:
         return state.timer_shares_key
     return isinstance(context.provider, Guarded) and context.provider.guard_shares_key

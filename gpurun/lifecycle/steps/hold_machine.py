@@ -1,7 +1,7 @@
-"""Keep a machine for a while whose end would take away what is finished there and not at home.
+"""Keep a machine for a while if ending it would lose finished files that are not here yet.
 
-The lease pays for it: nothing is reserved, no deadline moves, and the machine's own timer knows nothing of it. The
-moment of its end is on record, so that a supervisor that is started again holds no longer than the first one.
+The lease pays for it: nothing is reserved, no deadline moves, and the machine's own timer knows nothing of it. The time
+of its end is on record, so that a restarted supervisor holds no longer than the first one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from gpurun.view.number_format import format_bytes, format_files
 
 LOOK_S, CALL_S = 2.0, 30.0
 MARGIN_S = 2.0
-"""So long before the lease a hold ends: its end is the hold's, and no stop by the lease."""
+"""How long before the lease a hold ends, so that its end counts as the hold's, not as a stop by the lease."""
 _MOST_NAMED = 20
 _OF_FILES = ("files", "missing", "listed", "missing_files", "missing_bytes")
 
 
 def hold(state: RunState, context: Context) -> Iterator[Note]:
-    """Hold the machine until all that was missing is at home, its time is over, or it runs no more."""
+    """Hold the machine until everything missing is here, its time is over, or it no longer runs."""
     lacking = _Lacking.of(state, context)
     if state.held_at is None:
         left_s = max(0.0, min(state.hold_s, context.seconds_left(state) - MARGIN_S))
@@ -54,7 +54,7 @@ def hold(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _is_gone(state: RunState, context: Context) -> bool:
-    """Whether the machine runs no more. It is called now and then: one that waits for a client hears that one lives."""
+    """Return whether the machine no longer runs. The call also shows the machine's agent that a client is alive."""
     try:
         context.reach(get_instance(state)).poll({})
     except MachineLost:
@@ -66,18 +66,18 @@ def _is_gone(state: RunState, context: Context) -> bool:
 
 @dataclass(frozen=True)
 class _Lacking:
-    """What is finished on the machine and not at home: files that a collect may still bring, and others by name."""
+    """What is finished on the machine and not here: files that a collect may still fetch, and others by name."""
 
     collected: CollectObserved | None
     files: tuple[ManifestFile, ...]
     names: tuple[str, ...]
     inventory: Inventory
     here: set[str] = field(default_factory=set)
-    """Names of those that were found at home: each digest is computed once."""
+    """Names of those that were found here: each digest is computed once."""
 
     @classmethod
     def of(cls, state: RunState, context: Context) -> _Lacking:
-        """By what the collect step has on record, and what the machine announced last."""
+        """Return it by the record of the collect step, and the machine's last list."""
         records = read_journal(context.folder.journal).records
         collected, inventory = last_typed(records, CollectObserved), Inventory(context.folder)
         announced = {file.name: file for file in getattr(inventory.remembered(), "files", ())}
@@ -86,7 +86,7 @@ class _Lacking:
         return cls(collected, files, names, inventory)
 
     def listed(self, state: RunState, context: Context) -> _Lacking:
-        """The same once the machine lists what the collect step could not have listed; another collect brings that."""
+        """Return it with the machine's list if the collect step had none; another collect fetches those files."""
         if self.collected:
             return self
         try:
@@ -99,21 +99,21 @@ class _Lacking:
         return _Lacking(none_yet, files, tuple(file.name for file in files), self.inventory)
 
     def told(self, state: RunState) -> Json:
-        """What the hold is for, in figures and in words."""
+        """Return what the hold is for, in figures and in words."""
         size = sum(file.bytes for file in self.files)
         count = max(len(self.names), int(state.unpublished.get("files", 0)))
         what = []
         if is_lacking(state):
             named = f", {format_bytes(size)}" if size else ""
-            what.append(f"{format_files(count)}{named} did not come home" if count else "its files did not come home")
+            what.append(f"{format_files(count)}{named} not downloaded" if count else "its files were not downloaded")
         if state.elsewhere:
-            what.append(f"{format_files(state.elsewhere)} lie outside of what comes home")
-        cure = f"gpurun collect {state.run} brings what can come and names the rest; gpurun destroy {state.run} ends it"
+            what.append(f"{format_files(state.elsewhere)} outside of the folders that are downloaded")
+        cure = f"gpurun collect {state.run} fetches what it can and names the rest; gpurun destroy {state.run} ends it"
         return {"files": count, "bytes": size, "first": list(self.names[:_MOST_NAMED]), "elsewhere": state.elsewhere,
                 "message": f"{', and '.join(what)}: {cure}"}  # fmt: skip
 
     def at_home(self) -> CollectObserved | None:
-        """The record of a collect once every missing file is here, by its digest; None before, and without any."""
+        """Return the record of a collect once every missing file is here, by digest; None before, or without any."""
         for file in self.files:
             if file.name not in self.here and self.inventory.has(file):
                 self.here.add(file.name)

@@ -1,4 +1,4 @@
-"""Put the shards into the bucket, once, before anything is rented; what is there already is not sent again."""
+"""Put the shards into the bucket, once, before anything is rented; files that are there are not sent again."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ PATIENCE_S = 900.0
 
 
 def stage(state: RunState, context: Context) -> Iterator[Note]:
-    """Read every file that is worth it once, and send to the bucket those that it does not have.
+    """Read every file worth staging once, and send those that the bucket lacks.
 
-    A bucket that does not answer for a while is waited for: nothing is paid for yet. SetupError when it refuses,
-    and when this home takes no notes of what was sent.
+    A bucket that does not answer for a while is waited for: nothing is billed yet. SetupError if it refuses, or if this
+    home cannot note what was sent.
     """
     seen = surveyed(context.plan, context.trainer)
     seen.demand_clean()
@@ -44,7 +44,7 @@ def stage(state: RunState, context: Context) -> Iterator[Note]:
     yield StageIntended(url=str(bucket.address), files=len(files), bytes=_total(files))
     started = context.clock.monotonic()
     _patiently(state, context, bucket.look)
-    # A key that may not write is found out here, also where everything is there already.
+    # This also finds a key that may not write, even if every file is there already.
     _patiently(state, context, partial(bucket.put, _marker(bucket, context), _mark(context)))
     try:
         with moving(context.folder, context.clock, "stage", _total(files)) as tell:
@@ -53,7 +53,7 @@ def stage(state: RunState, context: Context) -> Iterator[Note]:
         write_atomic(context.folder.staged, Staged(url=str(bucket.address), files=tuple(staged)).to_json().encode())
     except OSError as error:
         what = f"Staging stopped at {error.filename or context.home.uploads}: {error.strerror}."
-        hint = "Make room there or give yourself access; then the same command goes on where this stopped."
+        hint = "Free some space there or give yourself access; then the same command continues where this one stopped."
         raise SetupError("stage.no_notes", what, hint=hint) from error
     yield StageObserved(
         url=str(bucket.address),
@@ -76,7 +76,7 @@ def _marker(bucket: Bucket, context: Context) -> str:
 
 
 def _mark(context: Context) -> bytes:
-    """What says whose the folder is, and nothing that is secret."""
+    """Return what says whose the folder is, without secrets."""
     plan = hashlib.sha256(context.folder.plan.read_bytes()).hexdigest()
     return canonical({"v": 1, "run": context.plan.run, "plan_sha256": plan})
 
@@ -84,14 +84,14 @@ def _mark(context: Context) -> bytes:
 def _patiently(
     state: RunState, context: Context, attempt: Callable[[], T], moved: Callable[[], object] = lambda: None
 ) -> T:
-    """Nothing is paid for yet: a bucket is waited for as long as a person would, and a request to stop ends that."""
+    """Wait for a bucket as long as a user would, since nothing is billed yet; a request to stop ends the wait."""
     return patiently(
         context.clock, PATIENCE_S, attempt, raise_if_stopped=partial(context.raise_if_stopped, state), moved=moved
     )
 
 
 class _Staging:
-    """The files of one run on their way to the bucket; `there_` were found there, `sent_bytes` went out."""
+    """The files of one run on their way to the bucket; `there_` counts those found there, `sent_bytes` those sent."""
 
     def __init__(self, state: RunState, context: Context, bucket: Bucket, tell: Tell) -> None:
         self.there_files = self.there_bytes = self.sent_bytes = 0
@@ -100,14 +100,14 @@ class _Staging:
         self._counting = threading.Lock()
 
     def read_all(self, files: list[PackedFile]) -> Iterator[tuple[PackedFile, FileDigests]]:
-        """The digests of every file, in order, some being read at the same time."""
+        """Yield every file with its digests, in order; several are read at the same time."""
         with ThreadPoolExecutor(READ_AT_ONCE) as pool:
             yield from zip(
                 files, pool.map(partial(digests_of, raise_if_stopped=self._raise_if_stopped), files), strict=True
             )
 
     def stage(self, file: PackedFile, digests: FileDigests) -> StagedFile:
-        """Send one file, if it is not there."""
+        """Send one file, unless it is there."""
         find_it = partial(find_staged, self._bucket, digests.sha256, file.bytes)
         index = _patiently(self._state, self._context, find_it)
         if index is not None:

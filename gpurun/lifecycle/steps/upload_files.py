@@ -1,7 +1,7 @@
 """Send the trainer, the recipe and the shards; the far side checks every digest before anything starts.
 
-The machine pulls from the bucket what is staged there; whatever cannot be pulled goes over SSH. Shards that are public
-it downloads itself, and a run whose shards do not come ends.
+The machine pulls staged files from the bucket; whatever it cannot pull goes over SSH. Public shards it downloads
+itself; if they do not arrive, the run ends.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from gpurun.remote.s3.staged_files import StagedFile, read_staged
 from gpurun.view.number_format import format_bytes, format_duration
 
 PATIENCE_S = 60.0
-"""A minute of the machine costs less than sending from here what a bucket that is back in a moment would bring."""
+"""A minute of the machine costs less than sending from here what a bucket that soon recovers would deliver."""
 
 
 def ship(state: RunState, context: Context) -> Iterator[Note]:
-    """Send the pack to the agent in parts; it is in place and verified there, or nothing of it is."""
+    """Send the pack to the agent in parts; all of it is in place and verified there, or none."""
     if context.plan.choices.trainer:
         from gpurun.jobs.training.changed_trainer import demand_as_planned
 
@@ -48,12 +48,12 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
     _check_room(seen.total_bytes, state, disk_gb=context.plan.job.disk_gb)
     started = context.clock.monotonic()
     far = context.reach(get_instance(state))
-    pack, pulled = Pack(seen), Pulled()  # Tried again, it sends only what the far side has not verified yet.
+    pack, pulled = Pack(seen), Pulled()  # A retry sends only what the far side has not verified yet.
     if context.plan.data.public:
         _download(state, context, far)
     yield from pull_staged(state, context, far, pack, pulled)
     patience, there_most = Patience(state, context, limit_s=context.plan.lease.ship_s), 0
-    if pulled.missing_bytes:  # What the bucket did not bring takes longer; training gives way to it.
+    if pulled.missing_bytes:  # Sending what the bucket did not deliver takes longer, at the cost of training.
         patience.limit_s += context.plan.lease.train_s
     with moving(context.folder, context.clock, "ship", seen.total_bytes) as tell:
 
@@ -67,28 +67,28 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
 
         arrived = patience.until_done(lambda: far.unpack(pack, on_progress=on_progress, timeout_s=patience.left_s))
     seconds = round(context.clock.monotonic() - started, 3)
-    told = {**arrived.model_dump(mode="json"), "sent_bytes": pack.sent_bytes, "seconds": seconds}
+    fields = {**arrived.model_dump(mode="json"), "sent_bytes": pack.sent_bytes, "seconds": seconds}
     if context.plan.choices.stage:
-        told |= {"pulled_files": len(pulled.files), "pulled_bytes": pulled.sent_bytes}
+        fields |= {"pulled_files": len(pulled.files), "pulled_bytes": pulled.sent_bytes}
     if context.plan.data.public:
-        told |= {"public": context.plan.data.source, "public_bytes": context.plan.data.public_bytes}
-    yield ShipObserved(**told)
+        fields |= {"public": context.plan.data.source, "public_bytes": context.plan.data.public_bytes}
+    yield ShipObserved(**fields)
 
 
 def _download(state: RunState, context: Context, far: FarSide) -> None:
-    """Have the machine download the public shards. NoOffer where they do not come in time.
+    """Let the machine download the public shards. NoOffer if they do not arrive in time.
 
-    It has twice the time that the plan counts with; what is more than that gives no run for this money.
+    It has twice the planned time; beyond that the run is not worth its money.
     """
     data, came, began_mono = context.plan.data, Pulled(), context.clock.monotonic()
     limit_s = SHIP_START_S + 2 * download_s(data.public_bytes)
     patience = Patience(state, context, limit_s=limit_s)
 
-    def why(code: str, said: str) -> NoOffer:
+    def why(code: str, problem: str) -> NoOffer:
         rate = format_bytes(int(came.sent_bytes / max(1.0, context.clock.monotonic() - began_mono)))
-        here = f"{format_bytes(came.sent_bytes)} of {format_bytes(data.public_bytes)} came, {rate} a second"
-        hint = "Try again for another machine, or send shards of your own: --data DIR --stage s3://BUCKET/PREFIX."
-        return NoOffer(code, f"The machine could not download {data.source}: {said}; {here}.", hint=hint)
+        here = f"{format_bytes(came.sent_bytes)} of {format_bytes(data.public_bytes)} arrived, {rate} a second"
+        hint = "Try again with another machine, or send your own shards: --data DIR --stage s3://BUCKET/PREFIX."
+        return NoOffer(code, f"The machine could not download {data.source}: {problem}; {here}.", hint=hint)
 
     with moving(context.folder, context.clock, "ship", data.public_bytes) as tell:
 
@@ -107,28 +107,28 @@ def _download(state: RunState, context: Context, far: FarSide) -> None:
 
 
 def _check_room(size: int, state: RunState, *, disk_gb: int) -> None:
-    """Refuse before the upload what would fill the far disk: with a tenth to spare, as it was when the agent looked."""
+    """Refuse an upload that would fill the far disk: a tenth must stay free, as measured when the agent looked."""
     free, needed = state.facts.get("disk_free_bytes"), size * 11 // 10
     if isinstance(free, int) and needed > free:
         ask_gb = disk_gb + ceil((needed - free) / 1e9)
         raise SetupError(
             "box.disk_small",
             f"The upload needs {format_bytes(needed)} on the machine, {format_bytes(needed - free)} more than is free.",
-            hint=f"Ask for a larger disk: --set hardware.disk_gb={ask_gb}. On a machine of your own, make room.",
+            hint=f"Ask for a larger disk: --set hardware.disk_gb={ask_gb}. On your own machine, free some space.",
         )
 
 
 def pull_staged(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pulled) -> Iterator[Note]:
-    """Have all staged files of the pack pulled; `came` is told which are there. What goes wrong is noted, not raised.
+    """Let the machine pull all staged files of the pack; `came` collects which arrived. Failures are noted, not raised.
 
-    Raised is only what SSH would not mend: a full disk there (FarRefusal), a machine that is lost, a request to stop.
+    Only errors that SSH would not fix are raised: a full disk there (FarRefusal), a lost machine, a request to stop.
     """
     files = _staged_of(state, context, pack)
     if not files:
         return
     if "zstd" not in (state.facts.get("codecs") or ("zstd",)):
         came.missing_bytes = sum(file.bytes for file in files)
-        yield _told("stage.no_zstd", "the machine has no zstd, with which what is staged is packed", files)
+        yield _told("stage.no_zstd", "the machine has no zstd to unpack the staged files", files)
         return
     bucket, lease = Bucket(parse_address(context.plan.choices.stage), context.clock, is_paid=True), context.plan.lease
     try:
@@ -147,7 +147,7 @@ def pull_staged(state: RunState, context: Context, far: FarSide, pack: Pack, cam
         if refusal.reason == "disk_full":
             raise
         yield _told("stage.not_pulled", refusal.what.rstrip("."), _missing(files, came))
-    except (SetupError, BucketLost, TrainingFailed) as error:  # If the machine is lost, SSH will tell.
+    except (SetupError, BucketLost, TrainingFailed) as error:  # If the machine is lost, SSH will show it.
         yield _told("stage.not_pulled", f"{error.code}: {error.what.rstrip('.')}", _missing(files, came))
     else:
         yield from _what_failed(files, came)
@@ -156,7 +156,7 @@ def pull_staged(state: RunState, context: Context, far: FarSide, pack: Pack, cam
 
 
 class _Pace:
-    """How fast the bucket brings something. As long as that is faster than SSH it is not left, however slow it is."""
+    """How fast the bucket delivers. While that is faster than SSH it is not abandoned, however slow it is."""
 
     def __init__(self, came: Pulled, context: Context) -> None:
         self._came, self._clock, self._uplink = came, context.clock, context.plan.uplink
@@ -164,47 +164,47 @@ class _Pace:
         self._since_bytes = 0
 
     def demand_worth(self) -> None:
-        """SetupError `stage.slow` when PATIENCE_S have brought less than SSH is counted to send in that time."""
+        """Raise SetupError `stage.slow` if PATIENCE_S delivered less than the upload over SSH would."""
         now_mono, came_bytes = self._clock.monotonic(), self._came.sent_bytes
         was_away, self._heard_mono = now_mono - self._heard_mono > AWAY_S, now_mono
         seconds, brought_bytes = now_mono - self._since_mono, came_bytes - self._since_bytes
-        if was_away:  # The lid was closed, or the line down: what came meanwhile is not known yet.
+        if was_away:  # The lid was closed, or the line down: what arrived meanwhile is not known yet.
             self._since_mono, self._since_bytes = now_mono, came_bytes
         elif seconds >= PATIENCE_S:
             if 8 * brought_bytes < self._uplink.bits_per_s * seconds:
-                what = f"it brought {brought_bytes:,} bytes in {seconds:.0f} s, less than SSH is counted to"
+                what = f"it delivered {brought_bytes:,} bytes in {seconds:.0f} s, less than SSH would"
                 raise SetupError("stage.slow", what, hint="Nothing to do.")
             self._since_mono, self._since_bytes = now_mono, came_bytes
 
 
 def _while_it_may_come(came: Pulled, context: Context) -> Iterator[None]:
-    """A try, and more while the machine loses the bucket from sight, until nothing has come for PATIENCE_S."""
+    """Yield for one try, and for more while the machine cannot reach the bucket, until nothing came for PATIENCE_S."""
     retry, sent_bytes = Retry(context.clock, AGAIN_S, limit_s=PATIENCE_S), came.sent_bytes
     while True:
         yield
         if came.sent_bytes > sent_bytes:
             sent_bytes = came.sent_bytes
             retry.moved()
-        is_away = any(one.code == "unreachable" for one in came.failed.values())
+        is_away = any(failure.code == "unreachable" for failure in came.failed.values())
         if not is_away or not retry.pauses():
             return
 
 
 def _staged_of(state: RunState, context: Context, pack: Pack) -> list[StagedFile]:
-    """What was staged of the pack and is here as it was then; its digests need not be found again."""
+    """Return the staged files of the pack that have not changed here; their digests need not be computed again."""
     staged = read_staged(context.folder.staged) if context.plan.choices.stage else None
     by_name, raise_if_stopped = (
         {file.name: file for file in pack.survey.files},
         partial(context.raise_if_stopped, state),
     )
-    here = [one for one in (staged.files if staged else ()) if one.name in by_name]
-    found = [one for one in here if _is_same(one, by_name[one.name], raise_if_stopped)]
-    pack.known.update({one.name: one.sha256 for one in found})
+    here = [file for file in (staged.files if staged else ()) if file.name in by_name]
+    found = [file for file in here if _is_same(file, by_name[file.name], raise_if_stopped)]
+    pack.known.update({file.name: file.sha256 for file in found})
     return found
 
 
 def _is_same(staged: StagedFile, file: PackedFile, raise_if_stopped: Callable[[], None]) -> bool:
-    """Whether a file is as it was staged. One that was touched since is read again: that is quicker than SSH."""
+    """Return whether a file is as it was staged. One touched since is read again: that is faster than SSH."""
     return staged.is_of(file) or (
         staged.bytes == file.bytes and digests_of(file, raise_if_stopped).sha256 == staged.sha256
     )
@@ -215,8 +215,8 @@ def _missing(files: Sequence[StagedFile], came: Pulled) -> list[StagedFile]:
 
 
 def _what_failed(files: Sequence[StagedFile], came: Pulled) -> Iterator[Note]:
-    """One note for each reason."""
-    reasons = Counter((one.code, one.message) for one in came.failed.values())
+    """Yield one note for each reason."""
+    reasons = Counter((failure.code, failure.message) for failure in came.failed.values())
     for code, message in reasons:
         yield _told(f"stage.{code}", message, [f for f in files if _is_failed(f, came, code, message)])
 
@@ -227,7 +227,7 @@ def _is_failed(file: StagedFile, came: Pulled, code: str, message: str) -> bool:
 
 
 def _forget_altered(bucket: Bucket, files: Sequence[StagedFile], came: Pulled) -> Iterator[Note]:
-    """What is not in the bucket as it was put there counts as staged no more: the next run puts it there again."""
+    """Remove altered or absent files from the bucket's index, so that the next run stages them again."""
     spoilt = [f for f in files if (why := came.failed.get(f.sha256)) and why.code in ("altered", "absent")]
     for file in {file.sha256: file for file in spoilt}.values():
         try:
@@ -239,5 +239,5 @@ def _forget_altered(bucket: Bucket, files: Sequence[StagedFile], came: Pulled) -
 def _told(code: str, why: str, files: Sequence[StagedFile]) -> Note:
     first, size = files[0], sum(file.bytes for file in files)
     what = first.name if len(files) == 1 else f"{first.name} and {len(files) - 1} more"
-    message = f"{what} ({size:,} bytes) did not come from the bucket: {why}; sent over SSH instead"
+    message = f"{what} ({size:,} bytes) could not be pulled from the bucket: {why}; sent over SSH instead"
     return Incident(code=code, message=message)

@@ -1,7 +1,7 @@
-"""Start the trainer on the instance and watch it: the far side works alone, this only reads, and may ask it to stop.
+"""Start the trainer on the instance and watch it: the far side works alone; this only reads, and may request a stop.
 
-After the first steps the plan's estimate gives way to the measured throughput, and cap and lease are held against it.
-Nothing is lengthened and nothing more is spent: what changes is what is known.
+After the first steps the measured throughput replaces the plan's estimate, and is compared with cap and lease. Nothing
+is prolonged and nothing more is spent: only the forecast changes.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from gpurun.remote.ssh import HostKeyMismatch
 
 POLL_S, ENDING_POLL_S = 0.5, 0.1
 LATE_SHARE = 0.1
-"""Of the seconds since the last step: so late the trainer's end is seen at most, and no sooner comes the next look."""
+"""The trainer's end is seen late by at most this share of the seconds since the last step; the looks are as sparse."""
 SILENCE_S = 60.0
 PAUSE_S = 30.0
 MARGIN = 1.05
-"""A cap that is advised holds a little more than was measured."""
-GRACE_S = 15.0  # For the agent to end the trainer and to say so.
+"""A suggested cap holds a little more than was measured."""
+GRACE_S = 15.0  # For the agent to end the trainer and report it.
 
 
 def start_job(state: RunState, context: Context) -> Iterator[Note]:
-    """Start the trainer, detached; asking twice starts it once."""
+    """Start the trainer, detached; a second request does not start a second one."""
     far, patience, pushed = context.reach(get_instance(state)), Patience(state, context), state.pushed
     try:
         pushed = patience.until_done(Pushing(state, context, far).give)
     except (SetupError, BucketLost) as error:
         message = f"the machine pushes no checkpoints to the bucket: {error.what}"
         yield Incident(code="stage.no_push", message=message)
-    # In the intent too: whether the start is answered or not, what it makes is looked for there.
+    # In the intent too: whether or not the start is answered, its checkpoints are looked for there.
     place: Json = {"pushed": pushed} if pushed else {}
     job = job_of(state.model_copy(update={"pushed": pushed}), context)
     stops: Json = {key: job[key] for key in ("soft_stop_wall", "hard_stop_wall", "linger_s") if key in job}
@@ -66,15 +66,15 @@ def start_job(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def watch(state: RunState, context: Context) -> Iterator[Note]:
-    """Copy events and log as they come until the trainer has ended; a stop that is on record is passed on.
+    """Copy events and log as they come until the trainer has ended; pass on a recorded stop.
 
-    Unreachable is not dead: only the provider's word, the lease or the agent's own report end the watch. StoreFull
-    while the copies here cannot be read: training does not need them.
+    Unreachable is not dead: only the provider, the lease or the agent's own report ends the watch. StoreFull while the
+    copies here cannot be read: training does not need them.
     """
     instance = get_instance(state)
     far = context.reach(instance)
     is_elsewhere = instance.address is not None and instance.address.kind != "folder"
-    is_attended = context.plan.job.is_attended  # What people change may be changed again: each state of it is kept.
+    is_attended = context.plan.job.is_attended  # Users may change their files again: each state is kept.
     budget = EgressBudget.of(context.folder, context.plan)
     source = far if context.brings_early and (is_elsewhere or is_attended) else None
     with BackgroundDownload(source, context.folder, budget, context.clock, is_attended) as background:
@@ -82,14 +82,14 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
             yield from _watch(state, context, far, background, Pushing(state, context, far))
         except OSError as error:
             what = f"{error.filename or context.folder.path} cannot be read: {error.strerror or error}."
-            hint = "Mend what is said there: it goes on by itself. Training does too, until its lease."
+            hint = "Fix that; gpurun then continues. Training continues until its lease ends."
             raise StoreFull("watch.disk_full", what, hint=hint) from error
 
 
 def _watch(
     state: RunState, context: Context, far: FarSide, background: BackgroundDownload, pushing: Pushing
 ) -> Iterator[Note]:
-    told = ""
+    told_stop = ""
     hearing, rating, tail = (
         Hearing(context),
         Rating(state, context),
@@ -100,8 +100,8 @@ def _watch(
     drain = Drain(context.folder, context.clock, context.collect_s, context.plan.job.home_bytes)
     while context.seconds_left(state) > _reserve_s(context):
         context.raise_if_stopped(state)
-        if told != state.stop:
-            told = _tell(far, state.stop)
+        if told_stop != state.stop:
+            told_stop = _tell(far, state.stop)
         hearing.ask()
         try:
             poll = tail.bring()
@@ -122,7 +122,7 @@ def _watch(
             context.clock.sleep(POLL_S)
             continue
         except FarRefusal:
-            # One answer that makes no sense (it was short of memory, say) ends no training; a minute of them does.
+            # One bad reply (say, for want of memory) does not end a training; a minute of them does.
             if hearing.is_refused_too_long():
                 raise
             context.clock.sleep(POLL_S)
@@ -134,7 +134,7 @@ def _watch(
         if cards := [card.model_dump() for card in poll.status.gpus]:
             write_gpus(context.folder, context.clock.wall(), cards)
         rating.hear(events)
-        # The end is not believed before all is here, but no flood is paid for without an end.
+        # The end is not believed before all output is here, but a flood of it is not paid for without end.
         if drain.goes_on(poll) if poll.status.state == "exited" else any(is_behind(poll, name) for name in poll.chunks):
             continue
         yield from rating.notes(state)
@@ -143,7 +143,7 @@ def _watch(
             seen: Json = {"gpu_tally": tally.model_dump()} if tally and tally.looks else {}
             seen |= {"sessions": poll.status.sessions.model_dump()} if poll.status.sessions else {}
             if left := drain.left(poll):
-                message = f"{left} stay on the machine: no more is fetched once training has ended"
+                message = f"{left} stay on the machine: after training, only a limited part is fetched"
                 yield from once(Incident(code="log.left", message=message), context)
             yield outcome_of(poll.status, context).model_copy(update={**seen, **drain.record()})
             return
@@ -156,16 +156,16 @@ def _watch(
 
 
 def _gone(why: str, state: RunState, context: Context) -> Iterator[Note]:
-    """The end of a training whose machine runs no more; of a job its folder may tell that it was done before."""
+    """Yield the end of a training whose machine no longer runs; a job's folder may show that it was done before."""
     why += f"; {ends_unwatched(state)}" if state.linger_s else ""
-    message = f"the machine {get_instance(state).id} runs no more: {why}"
+    message = f"the machine {get_instance(state).id} no longer runs: {why}"
     if (status := last_status(get_instance(state), context)) is None:
         yield Incident(code="machine.lost", message=message)
     yield lost_training(message) if status is None else outcome_of(status, context)
 
 
 def _last_word(tail: Tail, context: Context) -> TrainObserved:
-    """What became of the training, as far as one more look tells, once only the time to collect is left."""
+    """Return what became of the training by one last look, once only the time to collect is left."""
     try:
         status = tail.bring().status
         return outcome_of(status, context) if status.state == "exited" else UNHEARD
@@ -174,12 +174,12 @@ def _last_word(tail: Tail, context: Context) -> TrainObserved:
 
 
 def _reserve_s(context: Context) -> float:
-    """What the watch leaves of the lease: by then the agent has ended the trainer, and what there is must come home."""
+    """Return how much of the lease the watch leaves for the download; the agent has ended the trainer by then."""
     return context.collect_s - min(GRACE_S, context.collect_s / 4)
 
 
 def _tell(far: FarSide, how: str) -> str:
-    """Tell the agent to stop; what could not be said is said again at the next look."""
+    """Tell the agent to stop; return "" if it could not be reached, so that the next look repeats it."""
     try:
         far.stop(now=how != "save", reason="user")
     except (MachineLost, FarRefusal):
@@ -188,32 +188,32 @@ def _tell(far: FarSide, how: str) -> str:
 
 
 class Hearing:
-    """For how long nothing new was heard, and when to ask again: sooner after the last step, as idleness is paid for.
+    """How long nothing new was heard, and when to poll again: sooner after the last step, since idle time is billed.
 
-    Silence is until the agent was asked, not until its answer was read: one that has arrived while the laptop slept
-    says nothing of the time that it lay here.
+    Silence ends when the agent was polled, not when its reply was read: a reply that arrived while the laptop slept
+    says nothing about the time until it was read.
     """
 
     def __init__(self, context: Context) -> None:
         self._clock, self._beat = context.clock, 0.0
         self._asked_mono = self._beat_mono = self._clock.monotonic()
         self._refused_mono = self._refused_last_mono = float("-inf")
-        self._last_step = context.plan.job.steps or -1  # Of a command nobody may know it.
+        self._last_step = context.plan.job.steps or -1  # A command's last step may be unknown.
         self._ending_mono: float | None = None
 
     def ask(self) -> None:
-        """Take note that the agent is asked now."""
+        """Note that the agent is polled now."""
         self._asked_mono = self._clock.monotonic()
 
     def is_refused_too_long(self) -> bool:
-        """Whether it has answered nothing but refusals for a while, with this one: one after the other, no outage."""
+        """Return whether it has only refused for a while, this time included, without an outage in between."""
         if self._asked_mono - self._refused_last_mono > PAUSE_S:
             self._refused_mono = self._asked_mono
         self._refused_last_mono = self._asked_mono
         return self._asked_mono - self._refused_mono > SILENCE_S
 
     def hear(self, poll: Poll, events: Iterable[TrainerEvent]) -> None:
-        """Take in what it has answered, and the events in it; all that follows the last step names it."""
+        """Take in its reply and the events in it; every event after the last step names that step."""
         self._refused_last_mono = float("-inf")
         if poll.status.wall != self._beat:
             self._beat, self._beat_mono = poll.status.wall, self._clock.monotonic()
@@ -222,18 +222,18 @@ class Hearing:
             self._ending_mono = self._clock.monotonic()
 
     def is_silent(self) -> bool:
-        """Whether the heartbeat that it told last is an old one."""
+        """Return whether its last heartbeat is old."""
         return self._asked_mono - self._beat_mono > SILENCE_S
 
     def pause_s(self) -> float:
-        """Seconds until the next look."""
+        """Return the seconds until the next look."""
         if self._ending_mono is None:
             return POLL_S
         return min(POLL_S, max(ENDING_POLL_S, LATE_SHARE * (self._clock.monotonic() - self._ending_mono)))
 
 
 class Rating:
-    """Hears what the trainer says while it is watched, and tells once how fast it really is."""
+    """Reads the trainer's events during the watch, and reports once how fast it really is."""
 
     def __init__(self, state: RunState, context: Context) -> None:
         plan = context.plan
@@ -242,24 +242,24 @@ class Rating:
         self._is_told = state.rated
         self._found: MeasuredSpeed | None = None
         if not self._is_told:
-            with suppress(OSError):  # What came before a restart; without it the lines to come tell it.
+            with suppress(OSError):  # Events from before a restart; without them, later ones give the rate.
                 for event in events_of(context.folder.events):
                     self._meter.take(event)
 
     def hear(self, new: Iterable[TrainerEvent]) -> None:
-        """Take in what the trainer has said since the last look; of several lines the last one counts."""
+        """Take in the trainer's new events; of several measurements the last one counts."""
         for event in () if self._is_told else new:
             self._found = self._meter.take(event) or self._found
 
     def notes(self, state: RunState) -> Iterator[Note]:
-        """The one record of it, as soon as there is something to tell."""
+        """Yield the one record of the rate, as soon as it is known."""
         if self._found is not None and not self._is_told:
             self._is_told = True
             yield verdict(self._found, state, self._context)
 
 
 def verdict(measured: MeasuredSpeed, state: RunState, context: Context) -> RateObserved:
-    """What the measured rate means for the lease and the cap: when training ends, at which step, for how much."""
+    """Return what the measured rate means for lease and cap: when training ends, at which step, at what cost."""
     plan, lease = context.plan, context.plan.lease
     limit_s = max(0.0, context.seconds_left(state) - context.collect_s - plan.job.save_s)
     if lease.hours_s is not None:
@@ -287,7 +287,7 @@ def verdict(measured: MeasuredSpeed, state: RunState, context: Context) -> RateO
 
 
 def _cost(context: Context, seconds: float) -> Micros:
-    """What a rental of so many seconds costs, with all that is beside its rate and what earlier legs have cost."""
+    """Return the cost of a rental of that many seconds, with what comes on top of its rate and the earlier legs."""
     plan, offer = context.plan, context.plan.offer
     if not offer.rate_micros_per_hour:
         return Micros(0)
