@@ -146,7 +146,7 @@ def test_an_image_that_lacks_what_is_wanted_is_refused_before_the_queue(
     home.config.write_text(config.replace(images.setup, images.bare_setup))
     folder = plan_of(home, tmp_path, "t.py", "x", image=images.bare)
     (warning,) = [one for one in Plan.from_json(folder.plan.read_bytes()).warnings if "bare.sif" in one]
-    assert warning == f"{images.bare} has neither python3 nor python: a command that wants one will fail."
+    assert warning == f"{images.bare} has neither python3 nor python: a command that needs one will fail."
     assert drive(home) == ExitCode.TRAINING_FAILED
     assert "the image has neither python3 nor python" in folder.log.read_text()
 
