@@ -280,7 +280,7 @@ def demand_one_node(need: GpuNeed | None) -> None:
     """Refuse several nodes where only one machine can be had: no cloud's machines are joined for a run."""
     if need is None or need.nodes == 1:
         return
-    what = f"{need} is {need.nodes} nodes, and only `gpurun train` on a cluster with Slurm joins nodes."
+    what = f"{need} is {need.nodes} nodes, and only `gpurun train` and `gpurun run` on a cluster with Slurm join nodes."
     one = need.model_copy(update={"nodes": 1})
     raise UsageError("gpu.nodes", what, hint=f"Ask for one: --gpu {one}. A cluster is named by --provider slurm.")
 

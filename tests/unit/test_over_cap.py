@@ -54,7 +54,7 @@ def typed(words: tuple[str, ...], way: str) -> tuple[str, ...]:
         (("gpt2-124m", "--gpu", "T4", "--max-cost", "25"), ["--gpu", "gpurun train modern-124m", "--hours"]),
         (("gpt2-124m", "--max-cost", "10"), ["gpurun train modern-124m", "--gpu", "--gpu"]),
         (("gpt2-124m", "--gpu", "8xA100", "--max-cost", "6"), ["gpurun train modern-124m", "--hours", "--max-cost"]),
-        (("mini-gpt", "--max-cost", "0.5"), ["--max-cost"]),
+        (("mini-gpt", "--max-cost", "0.02"), ["--max-cost"]),
     ],
 )
 def test_each_way_that_a_refusal_names_fits_when_it_is_typed(

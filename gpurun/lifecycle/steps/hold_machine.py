@@ -107,7 +107,8 @@ class _Lacking:
             named = f", {format_bytes(size)}" if size else ""
             what.append(f"{format_files(count)}{named} did not come home" if count else "its files did not come home")
         if state.elsewhere:
-            what.append(f"{format_files(state.elsewhere)} lie outside of what comes home")
+            lies = "lies" if state.elsewhere == 1 else "lie"
+            what.append(f"{format_files(state.elsewhere)} {lies} outside of what comes home")
         cure = f"gpurun collect {state.run} brings what can come and names the rest; gpurun destroy {state.run} ends it"
         return {"files": count, "bytes": size, "first": list(self.names[:_MOST_NAMED]), "elsewhere": state.elsewhere,
                 "message": f"{', and '.join(what)}: {cure}"}  # fmt: skip
