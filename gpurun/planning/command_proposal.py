@@ -176,6 +176,7 @@ class CommandProposal(Proposal):
         found = [
             judged(offer, self.command, quoted.load, cap=place.cap, hours=hours)
             for offer in others(self.request, need, on_cpu=False)
+            if place.may_rent_from(offer.provider)
         ]
         if not self.request.choices.weak_lease:
             found = [unless_weak(candidate) for candidate in found]

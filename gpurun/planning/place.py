@@ -105,6 +105,10 @@ class Place(ABC):
         """Return the offers as they are after some time has passed."""
         return market
 
+    def may_rent_from(self, provider: str) -> bool:
+        """Whether a run that is begun now could rent from this provider."""
+        return True
+
     def lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
         """Return the candidate with the lease that the place allows; NoOffer if that leaves no time."""
         return chosen
@@ -312,6 +316,10 @@ class Clouds(Place):
             self.warnings = (*market.warnings, *(f"{name} could not be asked: {why}" for name, why in market.silent))
             return None
         return market
+
+    def may_rent_from(self, provider: str) -> bool:
+        """See `Place.may_rent_from`: there is a key for it; a plan that is only shown has all clouds."""
+        return self.is_shown or provider in self._names
 
     def market_again(self, market: Market | None, need: GpuNeed) -> Market | None:
         """See `Place.market_again`: the clouds are asked again only if preparing took so long that prices are old."""

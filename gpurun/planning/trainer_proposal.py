@@ -154,7 +154,7 @@ class TrainerProposal(Proposal):
         except NoOffer as refusal:
             if refusal.code != "offer.over_cap":
                 raise
-            ways = [*_cheapest_that_finishes(every()), *way_on_spot(self, _costs), *self._smaller_recipe(place)]
+            ways = [*_cheapest_that_finishes(every(), place), *way_on_spot(self, _costs), *self._smaller_recipe(place)]
             raise over_cap(refusal.what, [*ways, *refusal.hint.splitlines()[1:]]) from None
 
     def _smaller_recipe(self, place: Place) -> Iterator[str]:
@@ -165,9 +165,8 @@ class TrainerProposal(Proposal):
         smaller = TrainerProposal(request.model_copy(update={"recipe": name, "gpu": None}), self.desk)
         quoted = smaller.quote(place, None, None)
         with suppress(NoOffer):
-            chosen = choose_best(
-                quote_other_gpus(smaller.request, smaller.resolved, place, quoted, smaller.priors), request
-            )
+            every = quote_other_gpus(smaller.request, smaller.resolved, place, quoted, smaller.priors)
+            chosen = choose_best(_open_to_us(every, place), request)
             on = f"--gpu {asked_as(chosen.offer)} --max-cost {format_usd(place.cap or usd(0)).removeprefix('$')}"
             yield f"gpurun train {name} {on}: {_costs(chosen)}, a smaller recipe with the same aim"
 
@@ -297,12 +296,17 @@ class TrainerProposal(Proposal):
         return plan.told(*notes, warnings=warnings)
 
 
-def _cheapest_that_finishes(every: Quote) -> Iterator[str]:
+def _cheapest_that_finishes(every: Quote, place: Place) -> Iterator[str]:
     """Yield what to add for the cheapest offer that finishes within the cap, if there is one."""
-    for candidate in every.candidates:
+    for candidate in _open_to_us(every, place).candidates:
         if candidate.lease is not None and candidate.finishes:
             yield f"--gpu {asked_as(candidate.offer)}: {_costs(candidate)}, on {candidate.offer.provider}"
             return
+
+
+def _open_to_us(every: Quote, place: Place) -> Quote:
+    """Return the quote with those offers alone that there is a key for, where one is to be rented."""
+    return replace(every, candidates=tuple(one for one in every.candidates if place.may_rent_from(one.offer.provider)))
 
 
 def _costs(candidate: Candidate) -> str:

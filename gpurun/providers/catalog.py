@@ -281,7 +281,7 @@ def demand_one_node(need: GpuNeed | None) -> None:
     """Refuse several nodes where only one machine is possible: a cloud's machines are never joined for a run."""
     if need is None or need.nodes == 1:
         return
-    what = f"{need} is {need.nodes} nodes, and only a cluster with Slurm gives several to one run."
+    what = f"{need} is {need.nodes} nodes, and only `gpurun train` and `gpurun run` on a cluster with Slurm join nodes."
     one = need.model_copy(update={"nodes": 1})
     raise UsageError("gpu.nodes", what, hint=f"Ask for one: --gpu {one}. For a cluster, add --provider slurm.")
 

@@ -6,6 +6,7 @@ The cloud is emulated; ssh, sshd, git and the terminals are the real ones.
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +195,77 @@ def test_on_a_box_of_ones_own_others_work_does_not_keep_it(tmp_path: Path) -> No
             assert outputs(user) == {"made.txt": "made\n"}
             assert receipt(user)["training"]["reason"] == "idle"
         assert list((box.root / "home/ubuntu").glob(".gpurun/*")) == []
+
+
+PIDS = Path("/sys/fs/cgroup/pids")
+BOMB = """
+import os, time
+while True:
+    try:
+        os.fork()
+    except OSError:
+        time.sleep(0.5)
+"""
+
+
+@contextmanager
+def few_processes(guest: guests.Guest, more: int) -> Iterator[Path]:
+    """So many more than it has are all that a machine may have; yields the file that counts them."""
+    folder = PIDS / f"gpurun-test-{os.getpid()}"
+    folder.mkdir()
+    try:
+        for pid in guest.pids:
+            with suppress(ProcessLookupError):
+                (folder / "cgroup.procs").write_text(str(pid))
+        (folder / "pids.max").write_text(str(len(guest.pids) + more))
+        yield folder / "pids.current"
+    finally:
+        guest.kill()
+        for _ in ticks(SystemClock(), 0.1, 20):
+            with suppress(OSError):
+                folder.rmdir()
+                break
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.access(PIDS, os.W_OK), reason="needs a machine whose processes may be counted")
+def test_a_fork_bomb_on_a_box_keeps_neither_its_files_nor_its_machine(tmp_path: Path) -> None:
+    """No shell gets in, and no stop is heard: it is gone once its user wants that, with what the last sync brought."""
+    with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home of a user") as user:
+        lab(tmp_path)
+        assert user.types(*dev(user, "--sync", "10s", "--no-shell")).returncode == 0, user.said()
+        assert user.types("ssh", RUN, "--", "sh", "-c", "echo made > made.txt").returncode == 0
+        assert any(outputs(user) for _ in ticks(SystemClock(), 0.5, 60))
+        with few_processes(cloud.guests[0], 30) as count:
+            throws = f"nohup python3 -c '{BOMB}' >/dev/null 2>&1 &"
+            user.types("ssh", RUN, "--", "sh", "-c", throws)
+            most = int((count.parent / "pids.max").read_text())
+            assert any(int(count.read_text()) >= most for _ in ticks(SystemClock(), 0.2, 60))
+            assert user.types("ssh", RUN, "--", "true").returncode == 255
+            ended = user.types("destroy", RUN, "--yes")
+            assert ended.returncode == 0, ended.stderr + user.said()
+            assert cloud.alive() == []
+        assert outputs(user) == {"made.txt": "made\n"}
+        assert user.types("audit").returncode == 0
+
+
+@pytest.mark.slow
+def test_a_full_disk_on_a_box_keeps_neither_its_files_nor_its_machine(tmp_path: Path) -> None:
+    with (
+        runpod(tmp_path / "cloud", guests.Faults(disk_mb=300)) as cloud,
+        somebody(cloud, tmp_path / "home of a user") as user,
+    ):
+        lab(tmp_path)
+        begun = user.types(*dev(user, "--sync", "10m", "--output-gb", "0.05", "--idle", "1m", "--no-shell"))
+        assert begun.returncode == 0, begun.stderr + user.said()
+        fills = "echo made > made.txt; mkdir scratch; cat /dev/zero > scratch/fill; echo more > more.txt"
+        filled = user.types("ssh", RUN, "--", "sh", "-c", fills)
+        assert "No space left" in filled.stderr
+        until_over(user)
+        assert cloud.alive() == []
+        assert outputs(user)["made.txt"] == "made\n"
+        assert receipt(user)["training"]["reason"] == "idle"
+        assert user.types("audit").returncode == 0
 
 
 @pytest.mark.slow

@@ -26,13 +26,17 @@ from tests.command_line import gpurun
         (["--outputs", "../x"], "is not below the command's folder"),
         (["--gpu", "2x8xH100"], "node"),
         (["--hours", "0"], "hours"),
+        (["--upload", "../large"], "corpus.bin (40 GB)"),
     ],
     ids=str,
 )
 def test_a_wrong_line_has_its_sentence(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
-    (tmp_path / "lab").mkdir()
+    for name in ("lab", "large"):
+        (tmp_path / name).mkdir()
+    with open(tmp_path / "large" / "corpus.bin", "wb") as corpus:
+        corpus.truncate(40_000_000_000)
     monkeypatch.chdir(tmp_path / "lab")
     done = gpurun("dev", "--provider", "local", *words)
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr

@@ -54,7 +54,7 @@ def typed(words: tuple[str, ...], way: str) -> tuple[str, ...]:
         (("gpt2-124m", "--gpu", "T4", "--max-cost", "25"), ["--gpu", "gpurun train modern-124m", "--hours"]),
         (("gpt2-124m", "--max-cost", "10"), ["gpurun train modern-124m", "--gpu", "--gpu"]),
         (("gpt2-124m", "--gpu", "8xA100", "--max-cost", "6"), ["gpurun train modern-124m", "--hours", "--max-cost"]),
-        (("mini-gpt", "--max-cost", "0.5"), ["--max-cost"]),
+        (("mini-gpt", "--max-cost", "0.02"), ["--max-cost"]),
     ],
 )
 def test_each_way_that_a_refusal_names_fits_when_it_is_typed(
@@ -97,14 +97,14 @@ def test_a_spot_machine_is_named_where_a_cloud_has_one_that_fits(planned: Any, m
 
 def asked_market(need: GpuNeed, names: Any, home: Any, clock: Any, choices: Choices) -> Market:
     """A cloud with the catalogue's prices, and spot machines at a third of them."""
-    share, rows = 3 if choices.spot else 1, rows_for(need, "runpod")
+    share, rows = 3 if choices.spot else 1, rows_for(need, names[0])
     rates = [Micros(row.rate_micros_per_hour // share) for row in rows]
     told = [
         row.model_copy(update={"spot": choices.spot, "rate_micros_per_hour": rate})
         for row, rate in zip(rows, rates, strict=True)
         if row.gpu_count == need.count
     ]
-    return Market(tuple(told), (), clock.wall(), ("runpod",))
+    return Market(tuple(told), (), clock.wall(), tuple(names))
 
 
 @pytest.mark.parametrize("verb", ["run", "dev"])
@@ -123,9 +123,22 @@ def test_a_command_that_the_cap_pays_for_nowhere_is_told_what_would_do(
         (error,) = json.loads(told[1])["errors"]
         return dict(error)
 
-    words = ("--provider", "runpod", "--gpu", "1xH100", "--max-cost", "0.5")
+    words = ("--gpu", "1xH100", "--max-cost", "0.5")
     refused = begun(*words)
     ways = ways_of({"errors": [refused]})
     assert [way.split()[0] for way in ways] == ["--gpu", "--spot", "--max-cost"]
     for way in ways:
         assert begun(*typed(words, way))["code"] == "input.needed", way
+
+
+def test_no_cloud_without_a_key_is_named_to_a_training_that_is_to_begin(
+    gpurun: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card of Lambda's is the cheapest that fits, and could not be rented."""
+    monkeypatch.setenv("RUNPOD_API_KEY", "rpa_none")
+    monkeypatch.setattr("gpurun.planning.live_offers.live_offers", asked_market)
+    words = ("gpt2-124m", "--gpu", "8xH100", "--max-cost", "25", "--accept-weak-lease", "--no-input", "--json")
+    (error,) = json.loads(gpurun("train", *words)[1])["errors"]
+    named = [way for way in error["hint"].splitlines() if way.startswith("--gpu")]
+    assert error["code"] == "offer.over_cap"
+    assert [way.partition(", on ")[2] for way in named] == ["runpod"], error

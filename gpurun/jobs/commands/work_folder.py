@@ -348,9 +348,10 @@ def _refuse_large(root: Path, files: dict[str, Path]) -> None:
         sizes[name.split("/")[0]] += path.lstat().st_size
     if sizes.total() <= MOST_BYTES:
         return
-    named = ", ".join(f"{name} ({format_bytes(size)})" for name, size in sizes.most_common(4))
+    large = [(name, size) for name, size in sizes.most_common(4) if 100 * size >= sizes.total()]
+    named = ", ".join(f"{name} ({format_bytes(size)})" for name, size in large)
     size, most = format_bytes(sizes.total()), format_bytes(MOST_BYTES)
-    what = f"{root} holds {size}; at most {most} are uploaded. The largest: {named}."
+    what = f"{root} holds {size}; at most {most} are uploaded. Most of it: {named}."
     hint = "Pass data with --data PATH, and name what is not needed in .gpurunignore."
     raise UsageError("run.large", what, hint=hint)
 

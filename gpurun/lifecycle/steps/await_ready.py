@@ -207,6 +207,8 @@ def _once_it_answers(
                 return instance, up_mono, ask(context.reach(by_our_clock(instance, state)), instance)
             said = queue_words(context.provider, instance)
             said = said or f"{context.provider.name} says {instance.said or instance.state}"
+            if instance.state is InstanceState.RUNNING and instance.address is None:
+                said += ", and gives it no public address to log in to"
             last = f"{len(extras)} more machines carry its token" if extras else said
             if not context.plan.lease.queue_s and absence.is_believed(instance, state, context):
                 yield from row.notes(context.provider, born.id)

@@ -107,7 +107,8 @@ class _Lacking:
             named = f", {format_bytes(size)}" if size else ""
             what.append(f"{format_files(count)}{named} not downloaded" if count else "its files were not downloaded")
         if state.elsewhere:
-            what.append(f"{format_files(state.elsewhere)} outside of the folders that are downloaded")
+            lies = "lies" if state.elsewhere == 1 else "lie"
+            what.append(f"{format_files(state.elsewhere)} {lies} outside of the folders that are downloaded")
         cure = f"gpurun collect {state.run} fetches what it can and names the rest; gpurun destroy {state.run} ends it"
         return {"files": count, "bytes": size, "first": list(self.names[:_MOST_NAMED]), "elsewhere": state.elsewhere,
                 "message": f"{', and '.join(what)}: {cure}"}  # fmt: skip
