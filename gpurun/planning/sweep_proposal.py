@@ -60,14 +60,16 @@ def _with_sampler(request: Request) -> Request:
             what = "The sampler tpe needs optuna, which is not installed here."
             raise SetupError("sweep.optuna", what, hint=f"{install_line('sweep')}; or use --sampler random")
         return request
-    choices = with_pip_if_it_can(request.choices, _installed(request), request.python)
-    return request.model_copy(update={"choices": choices}) if _installed(request) else request
+    if not (wanted := _installed(request)):
+        return request
+    choices = with_pip_if_it_can(request.choices, wanted, request.python)
+    return request.model_copy(update={"choices": choices})
 
 
 def _installed(request: Request) -> tuple[str, ...]:
     """Return what is installed for the sampler: nothing unasked on a machine of the user's own, where it is looked for.
 
-    What is installed by chance, as there is no way out of the machine, does not end what is paid for.
+    Where that fails, as where nothing can be downloaded, the paid machine draws by chance.
     """
     is_rented = request.mode is Mode.PAID and place_kinds(request.providers) == {"cloud"}
     return (OPTUNA,) if is_rented and request.sweep is not None and request.sweep.sampler == "tpe" else ()

@@ -301,7 +301,8 @@ def test_a_hostile_line_of_squeue_is_no_job() -> None:
         "9|RUNNING|1|1:00|1|None|my|own|job",
         f"9|RUNNING|1|1:00|1|None|x{TOKEN}|",
         f"|RUNNING|1|1:00|1|None|{TOKEN}|",
-        f"9_1|RUNNING|1|1:00|1|None|{TOKEN}|",
+        f"9_[0-1]|PENDING|1|0:00|1|None|{TOKEN}|",
+        f"9_x|RUNNING|1|1:00|1|None|{TOKEN}|",
         f"9|RUNNING|{TOKEN}|",
         "\x1b[31m|" * 9,
     ]
@@ -312,3 +313,32 @@ def test_a_hostile_line_of_squeue_is_no_job() -> None:
 def test_a_foreign_state_is_unknown_and_any_comment_is_harmless() -> None:
     (job,) = jobs_in(f"9|TELEPORTED|N/A|INVALID|N/A|None|{TOKEN}|a|b ../x 99999999 -1\r")
     assert (job.state, job.run, job.deadline_wall, job.gpu_count) == (InstanceState.UNKNOWN, "fox-41", None, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        (("PENDING", "PENDING"), InstanceState.PENDING),
+        (("RUNNING", "PENDING"), InstanceState.RUNNING),
+        (("PENDING", "RUNNING"), InstanceState.PENDING),
+        (("RUNNING", "COMPLETED"), InstanceState.RUNNING),
+        (("COMPLETED", "RUNNING"), InstanceState.STOPPED),
+        (("COMPLETED", "COMPLETING"), InstanceState.STOPPED),
+        (("COMPLETED", "WHATEVER"), InstanceState.UNKNOWN),
+        (("COMPLETED", "FAILED"), InstanceState.GONE),
+        ((None, "RUNNING"), InstanceState.STOPPED),
+        ((None, "COMPLETED"), InstanceState.GONE),
+    ],
+)
+def test_several_jobs_of_one_sbatch_are_one_that_is_gone_once_all_are(
+    words: tuple[str | None, str], state: InstanceState
+) -> None:
+    lines = [
+        f"9_{place}|{word}|1700000000|{place + 1}:00|1700000100|None|{TOKEN}|fox-41 1700000200 2"
+        for place, word in enumerate(words)
+        if word is not None
+    ]
+    (job,) = jobs_in("\n".join(lines))
+    assert (job.number, job.state) == (9, state)
+    if words == ("RUNNING", "COMPLETED"):
+        assert job.used_s == 120.0, "what the longest of them has counts for all"

@@ -125,7 +125,12 @@ def test_twelve_trials_are_two_jobs_under_one_cap(home: Home, slurm: ScriptedSlu
     assert told["cost"]["gpu_hours"] == pytest.approx(2 * rental["billable_s"] / 3600, abs=1e-4)
 
 
-@pytest.mark.parametrize("record", KILLS)
+OFTEN = ("create.observed", "train.started")
+
+
+@pytest.mark.parametrize(
+    "record", [pytest.param(record, marks=[] if record in OFTEN else [pytest.mark.slow]) for record in KILLS]
+)
 def test_killed_at_a_record_and_resumed_no_trial_runs_twice(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, record: str
 ) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 LOOK_S, ANSWERS_S = 1.0, 60.0
 """How often it is looked for others, and how long one is given to show that it still runs a step."""
+SIGNALLED, ENDING_S = 128, 2.0
 # The agent passes no variable of Slurm's on; this one says where its controller is.
 _SRUN = """
 [ ! -e "$0/job.env" ] || conf=$(. "$0/job.env" && echo "${SLURM_CONF:-}")
@@ -98,12 +99,14 @@ class Hands:
             words, env=step_environment(), stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
         )  # fmt: skip
 
-    def why_lost(self, job: str, folder: str) -> str:
+    def why_lost(self, job: str, folder: str, code: int) -> str:
         """Why a trial has failed with its job, and not by itself; "" where the job is well. It is given nothing more.
 
         Where no process of the trial began, or the job runs no step any more, it is srun's word.
         """
         quiet, words = subprocess.DEVNULL, self.step(job, self.root, "true")
+        if code > SIGNALLED:  # The processes of a job that ends are killed before its end is told.
+            time.sleep(ENDING_S)
         try:
             done = subprocess.run(
                 words, env=step_environment(), stdin=quiet, stdout=quiet, stderr=quiet, timeout=ANSWERS_S, check=False

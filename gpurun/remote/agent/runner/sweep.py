@@ -424,7 +424,7 @@ class RunningSweep:
         """Record a trial's end, and keep its files if it is among the best."""
         trial.close()
         row, job = trial.row, trial.slot[0]
-        if job and row.state == "failed" and (why := self.hands.why_lost(job, trial.folder)):
+        if job and row.state == "failed" and (why := self.hands.why_lost(job, trial.folder, trial.child.returncode)):
             row.state, row.why = "stopped", ("it is begun again: %s" % why)[:MOST_WORDS]
             self.tell(row)
             sys.stdout.write("%03d | %s\n" % (row.number, row.why))
