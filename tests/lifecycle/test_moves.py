@@ -661,6 +661,19 @@ def test_the_audit_finds_a_second_machine_that_was_asked_for_before_the_first_wa
     assert "a second machine was requested before the first was proven gone" in told
 
 
+def test_the_audit_finds_more_machines_than_were_agreed_to(voyage: Voyage) -> None:
+    voyage.take_at(12)
+    assert voyage.drive() == "DONE"
+    records = list(voyage.played.records)
+
+    def agreed(legs: int) -> list[Any]:
+        opened = records[0].model_copy(update={"data": {**records[0].data, "legs": legs}})
+        return list(order_problems([type(opened).model_validate(opened.model_dump()), *records[1:]]))
+
+    assert agreed(2) == []
+    assert len(agreed(1)) == 1
+
+
 def test_the_audit_finds_a_leg_that_the_cap_did_not_pay(voyage: Voyage) -> None:
     voyage.take_at(12)
     assert voyage.drive() == "DONE"

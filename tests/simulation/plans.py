@@ -23,6 +23,8 @@ PARAMETERS, DISK_GB = 1000, 50
 
 
 STEPS, EVERY = 30, 5
+DEARER = 3
+"""So many times as much is paid on demand as on spot."""
 
 
 def make_plan(
@@ -60,7 +62,7 @@ def _on_each(
     load = Load(ship_bytes=0, collect_bytes=job.home_bytes, disk_gb=job.disk_gb)
     found = []
     for place, profile in enumerate(profiles):
-        offer = _offer(profile, place)
+        offer = _on_spot(_offer(profile, place)) if legs else _offer(profile, place)
         worst = worst_case(offer, LEASE, load)
         found.append(
             Candidate(
@@ -90,8 +92,14 @@ def _on_each(
         bundle_sha256="0" * 64,
         ship_files=1,
         ship_bytes=64,
-        choices=Choices(keep_going=True, legs=legs) if legs else Choices(),
+        choices=Choices(keep_going=True, legs=legs, spot=True) if legs else Choices(),
     )
+
+
+def _on_spot(offer: Offer) -> Offer:
+    """What may be taken away costs a third of the price."""
+    on_demand = usd(0) + DEARER * offer.rate_micros_per_hour
+    return offer.model_copy(update={"spot": True, "on_demand_micros_per_hour": on_demand})
 
 
 def _job(kind: str) -> Job:

@@ -12,6 +12,7 @@ from gpurun.core.money import Micros, format_usd, total
 from gpurun.ledger.write_receipt import read_receipt
 from tests.simulation.checker import check
 from tests.simulation.generator import draw, draw_voyage
+from tests.simulation.plans import DEARER
 from tests.simulation.play import Played, play
 from tests.simulation.scenario import Scenario
 
@@ -35,7 +36,8 @@ class Voyage:
 
     `again` are steps that were trained twice, `kept` those that a loop from scratch would have trained once more.
     `paid` is what the clouds bill, `bound` what the receipt says where every end was seen, else 0: the judge holds that
-    it is at most 3 % above, or a billing unit and a look at each end of each machine.
+    it is at most 3 % above, or a billing unit and a look at each end of each machine. Where one moved and finished, its
+    receipt says what it cost (`moved`), and what an unbroken run would have cost on demand.
     """
 
     finished: bool
@@ -44,6 +46,8 @@ class Voyage:
     kept: int
     bound: int
     paid: int
+    moved: int
+    on_demand: int
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,17 @@ class Summary:
     kept: int
     paid: int
     watched: int
+    moved: int
+    on_demand: int
 
     def __str__(self) -> str:
         return (
             f"{self.finished:,} of {self.voyages:,} voyages finished, on {self.machines:,} machines; "
             f"{self.again:,} steps were trained twice, a loop from scratch would have trained {self.kept:,} more; "
             f"they cost {format_usd(Micros(self.paid))} by the clouds' meters; the receipts of the {self.watched:,} "
-            "whose ends were all seen are at most 3 % above those, or a billing unit and two looks a machine"
+            "whose ends were all seen are at most 3 % above those, or a billing unit and two looks a machine; "
+            f"those that moved and finished cost {format_usd(Micros(self.moved))} by their receipts, unbroken and on "
+            f"demand, {DEARER} times as dear, {format_usd(Micros(self.on_demand))}"
         )
 
 
@@ -78,22 +86,30 @@ def summary(verdicts: Iterable[Verdict]) -> Summary:
         kept=sum(one.kept for one in told),
         paid=sum(one.paid for one in told),
         watched=sum(bool(one.bound) for one in told),
+        moved=sum(one.moved for one in told),
+        on_demand=sum(one.on_demand for one in told),
     )
 
 
 def _voyage(played: Played) -> Voyage:
     plans = [one.data for one in played.records if one.event is Event.LEG_PLANNED and one.data.get("token")]
-    end, bound = played.outcomes[-1], 0
+    end, bound, moved, on_demand = played.outcomes[-1], 0, 0, 0
+    is_finished = end.exit_code == 0 and end.state.outcome == "done"
     if played.closed:
-        told = read_receipt(played.home, played.folder).predicate["cost"]
+        predicate = read_receipt(played.home, played.folder).predicate
+        told, legs = predicate["cost"], predicate.get("legs", [])
+        if is_finished and legs and all("on_demand_micros" in leg for leg in legs):
+            moved, on_demand = told["upper_bound_micros"] or 0, sum(leg["on_demand_micros"] for leg in legs)
         if all(one.get("end_is") == "measured" and not one.get("extras") for one in told["rentals"] if one["micros"]):
             bound = told["upper_bound_micros"] or 0
     return Voyage(
-        finished=end.exit_code == 0 and end.state.outcome == "done",
+        finished=is_finished,
         machines=sum(len(cloud.boxes) for cloud in played.clouds.values()),
         again=sum(max(0, plan["reached"] - plan["step"]) for plan in plans),
         kept=sum(plan["step"] for plan in plans),
         bound=bound,
+        moved=moved,
+        on_demand=on_demand,
         paid=total(*(cloud.metered() for cloud in played.clouds.values())),
     )
 

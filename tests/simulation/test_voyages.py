@@ -27,6 +27,7 @@ def test_voyages_move_finish_and_keep_every_promise() -> None:
     assert told.finished > 0
     assert told.machines > len(verdicts), "some were on more than one machine"
     assert told.watched > 0
+    assert 0 < told.moved < told.on_demand, "what moving costs is less than what spot saves"
     assert told.kept > told.again, "what was saved is not trained again"
 
 

@@ -44,10 +44,12 @@ def test_what_names_no_checkpoint_will_not_move(plan: Plan, tmp_path: Path) -> N
 def test_the_plan_counts_how_many_machines_the_cap_pays_for_and_makes_up_no_probability(
     plan: Plan, tmp_path: Path
 ) -> None:
-    least = least_leg_micros(plan)
-    first, *rest = legs_note(plan.model_copy(update={"cap_micros": 3 * least}), Home(tmp_path / "empty"))
+    least, silent = least_leg_micros(plan), plan.offer.model_copy(update={"on_demand_micros_per_hour": None})
+    quiet = changed_plan(plan, {"offer": silent, "cap_micros": 3 * least})
+    first, *rest = legs_note(quiet, Home(tmp_path / "empty"))
     assert "3 of them" in first
     assert len(rest) == 1, "nothing of reclaims, nor of a price on demand that nobody told"
+    assert len(list(legs_note(plan, Home(tmp_path / "empty")))) == 3, "what on demand costs, where that was told"
     assert "2 of them" in next(iter(legs_note(_agreed(plan, legs=2), Home(tmp_path / "empty"))))
 
 
@@ -71,7 +73,7 @@ def test_a_small_card_that_the_plan_named_keeps_its_smaller_micro_batch(plan: Pl
 @pytest.mark.parametrize(
     "other",
     [
-        pytest.param({"spot": True}, id="spot that was not asked for"),
+        pytest.param({"spot": False}, id="on demand, where spot was asked for"),
         pytest.param({"dies_by_itself": "NO, only this computer ends it"}, id="a weaker guard"),
         pytest.param({"rate_micros_per_hour": Micros(10**9)}, id="dearer than agreed"),
     ],
