@@ -295,7 +295,7 @@ def tell_rate(rate: RateObserved, terms: JobTerms = TRAINER) -> str:
     share = f" ({format_percent(step / steps)})" if steps else ""
     far = f"does not finish: it ends at step {format_whole(step)} of {format_whole(steps)}{share}"
     would = f"finishing needs {format_duration(left_s)} more"
-    under = f"and a cap of {format_usd(Micros(needed))}" if needed else ""
+    under = f" and a cap of {format_usd(Micros(needed))}" if needed else ""
     return f"{measured}, {far}; {would}{under}; {terms.verb} --from continues later"
 
 

@@ -156,7 +156,7 @@ def test_twelve_trials_of_a_recipe_are_packed_by_two_and_by_four(user: User, tmp
     [
         (("mini-gpt", "--max-cost", "0.01"), "offer.over_cap", "less than one trial"),
         (("mini-gpt", "--max-cost", "50", "--set", "model.width=65536"), "offer.none_fits", "memory"),
-        (("gpt2-124m", "--max-cost", "50", "--at-once", "64"), "sweep.memory", "more memory than a card has"),
+        (("gpt2-124m", "--max-cost", "50", "--at-once", "64"), "sweep.memory", "more than a card has"),
     ],
 )
 def test_what_no_card_holds_and_what_no_cap_pays_is_refused_before_anything_is_rented(

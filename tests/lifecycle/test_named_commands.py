@@ -106,7 +106,7 @@ def _changed(clone: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words", "cure"),
     [
-        (_elsewhere, "is no clone of https://example.org/some/nano", "git clone https://example.org/some/nano"),
+        (_elsewhere, "is not a clone of https://example.org/some/nano", "git clone https://example.org/some/nano"),
         (_another, "nano-speedrun runs https://example.org/some/nano at", "checkout"),
         (_changed, "has changes that are not in", "-- bash runs/speedrun.sh"),
     ],

@@ -102,7 +102,7 @@ def test_a_rate_too_slow_says_how_far_and_what_would_finish(world: World) -> Non
     assert told[0]["needed_micros"] > world.plan.cap_micros
     record = next(one for one in world.records if one.event is Event.RATE_OBSERVED)
     assert "ends at step" in tell_record(record)
-    assert "under a cap of $" in tell_record(record)
+    assert " and a cap of $" in tell_record(record)
     assert is_alarming(record)
     assert code is not ExitCode.DONE
     assert (world.cloud.boxes[0].died_s or 0) <= LEASE.total_s, "the lease is not lengthened"
