@@ -93,7 +93,7 @@ def test_both_trainer_changes_of_the_tutorial_work_as_written(tmp_path: Path) ->
     assert "def " in sampled, "by the run's own copy: gpurun's trainer has no such key"
     assert "closed, exit 0" in rehearsed
     assert "cap $5.00" in planned
-    audited = typed("gpurun audit --replay", tmp_path, environment)
+    audited = typed("gpurun audit --replay --all", tmp_path, environment)
     assert "0 problems, 2 warnings" in audited
     assert audited.count("not checked: ") == 2
     assert "Memory" in planned
