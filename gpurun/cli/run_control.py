@@ -93,7 +93,7 @@ def _not_driven(sight: Sight, *, to_its_end: bool) -> VerificationFailed | None:
 
     name, state = sight.folder.name, sight.state
     if sight.damage is not None:
-        hint = f"Nothing is spent on it any more. End what it may have left: gpurun destroy {name}."
+        hint = f"Nothing is spent on it any more. End any machine that the run may have left: gpurun destroy {name}."
         return VerificationFailed("journal.damaged", f"The journal of {name} is damaged: {sight.damage}.", hint=hint)
     if to_its_end or not sight.unfinished:
         return None

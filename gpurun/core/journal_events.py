@@ -300,7 +300,10 @@ class ShipObserved(JournalEvent):
 
 
 class TrainIntended(JournalEvent):
-    """The trainer is started; at its end it waits `linger_s` for a client. `pushed` is its folder in the bucket."""
+    """The start of the trainer will be requested.
+
+    After the trainer's end the machine waits `linger_s` seconds for a client. `pushed` is its folder in the bucket.
+    """
 
     event = Event.TRAIN_INTENDED
     job_sha256: str = ""

@@ -58,7 +58,7 @@ class Orphan:
 
 @dataclass(frozen=True)
 class Stray:
-    """One side resource that was found, and what was done about it."""
+    """A side resource, such as a firewall group, that was left without its machine, and what was done about it."""
 
     leftover: Leftover
     fate: Literal["owned", "kept", "removed", "not removed"]

@@ -58,7 +58,7 @@ PLACES: dict[str, PlaceFacts] = {
         kind="cluster",
         why_free="not metered",
         trust="the login node's host key, from config.toml or as seen at first use",
-        boot_hint="Check that login and compute nodes share the workdir of its table; scontrol show job has details.",
+        boot_hint="Check that login and compute nodes share the workdir in config.toml; scontrol show job has details.",
     ),
     "aws": PlaceFacts(store=AWS),
 }

@@ -65,7 +65,7 @@ def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) 
     found = {key: Setting(value, "built in") for key, value in DEFAULTS.items()}
     found |= _read(home.config, _USER_FILE)
     if found["notify.exec"].value:
-        _demand_own(home)
+        _demand_unshared(home)
     for key, setting in _read(project / PROJECT_FILE, _OF_PROJECT).items():
         if key not in PROJECT_KEYS:
             what = f"The {_OF_PROJECT} sets {key}, but it may only set {', '.join(PROJECT_KEYS)}."
@@ -78,8 +78,8 @@ def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) 
     return found
 
 
-def _demand_own(home: Home) -> None:
-    """Raise SetupError if other users may write the file that names a program to run as its owner."""
+def _demand_unshared(home: Home) -> None:
+    """Raise SetupError if other users can change config.toml, which names a program that gpurun runs as this user."""
     for path in (home.root, home.config):
         if stat.S_IMODE(path.stat().st_mode) & 0o022:
             what = f"notify.exec in {home.config} does not run: other users can change {path}."

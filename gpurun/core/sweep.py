@@ -107,7 +107,7 @@ def parse_axis(text: str) -> tuple[str, Axis]:
     if not (sign and values and _NAME.fullmatch(name)):
         what = f"--set {text!r} is not of the form NAME=VALUE,VALUE."
         raise UsageError("sweep.set", what, hint="Write for example --set lr=1e-3,3e-4, or --set lr=1e-4..1e-2")
-    return name, axis_of(name, _divided(values))
+    return name, axis_of(name, _split_values(values))
 
 
 def axis_of(name: str, values: Sequence[str]) -> Axis:
@@ -131,8 +131,8 @@ def axis_of(name: str, values: Sequence[str]) -> Axis:
     return Range(low=low, high=high, log=low > 0 and high >= LOG_FROM * low, whole=whole)
 
 
-def _divided(text: str) -> list[str]:
-    """Split at commas outside brackets and quotes, because a value may be a list."""
+def _split_values(text: str) -> list[str]:
+    """Split at commas, except commas in brackets or quotes, because a value may be a list."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if letter == "," and not depth and not quote:

@@ -51,7 +51,9 @@ class JournalDamaged(VerificationFailed):
 
 def damaged(path: Path, where: str) -> JournalDamaged:
     """Return the error for a run whose journal is damaged there."""
-    hint = f"gpurun spends nothing more on this run. End what it may have left: gpurun destroy {path.parent.name}."
+    hint = (
+        f"gpurun spends nothing more on it. End any machine that it may have left: gpurun destroy {path.parent.name}."
+    )
     return JournalDamaged("journal.damaged", f"{path} is damaged at {where}.", hint=hint)
 
 
@@ -88,7 +90,7 @@ def read_journal(path: Path) -> JournalReading:
         raise SetupError(
             "journal.unreadable",
             f"{path} cannot be read: {error.strerror}.",
-            hint="Give yourself read access to it, or end what it may have left with `gpurun reap`.",
+            hint="Give yourself read access to it, or end any machine that the run may have left: `gpurun reap`.",
         ) from error
     *lines, rest = content.split(b"\n")
     if not rest and lines and b"\0" in lines[-1]:

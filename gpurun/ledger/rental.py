@@ -96,7 +96,7 @@ class Rental(BilledTime):
 
     @property
     def micros(self) -> Micros:
-        """Return what it cost at most, or so far."""
+        """Return the most that the rental cost, in micro-dollars; for a machine that is not proven gone, up to now."""
         unit_s = self.intent.billing_unit_s
         once = self._egress if self.seconds else Micros(0)
         rises = total(*(cost_of(rise.more_micros_per_hour, rise.seconds, unit_s) for rise in self.rises))

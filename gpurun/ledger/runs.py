@@ -131,7 +131,11 @@ def find_run(home: Home, wanted: str) -> str:
     if not wanted.strip():
         # Every name begins with the empty string: a script's unset $RUN would stop the only run.
         what = "The name of the run is empty."
-        raise UsageError("run.blank", what, hint="Name a run, or write @last. In a script, check its variable.")
+        raise UsageError(
+            "run.blank",
+            what,
+            hint="Name a run, or write @last. In a script, check the variable that should hold the name.",
+        )
     names = sorted(folder.name for folder in home.folders() if _is_planned(folder))
     if wanted == "@last" and names:
         return planned_runs(home)[-1]
@@ -176,7 +180,7 @@ def demand_free(home: Home, name: str) -> None:
     if has_receipt(home, name):
         raise RunHeld(
             "run.name_taken",
-            f"The chain of receipts already has a run {name}, whose folder is gone; a second gets no receipt.",
+            f"The chain of receipts already has a run {name}, whose folder is gone; a second would get no receipt.",
             hint="Choose another --name, or leave it out.",
         )
 

@@ -120,14 +120,14 @@ def build_statement(
         predicate["legs"] = legs
     return {
         "_type": STATEMENT_TYPE,
-        "subject": _subjects(files, predicate["checkpoint"]),
+        "subject": _signed_files(files, predicate["checkpoint"]),
         "predicateType": PREDICATE_TYPE,
         "predicate": predicate,
     }
 
 
-def _subjects(files: list[FileAtHome], checkpoint: CheckpointTold) -> list[Subject]:
-    """Return what the receipt is about, by digest; with very many files, the full list is named beside the first."""
+def _signed_files(files: list[FileAtHome], checkpoint: CheckpointTold) -> list[Subject]:
+    """Return the files that the receipt vouches for, with their sha256: checkpoints, and the list of all if many."""
     found = {file["name"]: file["sha256"] for file in files if file["kind"] in _CHECKPOINT_KINDS}
     if "listed" in checkpoint:
         found[HERE] = checkpoint["listed"]["sha256"]

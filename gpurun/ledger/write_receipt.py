@@ -91,7 +91,7 @@ def receipt_bytes(folder: RunFolder, seq: int, prev: str, signer: Signer | None)
         raise JournalDamaged(
             "journal.damaged",
             f"No receipt can be made for {folder.name}: its journal is damaged, {why}.",
-            hint=f"End what it may have left: gpurun destroy {folder.name}.",
+            hint=f"End any machine that the run may have left: gpurun destroy {folder.name}.",
         )
     basis = basis_of(reading.records)
     rest = reading.records[len(basis) :]

@@ -66,7 +66,7 @@ class PackedFile:
 
     @property
     def is_here(self) -> bool:
-        """Return whether this machine has it, and can send it."""
+        """Return whether the content is on this machine, so that it can be sent from here."""
         return not isinstance(self.source, Elsewhere)
 
 
@@ -81,7 +81,7 @@ class RefusedPath:
 
 @dataclass(frozen=True)
 class Survey:
-    """Everything that a pack would contain, sorted by name, and every reason against it."""
+    """The files that a pack would contain, sorted by name, and the paths that must not be uploaded."""
 
     files: tuple[PackedFile, ...]
     refusals: tuple[RefusedPath, ...]
@@ -104,7 +104,7 @@ class Survey:
 
 
 def survey(sources: Sources, allowed: Collection[str] = ()) -> Survey:
-    """List what would be packed; `allowed` are absolute paths that may have the name or the content of a secret.
+    """Return the files that would be packed; `allowed` absolute paths are packed even if they look like secrets.
 
     Sources map a name in the pack (`bundle/trainer`, `data`) to a file, a folder (with everything in it) or bytes. A
     source may itself be reached through a link; below it links are never followed. Caches and version control are left
@@ -131,20 +131,20 @@ def survey(sources: Sources, allowed: Collection[str] = ()) -> Survey:
 
 
 def _look(name: str, path: str, allowed: Collection[str], files: list[PackedFile], refusals: list[RefusedPath]) -> None:
-    """Add one path, with everything below it, to the survey."""
+    """Add one path, and everything below it, to `files` or to `refusals`."""
     try:
-        reason, facts = _against(os.path.basename(path), path in allowed), os.lstat(path)
+        reason, facts = _objection_to_name(os.path.basename(path), path in allowed), os.lstat(path)
         if reason is None and stat.S_ISDIR(facts.st_mode):
             for below in sorted(os.listdir(path)):
                 if below not in _LEFT_OUT:
                     _look(f"{name}/{below}", os.path.join(path, below), allowed, files, refusals)
             return
-        reason = reason or _against_kind(facts.st_mode)
+        reason = reason or _objection_to_kind(facts.st_mode)
         if reason is None and not os.access(path, os.R_OK):
             reason = ("pack.unreadable", "it cannot be read")
         file = PackedFile(name, facts.st_size, path, _stamp(facts))
         if reason is None and path not in allowed:
-            reason = _against_content(file)
+            reason = _objection_to_content(file)
     except OSError as error:
         reason = ("pack.unreadable", (error.strerror or str(error)).lower())
     if reason is not None:
@@ -153,8 +153,8 @@ def _look(name: str, path: str, allowed: Collection[str], files: list[PackedFile
         files.append(file)
 
 
-def _against(name: str, is_allowed: bool) -> tuple[str, str] | None:
-    """Return the objection to a name: code and reason; None if there is none."""
+def _objection_to_name(name: str, is_allowed: bool) -> tuple[str, str] | None:
+    """Return why a file of this name must not be uploaded, as error code and reason; None if it may be."""
     if is_named_like_secret(name) and not is_allowed:
         return "pack.secret", "its name suggests that it holds a key or password"
     if not name.isprintable() or "\\" in name:
@@ -162,8 +162,8 @@ def _against(name: str, is_allowed: bool) -> tuple[str, str] | None:
     return None
 
 
-def _against_kind(mode: int) -> tuple[str, str] | None:
-    """Return the objection to a kind of file: only regular files are uploaded."""
+def _objection_to_kind(mode: int) -> tuple[str, str] | None:
+    """Return why a file of this mode must not be uploaded; None for a regular file or a folder."""
     if stat.S_ISLNK(mode):
         return "pack.link", "it is a symbolic link, and links are never followed"
     if not stat.S_ISREG(mode):
@@ -171,8 +171,8 @@ def _against_kind(mode: int) -> tuple[str, str] | None:
     return None
 
 
-def _against_content(file: PackedFile) -> tuple[str, str] | None:
-    """Return the objection to a file's content; None if there is none."""
+def _objection_to_content(file: PackedFile) -> tuple[str, str] | None:
+    """Return why a file's content must not be uploaded, as error code and reason; None if it may be."""
     found = secret_in(read_blocks(file))
     return ("pack.secret", f"it holds what looks like {found}") if found else None
 
@@ -183,7 +183,7 @@ def _stamp(facts: os.stat_result) -> tuple[int, ...]:
 
 @dataclass
 class Pack:
-    """A survey being packed: `content_bytes` have been read; `manifest_sha256` is known when everything has been read.
+    """The pack of the files in a survey, and how much of them has been read.
 
     `known` has the sha256 of every file read completely so far, by name; `sent_bytes` is the compressed size so far.
     """
@@ -253,7 +253,7 @@ def read_blocks(file: PackedFile) -> Iterator[bytes]:
 
 
 def demand_unchanged(file: PackedFile) -> None:
-    """Raise UsageError `pack.changed` if it is no longer the surveyed file."""
+    """Raise UsageError `pack.changed` if the file has changed since the survey."""
     if isinstance(file.source, str):
         try:
             same = _stamp(os.lstat(file.source)) == file.seen
@@ -264,7 +264,7 @@ def demand_unchanged(file: PackedFile) -> None:
 
 
 def content_at(file: PackedFile, offset: int, size: int) -> bytes:
-    """Return `size` bytes of a file from an offset on; UsageError if it has changed or cannot be read."""
+    """Return `size` bytes of a file, beginning at `offset`; UsageError if it has changed or cannot be read."""
     if isinstance(file.source, bytes):
         return file.source[offset : offset + size]
     if isinstance(file.source, Elsewhere):
@@ -379,7 +379,7 @@ class _Blocks(io.RawIOBase):
 
 
 def _unpacked(opener: Any, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the content of a compressed file, up to the limit; a damaged one ends at the damage."""
+    """Yield the decompressed content, at most MOST_UNPACKED_BYTES; stop without an error where the file is damaged."""
     with opener(io.BufferedReader(_Blocks(blocks))) as file:
         for _ in range(forms.MOST_UNPACKED_BYTES // _BLOCK_BYTES):
             try:

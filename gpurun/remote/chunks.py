@@ -32,7 +32,7 @@ from gpurun.remote.archive import Codec, PackedFile, content_at
 LEAST_PART_BYTES = 1 << 20
 MOST_PART_BYTES = 8 << 20
 MOST_SENT_BYTES = 2 * MOST_PART_BYTES + 4096
-"""The limit for a part as it is sent: incompressible content grows a little."""
+"""The most bytes that a compressed part may have: incompressible content grows a little."""
 PART_HEAD = struct.Struct(">QII32s")
 END_OF_PARTS = PART_HEAD.pack((1 << 64) - 1, 0, 0, bytes(32))
 # Above this number, parts are made larger: every part costs a line there, and a digest here.
@@ -53,7 +53,7 @@ class Part:
 
 
 class Parts:
-    """The parts of some files. They are read once, in order; then `known` has the digests of whole files, by name."""
+    """The parts into which some files are cut, read in order; `known` maps the name of each read file to its sha256."""
 
     def __init__(self, files: Sequence[PackedFile], known: dict[str, str]) -> None:
         self._files = [file for file in files if file.bytes]
@@ -88,7 +88,7 @@ class Parts:
         return Part(index, len(content), sha256, content)
 
     def size_of(self, index: int) -> int:
-        """Return the length of a part."""
+        """Return the length of a part in bytes."""
         return min(self.part_bytes, self.total_bytes - index * self.part_bytes)
 
     def _learn(self, file: PackedFile, offset: int, piece: bytes) -> None:
@@ -100,7 +100,7 @@ class Parts:
             self._known[file.name] = self._file_digest.hexdigest()
 
     def _places(self, index: int) -> Iterator[tuple[PackedFile, int, int]]:
-        """Yield where a part comes from: file, offset in it, bytes."""
+        """Yield the ranges of files that form a part: the file, the offset in the file, and the number of bytes."""
         start = index * self.part_bytes
         end, place = start + self.size_of(index), bisect_right(self._starts, start) - 1
         while start < end:
@@ -111,7 +111,10 @@ class Parts:
 
 
 def part_bytes_for(total_bytes: int) -> int:
-    """Return the part size: small, because an interruption loses the parts under way; larger for very many parts."""
+    """Return how many bytes each part of a pack has.
+
+    Parts are small, because an interruption loses those being sent, and larger if there would be very many.
+    """
     size = LEAST_PART_BYTES
     while size < MOST_PART_BYTES and total_bytes > size * _MANY_PARTS:
         size *= 2
@@ -119,7 +122,7 @@ def part_bytes_for(total_bytes: int) -> int:
 
 
 def compressed(content: bytes, codec: Codec) -> bytes:
-    """Return one part as it is sent; safe to call from several threads."""
+    """Return the content of a part, compressed; safe to call from several threads."""
     if codec == "gzip":
         return gzip.compress(content, _GZIP_LEVEL, mtime=0)
     import zstandard

@@ -1,4 +1,4 @@
-"""The remote side for its callers: one typed method per verb, over any `Machine`; every answer is checked."""
+"""Calls the agent on a machine: one typed method for each of its verbs. Every answer is checked."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ from gpurun.remote.upload import send_pack
 AGENT = Path(__file__).parent / "agent"
 _DIGEST_OF_AGENT = "import hashlib; print(hashlib.sha256(open('agent.pyz', 'rb').read()).hexdigest())"
 EACH_NODE = ("pilot.sh", "nodes")
-"""What `sh` runs in the folder of a job to run a command on each of its nodes (providers/slurm/pilot.sh)."""
+"""The arguments of `sh`, in a job's folder, that run a command on each of its nodes (providers/slurm/pilot.sh)."""
 ANY_ON_EACH_NODE = (EACH_NODE[0], "each")
-"""The same for a user's command, which is told about a stop by a signal."""
+"""The arguments that do so for a user's command, which gets a signal when it must stop."""
 IN_IMAGE, PYTHON_IN_IMAGE = "in-image", "in-image-python"
-"""Scripts that the same pilot writes: they run the following words, or a Python with them, in the job's image."""
+"""Scripts that pilot.sh writes: they run their arguments, or a Python with them, in the job's image."""
 NODES_SILENT = "nodes_silent"
 TORCHRUN = "torch.distributed.run"
 LOOK_S = 180
-"""How long the first look may wait for the Pythons there (torch_look.LIMIT_S)."""
+"""How many seconds `hello` may wait for the machine's Pythons (torch_look.LIMIT_S)."""
 _QUICK_S = 30.0
 _START_S = 180.0
 _PART_S = 300.0
@@ -68,7 +68,7 @@ SHORT_S = 0.01
 
 @dataclass(frozen=True)
 class Chunk:
-    """Bytes of a growing file, from `offset` on; `size` was the length of the whole file then."""
+    """Bytes of a growing file, beginning at `offset`; the whole file had `size` bytes at that time."""
 
     offset: int
     data: bytes
@@ -77,23 +77,23 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Poll:
-    """The status, and a chunk of every requested file."""
+    """The job's status, and a chunk of every requested file."""
 
     status: Status
     chunks: Mapping[str, Chunk]
 
 
 class FarSide:
-    """The agent on a machine. Every method may be repeated; each raises MachineLost or FarRefusal."""
+    """A client of the agent on one machine. Any call may be repeated, and may raise MachineLost or FarRefusal."""
 
     _lanes: tuple[FarSide, ...] = ()
 
     def __init__(
         self, machine: Machine, python: str = "python3", private: Machine | None = None, job_python: str = ""
     ) -> None:
-        """`private` is a connection that stores no standard input on disk, if `machine` is not one.
+        """Talk to the agent over `machine`; use `private` for secrets if `machine` stores standard input on disk.
 
-        `python` runs the agent. `job_python` is the path of the job's own Python, if that is certainly another.
+        `python` runs the agent. `job_python` is the path of the job's Python if that is known to be a different one.
         """
         self._machine = machine
         self._private = private
@@ -101,7 +101,7 @@ class FarSide:
         self._job_python = job_python or (python if "/" in python else "")
 
     def answers(self, limit_s: float) -> bool:
-        """Return whether the machine shows a sign of life within `limit_s`; False if it cannot be asked."""
+        """Return whether the machine answers within `limit_s` seconds; False if it has no such check."""
         return isinstance(self._machine, Answers) and self._machine.answers(limit_s)
 
     def install_agent(self) -> None:
@@ -113,8 +113,8 @@ class FarSide:
     def hello(self, python: str | None = None, on_wait: Callable[[int, str], None] = lambda *_: None) -> MachineFacts:
         """Return the machine's facts; importing torch there may take minutes on a cold disk.
 
-        If a Python is named by its path, here or for this object, only that one is checked for torch.
-        `on_wait` is called with the seconds so far, and what they are spent waiting for.
+        If `python`, or else this object's Python, is a path, torch is looked for only in that Python.
+        `on_wait` is called with the seconds waited so far, and with what the machine is waiting for.
         """
         chosen = python or self._job_python
         options = ["--python", chosen] if chosen else []
@@ -122,14 +122,14 @@ class FarSide:
         return understood(MachineFacts, line)
 
     def missing_imports(self, names: Sequence[str], python_path: str = "") -> Missing:
-        """Return which top-level modules the job's Python cannot find; call after `hello`; none of them is run."""
+        """Return which top-level modules the job's Python cannot find, without importing them; call `hello` first."""
         path = ["--path", python_path] if python_path else []
         path += ["--python", self._job_python] if self._job_python else []
         line, _ = self.ask("imports", "--names", ",".join(names), *path, timeout_s=_PART_S)
         return understood(Missing, line)
 
     def measure(self, program: bytes, processes_per_node: int, seconds: float, python: str) -> LinkSpeed:
-        """Return the hardware of each node of a job, and the speed between them: trainer/network.py run on all at once.
+        """Return the hardware of a job's nodes, and the speed between them, as measured by trainer/network.py.
 
         FarRefusal NODES_SILENT if not all of them answered.
         """
@@ -148,14 +148,14 @@ class FarSide:
         on_progress: Callable[[int], None] | None = None,
         timeout_s: float = 3600.0,
     ) -> Shipped:
-        """Upload a pack; either all of it is in place and verified there, or nothing of it is (`remote.upload`)."""
+        """Upload a pack; afterwards all files are in place and verified there, or none is (`remote.upload`)."""
         return send_pack(self, pack, codec, on_progress=on_progress, timeout_s=timeout_s)
 
     def start(self, job: Mapping[str, Any]) -> Started:
         """Start the job (docs/FORMATS.md has its keys) unless it was started.
 
-        If it was, an earlier lease shortens the lease and a later one changes nothing; another run, argv, cwd or env is
-        FarRefusal `other_job`.
+        If it was started before, the call can only shorten its lease. FarRefusal `other_job` if a job with another run,
+        argv, cwd or env was started.
         """
         self._put("job.json", canonical(dict(job)))
         return understood(Started, self.ask("start", "--job", "job.json", timeout_s=_START_S)[0])
@@ -166,19 +166,19 @@ class FarSide:
         far.ask("secrets", stdin=[json.dumps(dict(secrets)).encode()])
 
     def _agent_amiss(self) -> str:
-        """Return the output of a check if the agent there differs from the one here; "" if it does not."""
+        """Check the uploaded agent's digest; return "" if it is right, else the output of the check."""
         reply = self._run(["-I", "-c", _DIGEST_OF_AGENT], timeout_s=_QUICK_S)
         is_same = reply.stdout.strip() == hashlib.sha256(agent_zip()).hexdigest().encode()
         return "" if is_same else _words(reply.stderr)
 
     def let_push(self, order: bytes) -> None:
-        """Give the agent URLs to push checkpoints to; they are secret, and replace earlier ones."""
+        """Give the agent an order with secret URLs to push checkpoints to; it replaces an earlier order."""
         self._put("agent/push.json", order)
 
     def poll(self, wants: Mapping[str, tuple[int, int]]) -> Poll:
-        """Return the status, and of each requested file at most `most` bytes from an offset on.
+        """Return the job's status, and a chunk of each requested file.
 
-        `wants` maps `events.jsonl`, `trainer.log` or `agent.log` to (offset, most).
+        `wants` maps `events.jsonl`, `trainer.log` or `agent.log` to (offset of the chunk, its maximum length in bytes).
         """
         line, content = self.ask("poll", "--want", json.dumps({name: list(want) for name, want in wants.items()}))
         answer = understood(Polled, line)
@@ -195,11 +195,11 @@ class FarSide:
         return Poll(answer.status, chunks)
 
     def doors(self) -> Doors:
-        """Return where people work on a dev box."""
+        """Return how people reach a dev box: its host name, its folder, and JupyterLab's address."""
         return understood(Doors, self.ask("doors")[0])
 
     def unsaved(self) -> Unsaved:
-        """Return what a dev box's end would destroy, and how many terminals are open there."""
+        """Return what the end of a dev box would destroy, and how many terminals are open on it."""
         return understood(Unsaved, self.ask("unsaved", timeout_s=2 * _QUICK_S)[0])
 
     def stop(self, *, now: bool = False, reason: str = "user") -> bool:
@@ -213,16 +213,16 @@ class FarSide:
         return understood(LeaseAnswer, line)
 
     def end(self, folder: str, at_wall: float = 0.0) -> EndAnswer:
-        """Let the machine end itself at a time by its own clock (0: now), by the dead-man timer of that folder.
+        """Make the dead-man timer, which has its files in `folder`, end the machine at `at_wall` by its clock (0: now).
 
-        Nothing extends its time. Once that is over, the machine may be gone before it answers: MachineLost.
+        The deadline can only become earlier. MachineLost if the machine ends before it has answered.
         """
         return understood(EndAnswer, self.ask("end", "--folder", folder, "--at", repr(float(at_wall)))[0])
 
     def set_up(self, script: bytes, *, limit_s: float, offset: int, most: int) -> tuple[SetUp, bytes]:
-        """Return the state of the user's set-up script, and a part of its log; it is started only if it never was.
+        """Return the state of the user's set-up script, and at most `most` bytes of its log from `offset`.
 
-        The call does not wait for it. It is ended there after `limit_s`, with or without a client.
+        The first call starts the script; no call waits for its end. The machine ends it after `limit_s` seconds.
         """
         options = ("--from", str(offset), "--most", str(most))
         line, content = self.ask("setup", *options)
@@ -236,10 +236,10 @@ class FarSide:
         return answer, content
 
     def farewell(self, *, keep_results: bool = False, keep_work: bool = False) -> int:
-        """End the trainer at once and remove the run's whole folder; return how many of its processes were ended.
+        """End the trainer at once and remove the run's whole folder; return how many processes were ended.
 
-        With `keep_results` the trainer's outputs stay, with `keep_work` a command's own folder. It may be repeated,
-        also with a full disk: the agent is uploaded only if it is missing.
+        With `keep_results` the trainer's outputs stay, with `keep_work` a command's own folder. The call may
+        be repeated, also with a full disk, because the agent is uploaded only if it is missing.
         """
         if self._agent_amiss():
             self.install_agent()
@@ -248,9 +248,9 @@ class FarSide:
         return understood(FarewellAnswer, self.ask("farewell", *kept, timeout_s=_START_S)[0]).killed
 
     def manifest(self, most_bytes: int) -> Manifest:
-        """Return the finished files, empty before there are any.
+        """Return the list of finished files, which is empty before any file is finished.
 
-        FarRefusal if one of them is not acceptable, or they announce more than `most_bytes` in total.
+        FarRefusal if a name in the list is refused, or the files have more than `most_bytes` in total.
         """
         arriving = Whole(MOST_MANIFEST_BYTES)
         try:
@@ -262,19 +262,19 @@ class FarSide:
         return understood_manifest(arriving.content(), most_bytes)
 
     def gather(self, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
-        """Receive many small files (`remote.small_files`); return those that no longer exist."""
+        """Download many small files, pass each to `take`; return those that no longer exist (`remote.small_files`)."""
         return fetch_small_files(self, files, take)
 
     def fetch(
         self, name: str, size_bytes: int, sha256: str, into: Path, *,
         on_progress: Callable[[int], None] | None = None, aside: bool = False,
     ) -> Path:  # fmt: skip
-        """Download a file of the manifest, verified, over lanes that stay open (`remote.download.fetch`)."""
+        """Download a finished file into a folder, verify it, and return its path (`remote.download.fetch`)."""
         pulls = [partial(fetch_part, lane, name) for lane in self.lanes(1 + size_bytes // _LANE_BYTES)]
         return fetch(WantedFile(name, size_bytes, sha256, on_progress, aside), into, *pulls)
 
     def lanes(self, most: int, *, least: int = 1) -> list[FarSide]:
-        """Return lanes to use in parallel, as many as the round trip justifies; they stay open until `close_lanes`.
+        """Return lanes to use in parallel: more for a longer round trip. They stay open until `close_lanes`.
 
         The first ones share this object's connection, because another login takes a while; the others have
         their own, because packet loss slows each connection separately.
@@ -286,19 +286,19 @@ class FarSide:
         return [self] * shared + list(self._lanes[: count - shared])
 
     def lane(self) -> FarSide:
-        """Return the same remote side over a separate connection, for one more thread."""
+        """Return a client of the same agent over a separate connection, for one more thread."""
         return FarSide(self._machine.lane(), self._python, job_python=self._job_python)
 
     @contextmanager
     def many_lanes(self) -> Iterator[None]:
-        """Use lanes within this context; at its end, none stays open."""
+        """Keep lanes open within this context, and close all of them at its end."""
         try:
             yield
         finally:
             self.close_lanes()
 
     def close_lanes(self) -> None:
-        """Close what `lanes` has made."""
+        """Close the connections that `lanes` has made."""
         for lane in self._lanes:
             lane.close()
         self._lanes = ()
@@ -312,7 +312,7 @@ class FarSide:
 
     @property
     def round_trip_s(self) -> float:
-        """Return the round-trip time."""
+        """Return the round-trip time in seconds."""
         return self._machine.round_trip_s
 
     def _put(self, name: str, content: bytes) -> None:
@@ -330,9 +330,9 @@ class FarSide:
         site: bool = False,
         timeout_s: float = _QUICK_S,
     ) -> tuple[bytes, bytes]:
-        """Make one call of the agent; return its line and what follows, which goes to the sink, if there is one.
+        """Make one call of the agent; return the JSON line of its answer, and the raw bytes after that line.
 
-        Without `site` Python starts in half the time.
+        With a `sink`, the raw bytes go to the sink instead. Without `site`, Python starts in half the time.
         """
         flags = ["-I"] if site else ["-I", "-S"]
         crashpoint(f"before far.{verb}")
@@ -362,7 +362,7 @@ class FarSide:
 
 
 class _Looking:
-    """The answer to `hello` as it arrives: lines that say what it waits for, and a last one, which is kept."""
+    """Receives the answer to `hello`: reports the lines about what the machine waits for, and keeps the last line."""
 
     def __init__(self, on_wait: Callable[[int, str], None]) -> None:
         self.line = bytearray()
@@ -381,7 +381,7 @@ class _Looking:
 
 
 def lanes_for(round_trip_s: float) -> int:
-    """Return how many lanes keep a connection with this round trip busy, each carrying one window per round trip.
+    """Return how many lanes are worth using at a round-trip time: each carries one window of bytes per round trip.
 
     One thread per connection receives a download: with a short round trip a second lane would only delay the digest.
     """
@@ -391,7 +391,7 @@ def lanes_for(round_trip_s: float) -> int:
 
 
 def _cut(content: bytes, at: int, piece: Piece, offset: int, most: int) -> bytes:
-    """Return the bytes that a piece announces, if it is the requested piece."""
+    """Return the bytes of a piece, which begins at `at`; FarRefusal `nonsense` if another piece was requested."""
     data = content[at : at + piece.bytes]
     if piece.offset != offset or piece.bytes > most or len(data) != piece.bytes:
         raise FarRefusal("nonsense", f"The instance sent another part of {piece.name!r} than requested.")
@@ -399,7 +399,7 @@ def _cut(content: bytes, at: int, piece: Piece, offset: int, most: int) -> bytes
 
 
 def _words(stderr: bytes) -> str:
-    """Return the end of a program's error output."""
+    """Return the last words of a program's error output."""
     return stderr[-500:].decode("utf-8", "replace").strip() or "it said nothing"
 
 

@@ -42,9 +42,10 @@ Pull = Callable[[int, int, Take], None]
 
 @dataclass(frozen=True)
 class WantedFile:
-    """A file of a verified manifest, and the callback for its progress (bytes so far; 0 when it starts again).
+    """A file of a verified manifest that must be downloaded.
 
-    `aside`: the partial file is kept separate from one of another process that does not continue.
+    `on_progress` is called with the bytes that have arrived so far, and with 0 if the download starts again. With
+    `aside` a separate partial file is used, because another process holds the usual one and makes no progress.
     """
 
     name: str
@@ -54,7 +55,7 @@ class WantedFile:
     aside: bool = False
 
     def tell(self, have_bytes: int) -> None:
-        """Report how much has arrived; an exception of the callback ends the download."""
+        """Report how many bytes have arrived; an exception of the callback ends the download."""
         if self.on_progress is not None:
             self.on_progress(have_bytes)
 
@@ -63,9 +64,9 @@ def fetch(wanted: WantedFile, into: Path, *pulls: Pull) -> Path:
     """Download one file to `into`/name and return its path; an existing file with the right digest is left alone.
 
     Each pull is a separate lane; all are used at once. Arrived content is kept in `into`/.partial under its digest, so
-    a later call fetches only the rest. After a wrong digest it is fetched again three times. CollectFailed: the digest
-    was never right; StoreFull: the file could not be stored. Files that were verified before stay unchanged.
-    HeldElsewhere, a MachineLost: another process is downloading it.
+    a later call fetches only the rest. A file with a wrong digest is downloaded again, up to three times.
+    CollectFailed: the digest was never right; StoreFull: the file could not be stored. Files that were verified before
+    stay unchanged. HeldElsewhere, a MachineLost: another process is downloading it.
     """
     target = locate_file(into, wanted.name)
     if holds(target, wanted):
@@ -87,7 +88,7 @@ def fetch(wanted: WantedFile, into: Path, *pulls: Pull) -> Path:
 
 
 def holds(target: Path, wanted: WantedFile) -> bool:
-    """Return whether `target` has the right size and digest; an unreadable file does not."""
+    """Return whether `target` has the right size and digest; False if it cannot be read."""
     try:
         with os.fdopen(os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if os.fstat(file.fileno()).st_size != wanted.size_bytes:
@@ -98,7 +99,7 @@ def holds(target: Path, wanted: WantedFile) -> bool:
 
 
 def noted_bytes(into: Path, sha256: str) -> int:
-    """Return how much of a file has arrived by its notes; it grows while a process downloads it."""
+    """Return how many bytes of a file have arrived, as recorded by the process that downloads it."""
     try:
         return arrived_bytes(locate_notes(into / PARTIAL_FOLDER / sha256).read_bytes())
     except OSError:
@@ -106,13 +107,13 @@ def noted_bytes(into: Path, sha256: str) -> int:
 
 
 def room_in(folder: Path) -> int:
-    """Return how much may be downloaded: a twentieth of the disk, at most 10 GB, stays free for everything else."""
+    """Return how many bytes may be downloaded to a folder: a twentieth of the disk, at most 10 GB, stays free."""
     usage = shutil.disk_usage(folder if folder.exists() else folder.parent)
     return usage.free - min(usage.total // 20, LEFT_FREE_BYTES)
 
 
 def _fill(partial: Partial, wanted: WantedFile, pulls: Sequence[Pull], room: Callable[[], int]) -> None:
-    """Complete the partial file, or raise CollectFailed with nothing wrong left in it."""
+    """Complete the partial file. If its digest stays wrong, discard its content and raise CollectFailed."""
     for _ in range(1 + _REFETCHES):
         before = -1
         while (have := partial.have_bytes) < wanted.size_bytes and have > before:
@@ -132,7 +133,7 @@ def _fill(partial: Partial, wanted: WantedFile, pulls: Sequence[Pull], room: Cal
 
 
 class Fetching:
-    """The gaps of one file being downloaded, and the threads that pull them: one for each lane."""
+    """The missing ranges of one file, and the threads that download them: one thread for each lane."""
 
     def __init__(self, partial: Partial, wanted: WantedFile, pulls: Sequence[Pull]) -> None:
         self._partial, self._wanted, self._pulls = partial, wanted, pulls
@@ -143,8 +144,8 @@ class Fetching:
         self._todo = deque(partial.gaps())
 
     def run(self) -> None:
-        """Pull all gaps once; MachineLost if some are left because every lane failed."""
-        threads = [threading.Thread(target=self._work, args=(pull,), daemon=True) for pull in self._pulls]
+        """Download every missing range; MachineLost if some are still missing because every lane failed."""
+        threads = [threading.Thread(target=self._pull_ranges, args=(pull,), daemon=True) for pull in self._pulls]
         syncing = threading.Thread(target=self._sync, daemon=True)
         for thread in (*threads, syncing):
             thread.start()
@@ -165,7 +166,7 @@ class Fetching:
             raise self._lost
 
     def _sync(self) -> None:
-        """Sync what has arrived, repeatedly: so less is left for the end, and a power failure loses little."""
+        """Sync the arrived bytes to disk repeatedly: so the last sync is short, and a power failure loses little."""
         while not self._stop.wait(SYNC_S):
             try:
                 self._partial.sync()
@@ -173,8 +174,8 @@ class Fetching:
                 self._error = self._error or error
                 self._stop.set()
 
-    def _work(self, pull: Pull) -> None:
-        """Pull one range after another over one lane; an interrupted range is put back."""
+    def _pull_ranges(self, pull: Pull) -> None:
+        """Download one range after another over one lane; put the rest of an interrupted range back."""
         fruitless, size_bytes = 0, LEAST_RANGE_BYTES
         while not self._stop.is_set() and fruitless < MOST_FRUITLESS and (taken := self._take(size_bytes)):
             (start, end), before = taken, self._partial.have_bytes
@@ -192,7 +193,7 @@ class Fetching:
                 self._stop.set()
 
     def _take(self, size_bytes: int) -> tuple[int, int] | None:
-        """Return the next range, of about that size; smaller towards the end, so that all lanes end together."""
+        """Return the next range, about `size_bytes` long; shorter near the end, so that all lanes end together."""
         with self._taking:
             if not self._todo:
                 return None
@@ -206,7 +207,7 @@ class Fetching:
             return start, cut
 
     def _pull_range(self, pull: Pull, start: int, end: int) -> float:
-        """Pull one range, keeping what has arrived in any case; return the seconds from its first byte on."""
+        """Download one range, and keep what has arrived even if it fails; return the seconds since its first byte."""
         taker, begun = Taker(self._partial, start), 0.0
 
         def take(block: bytes) -> None:
@@ -224,7 +225,7 @@ class Fetching:
 
 
 class _Stopped(GpurunError):
-    """This side has ended the download; never seen outside."""
+    """Ends the calls of the lanes when this side has ended the download; caught in this module."""
 
     def __init__(self) -> None:
         super().__init__("fetch.stopped", "The fetching was ended.", hint="Nothing to do.")
@@ -246,7 +247,7 @@ def _cannot_store(target: Path, wanted: WantedFile, error: OSError) -> StoreFull
 
 
 class Arriving:
-    """The answer of `get`, as it arrives: its line, and then the announced bytes, which are passed on."""
+    """Receives the answer of `get`: keeps its first line, and passes on the bytes that the line announces."""
 
     def __init__(self, name: str, offset: int, most: int, take: Take) -> None:
         self.line = bytearray()
@@ -258,7 +259,7 @@ class Arriving:
         self._has_line = False
 
     def __call__(self, block: bytes) -> None:
-        """Add the next block; FarRefusal `nonsense` if it is more than was announced, or something else."""
+        """Add the next block; FarRefusal `nonsense` if its line or its length is not as requested."""
         if not self._has_line:
             head, newline, block = block.partition(b"\n")
             self.line += head
@@ -283,7 +284,7 @@ class Arriving:
 
 
 class Whole:
-    """An answer with a line for its length and digest, and then its bytes, kept until all are here."""
+    """Receives an answer that begins with a line for its length and digest, and keeps the bytes that follow."""
 
     def __init__(self, most: int) -> None:
         self.line = bytearray()
@@ -292,7 +293,7 @@ class Whole:
         self._has_line = False
 
     def __call__(self, block: bytes) -> None:
-        """Add the next block; FarRefusal `nonsense` if it is too much."""
+        """Add the next block; FarRefusal `nonsense` if more bytes arrive than are allowed."""
         if not self._has_line:
             head, newline, block = block.partition(b"\n")
             self.line += head
@@ -302,7 +303,7 @@ class Whole:
             raise FarRefusal("nonsense", f"The instance sent more than {self._most:,} bytes.")
 
     def content(self) -> bytes:
-        """Return all of it; FarRefusal `nonsense` if it differs from the announcement."""
+        """Return the received bytes; FarRefusal `nonsense` if their length or digest is not the announced one."""
         sized, content = understood(Sized, bytes(self.line)), bytes(self._content)
         if sized.bytes != len(content) or sized.sha256 != hashlib.sha256(content).hexdigest():
             raise FarRefusal("nonsense", "The instance's answer did not arrive complete.")
@@ -318,7 +319,7 @@ class Gets(Protocol):
 
 
 def fetch_part(far: Gets, name: str, offset: int, most: int, take: Take) -> None:
-    """Receive a part of a file of the manifest as it arrives; fewer bytes than requested may come."""
+    """Request at most `most` bytes of a finished file from `offset`; pass them to `take` as they arrive."""
     sink = Arriving(name, offset, most, take)
     options = ("--name", name, "--offset", str(offset), "--most", str(most))
     far.ask("get", *options, sink=sink, timeout_s=_PULL_S)

@@ -31,7 +31,7 @@ class Sink(Protocol):
 
 
 NEEDS_PERSON = "ssh.asks"
-"""The code of a MachineLost whose login needs a person's answer, so that waiting cannot help."""
+"""The code of a MachineLost if the login needs an answer from a person, so that retrying cannot help."""
 
 
 class MachineLost(GpurunError):
@@ -100,5 +100,5 @@ class Machine(Protocol):
 
     @property
     def round_trip_s(self) -> float:
-        """Return the round-trip time, as far as it was measured."""
+        """Return the measured round-trip time in seconds."""
         ...

@@ -1,4 +1,4 @@
-"""A job of a cluster as `Machine`: each call is written to the folder shared with the login node, and run in the job.
+"""Runs programs in a job of a cluster: each call is written to a folder that the login node and the job share.
 
 The job's own first program (`providers/slurm/pilot.sh`) picks it up, so that its processes belong to the job and end
 with it, and the GPUs that it sees are the job's.
@@ -16,7 +16,7 @@ from gpurun.remote.interface import Machine, MachineLost, Reply, Take
 NOT_TAKEN = 75
 KILL_S = 5
 TAKEN_S = 60
-"""How long a call waits to be picked up: a running job does so at once, but a shared file system may be late."""
+"""How many seconds a call may wait until the job picks it up: at once, unless the shared file system is late."""
 # $1 the call's name, $2 the command line, $3 the tenths of a second to wait for its end, and $4 how many of them are
 # left when it must have been picked up. The folder is listed each time, because a shared file system may cache a
 # missing name for a minute.
@@ -93,7 +93,7 @@ class JobMachine:
 
 
 def step_argv(number: str, folder: str, setup: str, *more: str) -> list[str]:
-    """Return the words that run what follows them as a step of a job; `more` are further options of srun."""
+    """Return the beginning of a command line that runs the rest as a step of a job; `more` are options of srun."""
     start = ["sh", "-c", _OF_SEVERAL, number] if "_" in number else ["srun", "--overlap", f"--jobid={number}"]
     step = [*start, "--nodes=1", "--ntasks=1", "--quiet", *more]
     # Where there is no setup it is no colon: srun takes a lone one for the end of a component.
@@ -103,7 +103,7 @@ def step_argv(number: str, folder: str, setup: str, *more: str) -> list[str]:
 class JobStep(JobMachine):
     """Runs programs in a job as separate steps: slower, but their standard input is not on a shared disk.
 
-    `number` is the job's, `folder` where they run, `setup` a shell line that runs first.
+    `number` is the job's number, `folder` is where programs run, `setup` is a shell line that runs first.
     """
 
     def __init__(self, find: Callable[[], Machine], number: str, folder: str, setup: str) -> None:

@@ -76,9 +76,9 @@ def public_part(path: Path) -> bytes | None:
 
 
 def private_key(path: Path) -> tuple[str, str]:
-    """Return the type of the private key in a file, and its text in OpenSSH's form; OpenSSH's input forms all work.
+    """Return the type of the private key in a file, and the key in OpenSSH's form; all forms that OpenSSH reads work.
 
-    SetupError if it cannot be used.
+    SetupError if the key cannot be used.
     """
     why, hint = "", "Name another with --identity, or leave that out to use gpurun's own."
     try:

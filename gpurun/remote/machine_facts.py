@@ -12,7 +12,7 @@ Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Wall = Annotated[float, Field(ge=0, le=1e12)]
 Text = Annotated[str, Field(max_length=500)]
 Words = Annotated[str, Field(max_length=500), AfterValidator(safe_line)]
-"""Output of programs there, made harmless for messages."""
+"""Output of programs on the machine, made harmless for messages."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -23,7 +23,7 @@ class MachineAnswer(BaseModel):
 
 
 class Gpu(MachineAnswer):
-    """One CUDA device; `error` is how a small kernel on it failed."""
+    """One CUDA device; `error` says how a small test kernel on it failed."""
 
     name: Text
     memory_bytes: Count
@@ -36,7 +36,7 @@ class Gpu(MachineAnswer):
 class CardFacts(MachineAnswer):
     """One GPU as reported by nvidia-smi; `ecc_errors` are the uncorrected ones since the driver was loaded.
 
-    `used_bytes` were in use before ours, by `holders`, as far as they are visible from there.
+    `used_bytes` of its memory were in use before the job, by the processes `holders`, as far as those are visible.
     """
 
     name: Text
@@ -50,7 +50,7 @@ class CardFacts(MachineAnswer):
 
 
 class FailedTorchLook(MachineAnswer):
-    """A Python without a working torch, and its last output; `answered` is false if it reached the time limit."""
+    """A Python in which torch did not work, and its last output; `answered` is false if the time limit was reached."""
 
     python: Words
     answered: bool
@@ -67,8 +67,8 @@ class Packages(MachineAnswer):
 class Torch(MachineAnswer):
     """The Python that has torch; `cuda` is torch's CUDA version, or None if no device can be used.
 
-    `built_for` is the CUDA version that it was built for, `archs` the GPU architectures; `error` is its error about
-    them. `packages` are the packages in that Python, after --setup.
+    `built_for` is the CUDA version that torch was built for, `archs` the GPU architectures; `error` says why torch
+    cannot use the devices. `packages` are the packages in that Python, after --setup.
     """
 
     found: bool
@@ -88,7 +88,7 @@ _Names = Annotated[tuple[Words, ...], FailFast(), Field(max_length=256)]
 
 
 class Exported(MachineAnswer):
-    """The names of a login's exports there: what the job gets, what it does not, and which of those look like keys."""
+    """Names of variables that a login on the machine exports: passed to the job, withheld, and those like keys."""
 
     passed: _Names = ()
     withheld: _Names = ()

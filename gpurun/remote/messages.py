@@ -1,4 +1,4 @@
-"""The allowed messages of the remote side: the instance may be hostile, so a wrong shape, size or name is refused."""
+"""The messages that the remote side may send. It may be hostile, so a wrong shape, size or name is refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from gpurun.core.artifact_names import ANY_NAME, MOST_PATH_BYTES, path_of, raw_name
 from gpurun.remote.interface import FarRefusal
-from gpurun.remote.machine_facts import Count, Sha256, Text, Wall
-from gpurun.remote.machine_facts import MachineAnswer as _Said
+from gpurun.remote.machine_facts import Count, MachineAnswer, Sha256, Text, Wall
 
 MOST_LINE_BYTES = 1 << 20
 MOST_MANIFEST_BYTES = 256 << 20
@@ -31,8 +30,8 @@ ANY_NAME_BELOW = tuple(f"{folder}/" for folder in ANY_NAME)
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 
 
-class BeginAnswer(_Said):
-    """What the remote side has of an announced pack: `bytes` of lines follow, about parts or about whole files."""
+class BeginAnswer(MachineAnswer):
+    """Announces a list of `bytes` bytes: the files ("held") or parts ("verified") of a pack that the machine has."""
 
     codecs: Annotated[tuple[Literal["zstd", "gzip"], ...], FailFast(), Field(min_length=1, max_length=2)]
     kind: Literal["held", "verified"]
@@ -40,14 +39,14 @@ class BeginAnswer(_Said):
     sha256: Sha256
 
 
-class Received(_Said):
-    """How many parts one stream brought."""
+class Received(MachineAnswer):
+    """How many parts arrived in one call of `receive`."""
 
     parts: Count
 
 
-class Shipped(_Said):
-    """What was unpacked and verified there; the time of the last step, after everything was sent, is measured here."""
+class Shipped(MachineAnswer):
+    """The files that were verified there; `unpack_s` is measured here: the last step, after everything was sent."""
 
     files: Count
     bytes: Count
@@ -55,10 +54,10 @@ class Shipped(_Said):
     unpack_s: float | None = None
 
 
-class SetUp(_Said):
-    """The state of the user's set-up script there, and how much of its log follows; `tail` is the end of that log.
+class SetUp(MachineAnswer):
+    """The state of the user's set-up script; `bytes` of its log (of `size` bytes) follow; `tail` is the log's end.
 
-    It is "lost" if no process watches it and no end is recorded, and "rebooted" if the machine was rebooted.
+    The script is "lost" if no process watches it and no end is recorded, "rebooted" if the machine was rebooted.
     """
 
     state: Literal["none", "running", "ended", "killed", "lost", "rebooted"]
@@ -70,15 +69,15 @@ class SetUp(_Said):
     tail: Annotated[str, Field(max_length=4000)]
 
 
-class Started(_Said):
-    """The job's keeper; `already` if an earlier call had started it."""
+class Started(MachineAnswer):
+    """The process that watches the job; `already` is true if an earlier call had started the job."""
 
     keeper_pid: Count
     already: bool
     started_wall: Wall
 
 
-class GpuNow(_Said):
+class GpuNow(MachineAnswer):
     """The current figures of one GPU, as far as it reports them."""
 
     use_percent: Count | None
@@ -88,8 +87,8 @@ class GpuNow(_Said):
     watts: Count | None
 
 
-class GpuTally(_Said):
-    """How often the GPUs were sampled while the job ran: busy, held by a process of the job; with the most memory."""
+class GpuTally(MachineAnswer):
+    """Samples of the GPUs while the job ran: `looks` in all, `busy` ones, `own` ones with a process of the job."""
 
     looks: Count
     busy: Count
@@ -97,8 +96,8 @@ class GpuTally(_Said):
     most_mib: Count
 
 
-class Sessions(_Said):
-    """How people used a dev box: terminals opened and open now, the seconds with an open terminal, or in use."""
+class Sessions(MachineAnswer):
+    """How people used a dev box: terminals opened, terminals open now, seconds with one open, seconds in use."""
 
     terminals: Count
     open: Count
@@ -106,7 +105,7 @@ class Sessions(_Said):
     used_s: Annotated[float, Field(ge=0, le=1e9)]
 
 
-class Status(_Said):
+class Status(MachineAnswer):
     """The heartbeat: `wall` is when the keeper last wrote it, by the machine's own clock.
 
     `silent_since_wall` is when the job last wrote a log line or a file, if that is long ago. `idle_at_wall` is when a
@@ -134,14 +133,14 @@ class Status(_Said):
     shm_bytes: Count | None = None
 
 
-class Lab(_Said):
+class Lab(MachineAnswer):
     """JupyterLab's address on the machine's loopback, and its token."""
 
     port: Annotated[int, Field(gt=0, lt=65536)]
     token: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,200}$")]
 
 
-class Doors(_Said):
+class Doors(MachineAnswer):
     """Where people work on a dev box: the machine's name, the folder there, and JupyterLab once it has begun."""
 
     host: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$")] = "NODE"
@@ -149,15 +148,15 @@ class Doors(_Said):
     jupyter: Lab | None
 
 
-class UnsavedFile(_Said):
+class UnsavedFile(MachineAnswer):
     """A file, or a folder, that does not come home."""
 
     name: Annotated[str, Field(max_length=MOST_PATH_BYTES)]
     bytes: Count
 
 
-class Unsaved(_Said):
-    """What a dev box's end would destroy, the first of it by name, and how many terminals are open."""
+class Unsaved(MachineAnswer):
+    """What the end of a dev box would destroy: `files` of `bytes`, some of them named, and commits not pushed."""
 
     files: Count
     bytes: Count
@@ -166,8 +165,8 @@ class Unsaved(_Said):
     terminals: Count
 
 
-class Piece(_Said):
-    """Where the following raw bytes belong: `size` is the whole file's."""
+class Piece(MachineAnswer):
+    """Announces `bytes` of a file, beginning at `offset`; the whole file has `size` bytes."""
 
     name: Name
     offset: Count
@@ -175,27 +174,27 @@ class Piece(_Said):
     size: Count
 
 
-class Polled(_Said):
+class Polled(MachineAnswer):
     """The line that answers `poll`."""
 
     status: Status
     chunks: Annotated[tuple[Piece, ...], FailFast(), Field(max_length=16)]
 
 
-class LeaseAnswer(_Said):
+class LeaseAnswer(MachineAnswer):
     """When the keeper stops the trainer, and when it kills it."""
 
     soft_stop_wall: Wall
     hard_stop_wall: Wall
 
 
-class StopAnswer(_Said):
-    """Whether there was a trainer to ask."""
+class StopAnswer(MachineAnswer):
+    """Whether a trainer was running, and was asked to stop."""
 
     asked: bool
 
 
-class EndAnswer(_Said):
+class EndAnswer(MachineAnswer):
     """Whether the machine's dead-man timer accepted the given time, or has an earlier one.
 
     `deadline` is read back from the timer, in whole seconds by the machine's clock; `message` says what failed.
@@ -206,27 +205,27 @@ class EndAnswer(_Said):
     message: Text
 
 
-class FarewellAnswer(_Said):
-    """How many processes of the run were ended; everything of it is gone except what was kept on request."""
+class FarewellAnswer(MachineAnswer):
+    """How many processes of the run were ended; its files are gone, except those kept on request."""
 
     killed: Count
 
 
-class Gathered(_Said):
-    """How many bytes of small files follow, and the positions of missing ones in the list."""
+class Gathered(MachineAnswer):
+    """How many bytes of small files follow, and the positions of missing files in the requested list."""
 
     bytes: Count
     left: Annotated[tuple[Count, ...], FailFast(), Field(max_length=MOST_GATHERED)]
 
 
-class Sized(_Said):
-    """The length and digest of what follows."""
+class Sized(MachineAnswer):
+    """The length and the digest of the raw bytes that follow."""
 
     bytes: Count
     sha256: Sha256
 
 
-class No(_Said):
+class No(MachineAnswer):
     """A refusal."""
 
     code: Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
@@ -234,7 +233,7 @@ class No(_Said):
     needed_bytes: Count | None = None
 
 
-class _Refused(_Said):
+class _Refused(MachineAnswer):
     error: No
 
 
@@ -252,19 +251,19 @@ class ManifestFile:
     step: Count
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same as plain data, for a record."""
+        """Return the fields of the file as plain data, for a record."""
         return {"name": self.name, "bytes": self.bytes, "sha256": self.sha256, "kind": self.kind, "step": self.step}
 
 
-class Best(_Said):
+class Best(MachineAnswer):
     """The step with the lowest validation loss so far."""
 
     step: Count
     val_loss: float
 
 
-class Manifest(_Said):
-    """Everything that is finished; a file that is not listed does not exist."""
+class Manifest(MachineAnswer):
+    """The list of finished files; a file that is not in this list counts as missing."""
 
     v: Literal[1] = 1
     latest: Count | None = None
@@ -281,7 +280,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def understood(model: type[Model], line: bytes, most_bytes: int = MOST_LINE_BYTES) -> Model:
-    """Parse one JSON text into the model; FarRefusal `nonsense` if it is anything else."""
+    """Parse one JSON text into the model; FarRefusal `nonsense` if it does not fit."""
     if len(line) > most_bytes:
         raise FarRefusal("nonsense", f"The instance sent {len(line)} bytes, but at most {most_bytes} make sense.")
     try:
@@ -311,7 +310,7 @@ def understood_manifest(content: bytes, most_bytes: int) -> Manifest:
 
 
 def demand_sound(manifest: Manifest, most_bytes: int) -> None:
-    """Raise FarRefusal `bad_manifest` if its names cannot exist together in one folder, or it announces too much."""
+    """Raise FarRefusal `bad_manifest` if its names cannot share a folder, or its files exceed `most_bytes` in total."""
     taken, folders = set[str](), set[str]()
     for file in manifest.files:
         check_name(file.name)
@@ -348,7 +347,7 @@ def check_name(name: str) -> None:
 
 
 def locate_file(folder: Path, name: str) -> Path:
-    """Return where the file with this name is below a folder; FarRefusal as in `check_name`."""
+    """Return the path below `folder` for a file of the manifest; FarRefusal as in `check_name`."""
     check_name(name)
     return path_of(folder, name) if name.startswith(ANY_NAME_BELOW) else folder / name
 

@@ -1,9 +1,9 @@
 """A file that is being downloaded: which parts have arrived, in any order, remembered over any number of interruptions.
 
-A list beside the content records what was written. Until the next boot all of it counts, whichever process is killed
-meanwhile; after a boot only what was synced, which the list also records. Only the sha256 decides whether the whole
-is right. The process that has it open holds its kernel lock, so that no other process can write to a file whose
-digest was verified.
+A list beside the content records what was written. Until the next boot the whole list counts, whichever process is
+killed meanwhile; after a boot only the ranges that were synced, which the list also records. Only the sha256 decides
+whether the file is right. The process that has the file open holds its kernel lock, so that no other
+process can write to a file whose digest was verified.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HeldElsewhere(MachineLost):
 
 
 class Partial:
-    """The content at `path`, with `size_bytes` when complete. Several threads may write at once.
+    """A partly downloaded file at `path`, of `size_bytes` when complete. Several threads may write at once.
 
     HeldElsewhere if another process has it open for longer than WAIT_S.
     """
@@ -50,7 +50,7 @@ class Partial:
         self._room = bytearray(_BLOCK_BYTES)
 
     def __enter__(self) -> Partial:
-        self._content = _opened_alone(self._path)
+        self._content = _open_locked(self._path)
         try:
             self._list = os.open(self._list_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         except OSError:
@@ -66,16 +66,16 @@ class Partial:
 
     @property
     def have_bytes(self) -> int:
-        """Return how much has arrived."""
+        """Return how many bytes have arrived."""
         return sum(end - start for start, end in self._have)
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Return what has not arrived: each gap's start and end, in order."""
+        """Return the start and the end of each missing range, in order."""
         edges = [0, *(edge for extent in self._have for edge in extent), self._size_bytes]
         return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
 
     def write(self, offset: int, block: bytes) -> None:
-        """Write a block to its place; it counts once it is remembered."""
+        """Write a block at `offset`; it counts as arrived once `remember` has recorded its range."""
         view = memoryview(block)
         while view:
             written = os.pwrite(self._content, view, offset)
@@ -88,7 +88,7 @@ class Partial:
             self._have = _merged([*self._have, (offset, offset + length)])
 
     def discard(self) -> None:
-        """Forget everything that has arrived."""
+        """Delete everything that has arrived."""
         os.ftruncate(self._content, 0)
         self._note_again([])
         self._have = []
@@ -96,7 +96,7 @@ class Partial:
         self._digested = 0
 
     def digest_on(self) -> None:
-        """Add the contiguous beginning to the digest: meant to be called while more arrives."""
+        """Add to the digest what has arrived without a gap from the beginning; call this while more arrives."""
         end = self._have[0][1] if self._have and self._have[0][0] == 0 else 0
         while self._digested < end:
             room = memoryview(self._room)[: end - self._digested]
@@ -107,31 +107,31 @@ class Partial:
             self._digested += read_bytes
 
     def is_whole(self, sha256: str) -> bool:
-        """Return whether all of it is here and has this digest."""
+        """Return whether the file is complete and has this digest."""
         self.digest_on()
         is_here = self._digested == self._size_bytes == os.fstat(self._content).st_size
         return is_here and self._digest.hexdigest() == sha256
 
     def sync(self) -> None:
-        """Sync what was written so far, and record that."""
+        """Sync the bytes written so far to disk, and record in the list that they are synced."""
         noted_bytes = os.fstat(self._list).st_size
         getattr(os, "fdatasync", fsync_file)(self._content)
         os.write(self._list, b"synced %d\n" % noted_bytes)
 
     def settle(self, target: Path) -> None:
-        """Make it durable and give it its name."""
+        """Sync the complete file to disk, and rename it to `target`."""
         fsync_file(self._content)
         os.replace(self._path, target)
         with suppress(FileNotFoundError):
             os.unlink(self._list_path)
 
     def remove(self) -> None:
-        """Delete it: the finished file is here already."""
+        """Delete the partial file, because the finished file already exists."""
         for path in (self._list_path, self._path):
             path.unlink(missing_ok=True)
 
     def _noted(self) -> list[tuple[int, int]]:
-        """Return the part of the list that still counts, and continue the list."""
+        """Return the ranges in the list that still count, and make the list ready for more."""
         with open(os.dup(self._list), "rb") as file:
             file.seek(0)
             text = file.read()
@@ -149,7 +149,7 @@ class Partial:
         return have
 
     def _note_again(self, on_disk: list[tuple[int, int]]) -> None:
-        """Start the list again, with what is on disk."""
+        """Replace the list by one with the ranges that are on disk."""
         text = _boot_line() + b"".join(b"%d %d\n" % (start, end - start) for start, end in on_disk)
         os.ftruncate(self._list, 0)
         os.write(self._list, text + b"synced %d\n" % len(text))
@@ -170,29 +170,29 @@ def forget_others(folder: Path, digests: Collection[str]) -> None:
         found = _CONTENT.fullmatch(path.name)
         if found is None or found[1] in digests:
             continue
-        descriptor = _tried_alone(path)
+        descriptor = _try_open_locked(path)
         if descriptor >= 0:
             locate_notes(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
             os.close(descriptor)
 
 
-def _opened_alone(path: Path) -> int:
-    """Return the file with that name, created if necessary, under its kernel lock; closing it releases the lock."""
+def _open_locked(path: Path) -> int:
+    """Open and lock the file at `path`, made if missing; return its descriptor, whose closing releases the lock."""
     for _ in ticks(SystemClock(), _LOOK_S, WAIT_S):
-        descriptor = _tried_alone(path)
+        descriptor = _try_open_locked(path)
         if descriptor >= 0:
             return descriptor
     raise HeldElsewhere(f"{path.name[:12]}… is being downloaded by another process.")
 
 
 def arrived_bytes(notes: bytes) -> int:
-    """Return how much has arrived by such a list; the list itself also grows at each sync, and after each boot."""
+    """Return how many bytes have arrived, by the content of such a list."""
     return sum(int(found[2]) for found in _PIECE.finditer(notes))
 
 
-def _tried_alone(path: Path) -> int:
-    """Try that once; return -1 if another process has it open."""
+def _try_open_locked(path: Path) -> int:
+    """Try once to open and lock the file; return its descriptor, or -1 if another process has it open."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         with suppress(FileNotFoundError):
@@ -208,7 +208,7 @@ def _tried_alone(path: Path) -> int:
 
 
 class Taker:
-    """Writes an arriving stream from an offset on to a partial file; pieces worth a line of the list are remembered.
+    """Writes a stream to a partial file, beginning at `offset`, and records each piece of about a megabyte in the list.
 
     Blocks are not collected first: new memory for every piece would cost more than the copying.
     """
@@ -226,14 +226,14 @@ class Taker:
             self.flush()
 
     def flush(self) -> None:
-        """Remember what was written since."""
+        """Record the range that was written since the last record."""
         if self._length:
             self._partial.remember(self._start, self._length)
             self._start, self._length = self._start + self._length, 0
 
 
 def _merged(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the same without overlaps, in order."""
+    """Return the ranges in order, without overlaps."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(extents):
         if merged and start <= merged[-1][1]:

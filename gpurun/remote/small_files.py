@@ -1,4 +1,4 @@
-"""Many small files in one stream, framed by the list that was verified before: no archive is parsed here."""
+"""Receives many small files in one stream. The verified list says where each file ends: no archive is parsed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpurun.remote.interface import FarRefusal
 from gpurun.remote.messages import MOST_GATHERED, MOST_LINE_BYTES, Gathered, ManifestFile, refusal_in, understood
 
 SMALL_BYTES = 1 << 20
-"""A smaller file is sent with others, if there are enough of them."""
+"""A file below this size is sent together with others, if there are at least LEAST_FILES of them."""
 LEAST_FILES = 16
 MOST_BYTES = 64 << 20
 _GATHER_S = 300.0
@@ -54,12 +54,12 @@ class Cutter:
 
     @property
     def is_done(self) -> bool:
-        """Return whether all have arrived."""
+        """Return whether all files have arrived."""
         return self._place == len(self._files)
 
 
 class Gathering:
-    """The answer of `fetch_small_files`, as it arrives: its line, and then the files in order."""
+    """Receives the answer to `gather`: keeps its first line, then splits the stream into the files, in order."""
 
     def __init__(self, files: Sequence[ManifestFile], take: TakeFile) -> None:
         self.line = bytearray()
@@ -89,7 +89,7 @@ class Gathering:
 
 
 class Gathers(Protocol):
-    """The part of a remote side that this needs."""
+    """The part of a remote side that this module needs."""
 
     def ask(self, verb: str, *, stdin: list[bytes], sink: Gathering, timeout_s: float) -> tuple[bytes, bytes]:
         """Make one call of the agent, whose answer goes to the sink."""
@@ -97,7 +97,7 @@ class Gathers(Protocol):
 
 
 def fetch_small_files(far: Gathers, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
-    """Receive many files as they arrive; return those that no longer exist as the list has them."""
+    """Receive many files, pass each to `take`, and return those that are missing or changed on the machine."""
     sink = Gathering(files, take)
     names = "".join(f"{file.bytes} {file.name}\n" for file in files).encode("ascii")
     far.ask("gather", stdin=[names], sink=sink, timeout_s=_GATHER_S)

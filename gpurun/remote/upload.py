@@ -46,7 +46,7 @@ class Asks(Protocol):
         site: bool = False,
         timeout_s: float = QUICK_S,
     ) -> tuple[bytes, bytes]:
-        """Make one call of the agent; return its line, and what follows."""
+        """Make one call of the agent; return the JSON line of its answer, and the raw bytes after that line."""
         ...
 
     def lanes(self, most: int, *, least: int = 1) -> Sequence[Asks]:
@@ -54,7 +54,7 @@ class Asks(Protocol):
         ...
 
     def close_lanes(self) -> None:
-        """Close what `lanes` has made."""
+        """Close the connections that `lanes` has made."""
         ...
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ def send_pack(
     timeout_s: float,
     clock: Clock | None = None,
 ) -> Shipped:
-    """Send what the remote side lacks; either all of it is in place and verified there, or nothing of it is.
+    """Send the files that the machine lacks; afterwards all files are in place and verified there, or none is.
 
     `on_progress` is called, on this thread, with the content bytes that are there or were sent; an exception ends
     the upload.
@@ -86,7 +86,7 @@ def send_pack(
 
 
 def _not_held(pack: Pack, held: set[str]) -> list[PackedFile]:
-    """Return the files that the remote side lacks; to find out, files that could be among those it has are read."""
+    """Return the files whose sha256 is not in `held`; files are read here where that is needed to know their sha256."""
     for file in pack.survey.files:
         if file.name not in pack.known:
             digest = hashlib.sha256()
@@ -97,7 +97,7 @@ def _not_held(pack: Pack, held: set[str]) -> list[PackedFile]:
 
 
 class _Stopped(Exception):
-    """This side has ended the upload; never seen outside."""
+    """Ends the work of the lanes when this side has ended the upload; caught in this module."""
 
 
 class _Upload:
@@ -126,15 +126,15 @@ class _Upload:
         self._trouble: Exception | None = None
 
     def begin(self, parts: Parts, held: str) -> set[str]:
-        """Announce these parts; return the digests of files that are there from before, if any.
+        """Announce these parts; return the digests of complete files that the machine already has.
 
-        If there are any, nothing must be sent before the rest was announced. Otherwise it is known which parts are
-        there.
+        If it has some, announce the parts of the other files before sending any. If it has none, this object now knows
+        which parts the machine has.
         """
         self._parts, self._todo = parts, deque(range(parts.count))
         self._held_bytes = self._pack.survey.total_bytes - parts.total_bytes
         self._pack.content_bytes = max(self._pack.content_bytes, self._held_bytes)
-        begun, lines = self._attended(lambda: self._announce(held))
+        begun, lines = self._ask_and_report(lambda: self._announce(held))
         if begun.kind == "held":
             return {digest.decode() for digest, _ in lines}
         self._there = {int(index): sha256.decode() for index, sha256 in lines if index.isdigit()}
@@ -143,7 +143,10 @@ class _Upload:
         return set()
 
     def _announce(self, held: str) -> tuple[BeginAnswer, list[tuple[bytes, bytes]]]:
-        """Return the answer to `begin`, which may take minutes, and its lines split in two: parts, or files held."""
+        """Call `begin`, which may take minutes; return its answer, and both words of each line that follows.
+
+        A line has the index and the sha256 of a part, or the sha256 and the size of a file that the machine holds.
+        """
         options = ("--held", held, "--sha256", self._parts.layout_sha256)
         line, content = self._far.ask(
             "begin", *options, stdin=[self._parts.layout], site=True, timeout_s=self._left_s()
@@ -157,9 +160,9 @@ class _Upload:
         return begun, [(match[1], match[2]) for match in found if match]
 
     def send_parts(self) -> None:
-        """Send all missing parts; after an interruption, ask which of those under way have arrived.
+        """Send all missing parts; after an interruption, ask which of the interrupted parts have arrived.
 
-        If a round has made no progress, its error is raised.
+        If no part arrived in a round, the error of that round is raised.
         """
         while self._todo:
             self._carry()
@@ -177,21 +180,21 @@ class _Upload:
         self._pack.content_bytes = self._pack.survey.total_bytes
 
     def settle(self) -> Shipped:
-        """Have all of it checked and put into place there; UsageError `pack.changed` if a file is not as sent."""
+        """Make the machine check and place all files; UsageError `pack.changed` if a file here has changed since."""
         begun_mono = self._clock.monotonic()
         for file in self._pack.survey.files:
             demand_unchanged(file)
         content = canonical(self._parts.digests) + b"\n" + self._pack.manifest()
         options = ("--layout", self._parts.layout_sha256, "--sha256", hashlib.sha256(content).hexdigest())
         limit_s = max(QUICK_S, self._left_s())
-        line, _ = self._attended(lambda: self._far.ask("settle", *options, stdin=[content], timeout_s=limit_s))
+        line, _ = self._ask_and_report(lambda: self._far.ask("settle", *options, stdin=[content], timeout_s=limit_s))
         shipped = understood(Shipped, line)
         if shipped.manifest_sha256 != self._pack.manifest_sha256:
-            raise FarRefusal("nonsense", "The instance reports another pack than the one that was sent.")
+            raise FarRefusal("nonsense", "The instance confirms a different pack from the one that was sent.")
         return shipped.model_copy(update={"unpack_s": round(self._clock.monotonic() - begun_mono, 3)})
 
-    def _attended(self, ask: Callable[[], T]) -> T:
-        """Return the answer of a call that may take minutes; `on_progress` is called meanwhile without progress."""
+    def _ask_and_report(self, ask: Callable[[], T]) -> T:
+        """Return the result of `ask`, which may take minutes; meanwhile call `on_progress` with unchanged figures."""
         answer: Future[T] = Future()
 
         def work() -> None:
@@ -205,7 +208,7 @@ class _Upload:
 
     def _carry(self) -> None:
         """Let the lanes send all missing parts, and wait for them."""
-        lanes = [_thread(self._work, lane) for lane in self._far.lanes(len(self._todo), least=LEAST_LANES)]
+        lanes = [_thread(self._send_over, lane) for lane in self._far.lanes(len(self._todo), least=LEAST_LANES)]
         try:
             self._wait(lanes)
         finally:
@@ -226,8 +229,8 @@ class _Upload:
             self._far.close()  # Closing a stalled connection wakes the thread that is stuck in it.
             raise
 
-    def _work(self, lane: Asks) -> None:
-        """Send parts over one lane, again after an interruption, until there are no more."""
+    def _send_over(self, lane: Asks) -> None:
+        """Send parts over one lane until none is left; start again after an interruption."""
         fruitless = 0
         while not self._is_stopped and fruitless < MOST_FRUITLESS:
             taken: list[int] = []
@@ -264,7 +267,7 @@ class _Upload:
         yield END_OF_PARTS
 
     def _next(self, taken: list[int], wait_s: float = -1) -> Part | None:
-        """Return the next missing part, recorded as taken; None if there is none, or none within that time."""
+        """Return the next missing part and add its index to `taken`; None if there is none within `wait_s` seconds."""
         if not self._reading.acquire(timeout=wait_s):
             return None
         try:
@@ -284,7 +287,7 @@ class _Upload:
             self._reading.release()
 
     def _has(self, index: int) -> bool:
-        """Return whether the remote side has this part, as it was read here."""
+        """Return whether the machine has this part with the digest that was read here."""
         return index < len(self._parts.digests) and self._there.get(index) == self._parts.digests[index]
 
     def _left_s(self) -> float:

@@ -1,1 +1,1 @@
-"""Events in, text out: all text for people is drawn here, and nothing here makes decisions."""
+"""Turns events and records into text for people; nothing in this package makes a decision."""

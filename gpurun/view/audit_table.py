@@ -1,4 +1,4 @@
-"""The audit table: the promise, the finding, and one verdict per run."""
+"""The audit table: one row per run, with the result of each check, the cost, and the verdict."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gpurun.view.table import Column, table
 def audit_screen(
     report: AuditReport,
     billed: Mapping[str, Micros | None],
-    ways_on: Mapping[str, str],
+    next_commands: Mapping[str, str],
     style: Style,
     *,
     exit_code: int,
 ) -> list[Line]:
-    """Return the table, the head of the chain, which is worth writing down, and the number of problems.
+    """Return the table, the head of the chain of receipts, which users should note, and the number of problems.
 
-    `ways_on` has the next command for each run that may be billing without a process that drives it.
+    `next_commands` maps each run that may be billing, and that no process drives, to the command that continues it.
     """
     columns = (
         Column("RUN"),
@@ -38,7 +38,9 @@ def audit_screen(
     nothing = "No run has been opened since that day." if report.receipts else "No receipts yet."
     lines = [line(f"  {nothing}")]
     if report.rows:
-        lines = table(columns, [_cells(row, billed.get(row.run), ways_on.get(row.run)) for row in report.rows], style)
+        lines = table(
+            columns, [_cells(row, billed.get(row.run), next_commands.get(row.run)) for row in report.rows], style
+        )
     seqs = [row.seq for row in report.rows if row.seq is not None]
     span = f" #{min(seqs):04d}…#{max(seqs):04d}" if seqs else ""
     is_unbroken = not report.problems and all(row.chain != "bad" for row in report.rows)
@@ -49,7 +51,7 @@ def audit_screen(
     lines += flow([count, chain, line(f"total {format_figure(report.total_micros, kind)}")], style, gap=" · ", indent=2)
     # In full: a noted head is compared digit by digit (`--head`).
     lines += fold(f"head {report.head}", style, indent=2) if report.receipts else []
-    looks = [_look(row, is_lost=row.run in ways_on) for row in report.rows]
+    looks = [_look(row, is_lost=row.run in next_commands) for row in report.rows]
     problems, warnings = looks.count("bad") + len(report.problems), looks.count("warn")
     counts = f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}."
     suffix = f"   exit {exit_code}" if exit_code else ""
@@ -61,12 +63,12 @@ def _look(row: AuditRow, *, is_lost: bool) -> str:
     return "bad" if row.problems or is_lost else "warn" if row.warnings else "good"
 
 
-def _cells(row: AuditRow, billed_micros: Micros | None, way_on: str | None) -> list[Cell]:
-    look, difference, verdict = _look(row, is_lost=way_on is not None), UNKNOWN, row.verdict
+def _cells(row: AuditRow, billed_micros: Micros | None, next_command: str | None) -> list[Cell]:
+    look, difference, verdict = _look(row, is_lost=next_command is not None), UNKNOWN, row.verdict
     if row.measured_micros and billed_micros is not None:
         difference = f"{percent_of(left_of(billed_micros, row.measured_micros), row.measured_micros):+.1f} %"
-    if way_on is not None:
-        verdict = f"MAY BE BILLING → {way_on}"
+    if next_command is not None:
+        verdict = f"MAY BE BILLING → {next_command}"
     elif row.problems:
         verdict = NO.upper()
     elif row.may_be_billing:

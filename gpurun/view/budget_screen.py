@@ -15,7 +15,7 @@ from gpurun.view.table import Column, table
 
 @dataclass(frozen=True, slots=True)
 class HoldRow:
-    """How much a run may still cost, and when it ends at the latest."""
+    """The micro-dollars that a run may still cost, and the time by which it must end."""
 
     run: str
     micros: Micros
@@ -24,7 +24,7 @@ class HoldRow:
 
 @dataclass(frozen=True, slots=True)
 class BudgetRow:
-    """One budget; without a limit, nothing is left or lacking."""
+    """One budget, in micro-dollars; without a limit, `left_micros` is None."""
 
     name: str
     limit_micros: Micros | None

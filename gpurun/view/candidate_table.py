@@ -83,11 +83,10 @@ def candidates_table(
     every: bool = False,
     end_s: int | None = None,
 ) -> list[Line]:
-    """Return one row per card and price, in the given order, with the chosen one marked; below, what the columns mean.
+    """Return a row for each card and price, in the given order, and the meaning of the columns; mark the chosen offer.
 
     With `end_s` the duration of the job is unknown: the time shown is its limit, minus the time that its end needs.
-    Without `every` there are at most ten rows, of rentable offers; below is how many more there are, and why they are
-    hidden.
+    Without `every` there are at most ten rows, all of rentable offers; a note says how many offers are hidden, and why.
     """
     groups: dict[tuple[object, ...], list[Candidate]] = {}
     for candidate in candidates:
@@ -111,7 +110,7 @@ def candidates_table(
 
 
 def _best(groups: list[list[Candidate]], ours: list[Candidate] | None) -> list[list[Candidate]]:
-    """Return the ten best groups, including the chosen one; if none may be rented, the ten that come nearest."""
+    """Return the ten best groups, including the chosen one; if no offer may be rented, the ten that come nearest."""
     open_ones = [group for group in groups if group[0].lease is not None] or groups
     best = open_ones[:MOST_ROWS]
     return best if ours is None or ours in best else [*best[: MOST_ROWS - 1], ours]
@@ -136,7 +135,7 @@ def _legend(heading: Line, candidates: Sequence[Candidate]) -> str:
 
 
 def _row(group: Sequence[Candidate], chosen: Offer | None, *, end_s: int | None = None) -> list[Cell]:
-    """Return the row of a group at one price: its first offer or the chosen one, and how many more regions have it."""
+    """Return the row of offers with one price: the chosen or the first one, and how many more regions have it."""
     candidate = next((member for member in group if member.offer == chosen), group[0])
     offer, estimate = candidate.offer, candidate.estimate
     look = "" if candidate.lease is not None else "dim"
@@ -159,7 +158,7 @@ def _row(group: Sequence[Candidate], chosen: Offer | None, *, end_s: int | None 
 
 
 def _time(candidate: Candidate, end_s: int | None) -> str:
-    """Return the likely duration, or its limit."""
+    """Return the likely duration of the job, or its limit."""
     seconds = candidate.estimate.likely_s
     if end_s is not None and candidate.lease:
         seconds = candidate.lease.train_s - end_s
@@ -167,7 +166,7 @@ def _time(candidate: Candidate, end_s: int | None) -> str:
 
 
 def _last(candidate: Candidate) -> Span:
-    """Return what ends the machine, or why it cannot be rented, in a word or two."""
+    """Return what ends the machine, or why it cannot be rented, in one or two words."""
     is_for_hours = candidate.lease is not None and candidate.estimate.train_s is None
     is_taken = candidate.finishes or is_for_hours
     whole = death(candidate.offer) if is_taken else Span(candidate.why_not or "does not finish", "dim")
@@ -200,7 +199,7 @@ def _speed(estimate: Estimate) -> str:
 
 
 def _reach(candidate: Candidate) -> str:
-    """Return the share of the run that the cap or the hours would buy, if that is not all of it."""
+    """Return the share of the run's steps that the cap or --hours pays for; "" if it pays for all."""
     reach = candidate.reach
     is_part = not candidate.finishes and reach is not None and reach.step < reach.steps
     return f"{100 * reach.step // reach.steps}%" if is_part and reach else UNKNOWN

@@ -25,5 +25,5 @@ def error_lines(what: str, hint: str, code: str, style: Style, *, exit_code: int
 
 
 def error_text(what: str, hint: str, code: str, style: Style, *, exit_code: int | None = None) -> str:
-    """Return the same, ready to print to standard error."""
+    """Return the lines of `error_lines` as text, ready to print to standard error."""
     return render(error_lines(what, hint, code, style, exit_code=exit_code), style)

@@ -123,7 +123,7 @@ APART = frozenset({"stop.requested", "step.failed", "incident", "journal.repaire
 
 
 def tell_record(record: Record, terms: JobTerms = TRAINER) -> str:
-    """Return one clause without a full stop, in the job's `terms`. Remote names in it are harmless."""
+    """Return a record as one clause without a full stop, in the job's `terms`; names from the machine are escaped."""
     typed = record.typed
     if isinstance(typed, NewerEvent):
         return f"{record.event}, which is unknown here: a newer gpurun wrote it"
@@ -237,7 +237,7 @@ _STEPS = {
 
 
 def _ready(ready: ReadyObserved) -> str:
-    """Return that the machine answers; for several nodes, how many do, and the speed between them."""
+    """Return that the machine answers; for several nodes also their number, and the speed between them."""
     network, others = ready.network or {}, ready.not_passed
     if others:
         names = ", ".join(others[:_MOST_NAMED]) + (" and more" if others[_MOST_NAMED:] else "")
@@ -260,7 +260,7 @@ def _leg(leg: LegPlanned) -> str:
 
 
 def _ended(end: TrainObserved, terms: JobTerms) -> str:
-    """Return how the work ended, with the reason if that adds something; for a failure, its own words."""
+    """Return how the work ended, with the reason if it differs; for a failure, the last words of the job."""
     outcome, reason = _line(end.outcome), _line(end.reason)
     is_worded = outcome in FELL or "elsewhere" in (end.outputs or {})
     why = _line(end.message) if is_worded else ""
@@ -269,7 +269,7 @@ def _ended(end: TrainObserved, terms: JobTerms) -> str:
 
 
 def _asked(intent: CreateIntended) -> str:
-    """Return which offer is requested, and its price; for an older gpurun's record, as much as it has."""
+    """Return which offer is requested, and its price, as far as the record has them (an older gpurun wrote less)."""
     offer, asked = intent.offer, f"asking {_line(intent.provider)} for"
     if not whole(offer.get("gpu_count")):
         return f"{asked} a machine"
@@ -284,7 +284,7 @@ def _asked(intent: CreateIntended) -> str:
 
 
 def tell_rate(rate: RateObserved, terms: JobTerms = TRAINER) -> str:
-    """Return the measured speed and its consequence: when the work ends and its total cost, or how far it gets."""
+    """Return the measured speed, and what follows: when the work ends and what it costs, or how far it gets."""
     measured, left_s = f"measured {tell_pace(rate)}", rate.left_s or 0
     expected, cap, needed = rate.expected_micros, rate.cap_micros, rate.needed_micros
     if rate.finishes:
@@ -300,7 +300,7 @@ def tell_rate(rate: RateObserved, terms: JobTerms = TRAINER) -> str:
 
 
 def tell_pace(rate: RateObserved) -> str:
-    """Return the measured speed: in tokens if they are known."""
+    """Return the measured speed in tokens per second, or in seconds per step if tokens are unknown."""
     speed = number(rate.tokens_per_s)
     return f"{number(rate.step_s) or 0.0:.3g} s a step" if speed is None else f"{format_count(speed)} tok/s"
 

@@ -62,7 +62,7 @@ def card_html(
     quoted: Quoted = (),
     losses: Sequence[tuple[int, float]] = (),
 ) -> str:
-    """Return the same as one page without scripts or links; the curve of its `losses` comes first."""
+    """Return the card as one HTML page without scripts or links; the curve of its `losses` comes first."""
     predicate, verdict = receipt.predicate, receipt.predicate["verdict"]
     pairs = [*_first(predicate, platform), *more, *card_pairs(receipt, shutdown)]
     for _, files in file_rows(predicate):
@@ -115,7 +115,7 @@ def _first(predicate: Predicate, platform: str) -> list[tuple[str, str]]:
 
 
 def roster_screen(rows: Sequence[Any], style: Style) -> list[Line]:
-    """Return a row for each card or learner, then the number of each verdict; rows are `CardRow`s."""
+    """Return a table with one row per card or learner, then how often each verdict occurs; rows are `CardRow`s."""
     is_replayed = any(row.replayed for row in rows)
     columns = (
         Column("LEARNER"),
@@ -154,7 +154,7 @@ def roster_screen(rows: Sequence[Any], style: Style) -> list[Line]:
 
 
 def roster_csv(rows: Sequence[Any]) -> str:
-    """Return the same for a spreadsheet, with no cell that could be a formula: names and words are untrusted."""
+    """Return the cards as CSV; a cell that could run as a formula is quoted, because names are untrusted."""
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(_COLUMNS)

@@ -12,7 +12,7 @@ from gpurun.view.table import Column, table
 
 @dataclass(frozen=True)
 class KeyRow:
-    """One key. Without a `source` there is none, or a `problem` prevents its use."""
+    """The key of one provider. Without a `source`, either no key was found or a `problem` prevents its use."""
 
     name: str
     source: str | None

@@ -16,7 +16,7 @@ from gpurun.view.table import Column, table
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run for `ps`. `dies_wall` is when it ends at the latest, `dies_by` what enforces that.
+    """One run for `ps`. `dies_wall` is the time by which its machine must end, `dies_by` what enforces that.
 
     `spent_is` tells whether the cost is exact, an upper bound or a lower bound.
     """
@@ -73,7 +73,7 @@ def _run_cells(row: RunRow, now: float) -> list[Cell]:
 
 
 def _began(row: RunRow, now: float) -> str:
-    """Return how long ago an open run began; for a closed run the time, with the day if it was not today."""
+    """Return how long ago an open run began; for a closed run, when it began."""
     if row.started_wall is None:
         return UNKNOWN
     is_over = not row.live and not row.may_be_billing
@@ -147,7 +147,7 @@ def pack_listing(files: Sequence[PackRow], style: Style, *, packed_bytes: int | 
 
 
 def config_table(rows: Sequence[tuple[str, str, str]], style: Style) -> list[Line]:
-    """Return the key, the value, and the source of the value."""
+    """Return a table of settings: the key, the value, and where the value comes from."""
     columns = (Column("KEY"), Column("VALUE", least=12), Column("FROM", least=10))
     return table(columns, [[key, value or UNKNOWN, Span(source, "dim")] for key, value, source in rows], style)
 
@@ -162,7 +162,7 @@ class Finding:
 
 
 def doctor_lines(findings: Sequence[Finding], style: Style) -> list[Line]:
-    """Return a mark, the finding, and what to do about it."""
+    """Return a line for each finding: a mark, the finding, and what to do about it; then a summary."""
     blank = "" if style.unicode else " "  # In ASCII the tick is two letters wide.
     marks = {"ok": Span("✔", "good"), "warn": Span(f"!{blank}", "warn"), "bad": Span(f"✘{blank}", "bad")}
     lines: list[Line] = []

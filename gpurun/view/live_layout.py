@@ -126,7 +126,7 @@ def _state(screen: Screen) -> Span:
 
 
 def _phases(screen: Screen, style: Style, now: float) -> list[Line]:
-    """Return a tick and a time for finished phases, a dot for current ones, a cross for failed ones."""
+    """Return the phases: a tick and a time if finished, a dot if current, a cross if failed."""
     narrow = style.width < 100
     names = PHASES[1:] if narrow and screen.phases["plan"].ended is not None else PHASES
     parts = [_phase(name, screen.phases[name], name == screen.phase, now) for name in names]
@@ -146,7 +146,7 @@ def _phase(name: str, phase: PhaseTime, current: bool, now: float) -> Line:
 
 
 def _training(screen: Screen, style: Style, now: float) -> list[Line]:
-    """Return progress and figures once there are steps; besides or instead, the current activity."""
+    """Return progress and figures once there are steps, and what is being done now."""
     lines: list[Line] = []
     last, steps = screen.step, screen.steps
     if last is not None and last.step is not None:
@@ -180,7 +180,7 @@ def _progress(screen: Screen, step: int, steps: int | None, style: Style) -> lis
 
 
 def _figures(step: StepEvent | None, screen: Screen, style: Style) -> list[Line]:
-    """Return the figures that are known."""
+    """Return the figures of the latest step, leaving out unknown ones."""
     evaluation = screen.evaluation
     parts = [line(Span(format_loss(step.loss), "title"))] if step is not None and "loss" in step.said else []
     label = "loss" if parts or evaluation is not None else "speed"
@@ -256,7 +256,7 @@ def _side(screen: Screen, style: Style) -> list[Line]:
 
 
 def _trials(screen: Screen, style: Style, now: float, most: int) -> list[Line]:
-    """Return one row per trial, each with its share of the cost by its seconds."""
+    """Return a table of the trials; the cost of a trial is its share by seconds."""
     events, spent = list(screen.trials.values()), screen.spent(now)
     whole_s = sum(event.seconds or 0.0 for event in events if not event.is_restored)
     best = min(events, key=lambda event: event.rank)
@@ -302,7 +302,7 @@ def _used(spent: Micros, cap: Micros, style: Style) -> Line:
 
 
 def _lease(screen: Screen, style: Style, now: float) -> list[Line]:
-    """Return until when the machine may live, if it still may, and where the last checkpoint is."""
+    """Return the time at which the machine must end, while it lives, and where the last checkpoint is."""
     lines: list[Line] = []
     if screen.pace and screen.phase == "run":
         lines += wrap(screen.pace, style, indent=_LABEL, look="warn" if screen.is_too_slow else "")[:2]
@@ -319,7 +319,7 @@ def _lease(screen: Screen, style: Style, now: float) -> list[Line]:
 
 
 def _saved(screen: Screen, style: Style, now: float) -> list[Line]:
-    """Return where the newest checkpoint is, and which one is here if that is another; for other jobs, the files."""
+    """Return where the newest checkpoint is, and which checkpoint is here; for other jobs, how many files are here."""
     newest, home = screen.checkpoint.step if screen.checkpoint is not None else None, screen.home_step
     parts: list[Line] = []
     if newest is not None and (home is None or newest > home):
@@ -335,7 +335,7 @@ def _saved(screen: Screen, style: Style, now: float) -> list[Line]:
 
 
 def _away(screen: Screen, now: float) -> Span:
-    """Return the state of a checkpoint that is not at home."""
+    """Return where a checkpoint is that was not downloaded."""
     if screen.phases["destroy"].ended is not None:
         return Span("did not come home", "bad")
     written = screen.checkpoint_wall()

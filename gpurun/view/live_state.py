@@ -61,12 +61,12 @@ class PhaseTime:
     failed: bool = False
 
     def seconds(self, now: float) -> float | None:
-        """Return how long it took, or has taken so far; None if it has not begun."""
+        """Return how many seconds the phase took, or has taken so far; None if it has not begun."""
         return None if self.began is None else max(0.0, (self.ended if self.ended is not None else now) - self.began)
 
 
 class Series:
-    """Points of a curve; if there are too many, every second one is dropped, and only every second new one is added."""
+    """Points of a curve. When there are too many, every second one is dropped, and then every second new one."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
@@ -74,7 +74,7 @@ class Series:
         self._offered = 0
 
     def add(self, x: float, y: float) -> None:
-        """Add a point, if its turn has come."""
+        """Add a point, unless it is one of those skipped to keep the curve short."""
         if self._offered % self._stride == 0:
             self.points.append((x, y))
         self._offered += 1
@@ -84,10 +84,10 @@ class Series:
 
 
 class Screen:
-    """One run, as far as it is known."""
+    """What is known about one run, and what the live view shows of it."""
 
     def __init__(self, plan: Plan, spent_by: Callable[[Sequence[Record], float], Micros]) -> None:
-        """`spent_by` is the ledger's function for the cost of a journal's records up to a moment."""
+        """Begin with a plan; `spent_by` is the ledger's function for the cost of a journal's records up to a time."""
         self.plan, self.terms = plan, plan.job.terms
         self.phases = {name: PhaseTime() for name in PHASES}
         self.phase = "plan"
@@ -102,7 +102,7 @@ class Screen:
         self.heard_wall: float | None = None
         self.deadline_wall: float | None = None
         self.queued: Lease | None = None
-        """The lease of a job that may still be in its queue: it counts from the start."""
+        """The lease of a job that may still be in a queue; the lease begins when the job starts."""
         self.pace, self.is_too_slow = "", False
         self.start: StartEvent | None = None
         self.step: StepEvent | None = None
@@ -154,7 +154,7 @@ class Screen:
         return announced or self.plan.job.steps or None
 
     def silent_s(self, now: float) -> float | None:
-        """Return how long a trainer that should run has been silent; None if no word is expected."""
+        """Return the seconds since a running trainer was last heard; None if no trainer should be running."""
         if self.phase != "run" or self.phases["run"].ended or self.heard_wall is None:
             return None
         return max(0.0, now - self.heard_wall)
@@ -169,21 +169,21 @@ class Screen:
         return max(0.0, last.step_s * (steps - last.step))
 
     def spent(self, now: float) -> Micros:
-        """Return the cost of the rentals at `now`, by the ledger's only calculation."""
+        """Return the cost of the rentals up to `now`, as the ledger calculates it."""
         return self._spent_by(self._records, now)
 
     def at_end(self, now: float) -> Micros | None:
-        """Return the cost when training ends, at most the worst case; None while that is unknown."""
+        """Return the expected cost at the end of training, at most the worst case; None while it is unknown."""
         eta = self.eta_s()
         return None if eta is None else min(self.spent(now + eta), self.worst_micros)
 
     @property
     def worst_micros(self) -> Micros:
-        """Return the most that it can cost with the current machine, plus the cost of earlier ones."""
+        """Return the most that the run can cost: the worst case of this machine, plus the cost of earlier machines."""
         return total(self.spent_before, self.plan.worst_micros)
 
     def _take(self, intent: CreateIntended) -> None:
-        """Switch to the approved offer that is requested now: earlier ones were unavailable."""
+        """Take the approved offer that is requested now; offers before it were unavailable."""
         taken = next(
             (candidate for candidate in self.plan.approved if candidate.offer.model_dump(mode="json") == intent.offer),
             None,
@@ -271,7 +271,7 @@ class Screen:
 
 
 def _newest_whole(downloaded: FilesBrought, whole_kinds: frozenset[str]) -> int | None:
-    """Return the newest step whose checkpoint files are all at home, verified."""
+    """Return the newest step whose checkpoint files were all downloaded and verified; None if there is none."""
     kinds: dict[int, set[str]] = {}
     for file in downloaded.files:
         kinds.setdefault(file["step"], set()).add(file["kind"])

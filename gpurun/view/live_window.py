@@ -29,7 +29,7 @@ _LOOKS = {
 
 
 class LiveWindow:
-    """A context in which `show` redraws. Use it only if `style.redraw` is true; otherwise use `PlainView`.
+    """A context manager; inside it, `show` redraws the view. Use `PlainView` if `style.redraw` is false.
 
     The last picture stays on the terminal, unless `keep` is false. Leaving restores the cursor, also after an
     exception.

@@ -14,7 +14,7 @@ from gpurun.view.table import fields
 
 
 def mandate_lines(terms: Mapping[str, Any], style: Style, *, now: float, revoked: bool = False) -> list[Line]:
-    """Draw what a mandate permits; without terms, that its file is not valid."""
+    """Draw what a mandate permits; if `terms` is empty, say that the file of the mandate is not valid."""
     if not terms:
         return [
             line("  ", Span("It was edited, or its file cannot be read: no run starts under it.", "warn")),

@@ -86,12 +86,12 @@ class PlainView:
         return lines
 
     def _is_due(self, moving: Moving, now: float) -> bool:
-        """Return whether a transfer is shown again: time has passed, or an expected machine's status has changed."""
+        """Return whether to show a transfer again: time has passed, or the expected machine's status has changed."""
         is_news = moving.what == "boot" and moving.words != self._boot_words
         return is_news or abs(now - self._moving_wall) >= self._metric_period_s
 
     def rest(self, now: float) -> list[str]:
-        """Return what was held back when the output ends: the last step, and how many lines were left out."""
+        """Return the lines to print when the output ends: the last step, and how many lines were left out."""
         return [*self._release(now), *self._gap(now)]
 
     def _tell(self, record: Record) -> list[str]:
@@ -104,7 +104,7 @@ class PlainView:
         return [self._line(record.wall, self._phase, f"{mark}{tell_record(record, self._terms)}")]
 
     def _hear(self, event: TrainerEvent, now: float) -> list[str]:
-        """Hold steps for `_metric`; a stop releases the held one first, so that the last figures are never lost."""
+        """Hold the latest step for `_metric`; release it before a stop, so that the last figures are never lost."""
         if isinstance(event, StepEvent):
             self._held = event
             return []

@@ -34,7 +34,7 @@ def plan_text(plan: Plan, style: Style, *, now: float | None = None, every: bool
 def plan_screen(plan: Plan, style: Style, *, now: float | None = None, every: bool = False) -> list[Line]:
     """Return the whole screen, with the best offers or `every` offer.
 
-    With the wall time, the end of the lease is shown as if the user agreed now.
+    With `now`, in wall time, the screen shows when the lease would end if the user agreed now.
     """
     terms, (name, *more) = plan.job.terms, plan.job.headline()
     what: list[Cell] = [Span(name, "title"), *more]
@@ -99,13 +99,13 @@ def _ship(plan: Plan) -> list[Cell]:
 
 
 def _sending(plan: Plan) -> list[Cell]:
-    """Return the assumed paid time of the upload, and its cost."""
+    """Return how long the upload should take while the machine is paid for, and what that costs."""
     rate, seconds = plan.offer.rate_micros_per_hour, plan.lease.ship_s
     if plan.mode.value != "paid" or not rate:
         return []
     sending = f"{format_duration(seconds)} to send and unpack, {format_usd(cost_of(rate, seconds, 1))}"
     if plan.data.is_public:
-        return [sending.replace("send and unpack", "download there, by the machine")]
+        return [sending.replace("send and unpack", "download the data on the machine")]
     return [sending] if plan.choices.stage else [sending, f"uplink {plan.uplink.words}"]
 
 
@@ -160,7 +160,7 @@ def _cap(plan: Plan) -> list[Cell]:
 
 
 def _part(plan: Plan) -> list[Cell]:
-    """Return how far the run gets for that cost, if --hours is too short for all of it."""
+    """Return the last step that the run reaches, if --hours is too short for all its steps."""
     chosen = next((candidate for candidate in plan.candidates if candidate.offer == plan.offer), None)
     if chosen is None or chosen.reach is None or chosen.finishes:
         return []

@@ -76,5 +76,5 @@ def _cells(offer: Offer) -> list[Cell]:
 
 
 def _source(offer: Offer) -> str:
-    """Return whether a price is live; its time, or its catalogue, is shown below the table."""
+    """Return whether a price is live or from the catalogue; a note below the table has the date."""
     return "catalogue" if offer.price_source.startswith("catalogue") else "live"

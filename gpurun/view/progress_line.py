@@ -33,7 +33,7 @@ def _how_far(moving: Moving) -> str:
 
 
 def moving_line(moving: Moving, style: Style, *, label: int) -> Line:
-    """Return the same with a bar, if there is room for one."""
+    """Return the progress as one line, with a bar if there is room for one."""
     before, after = pad(Span(f" {_LABELS[moving.what]}", "dim"), label), line(f"  {moving_words(moving)}")
     room = style.width - label - count_cells(after) - 1
     full, empty = bar(moving.done / moving.total, min(_BAR_CELLS, room)) if room >= 8 else ("", "")

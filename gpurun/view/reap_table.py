@@ -26,7 +26,7 @@ _ACTIONS = {
 
 
 def reap_table(found: Sequence[Orphan | Stray], asked: Sequence[str], style: Style, *, now: float) -> list[Line]:
-    """Return everything that carries our tag, wherever it was found; if there is nothing, who was asked."""
+    """Return a table of everything with gpurun's tag; if nothing was found, which providers were asked."""
     if not found:
         nothing = f" Nothing of gpurun is left at: {', '.join(asked)}."
         return [line(" ", Span("✔", "good"), nothing)] if asked else []
@@ -46,14 +46,14 @@ def reap_table(found: Sequence[Orphan | Stray], asked: Sequence[str], style: Sty
 
 
 def reap_notes(found: Sequence[Orphan]) -> Iterator[str]:
-    """Yield what to do about each machine that may be billing unattended, and what happened to such a machine."""
+    """Yield what to do about each machine that may be billing unattended, or what was done about it."""
     for orphan in found:
         who = safe_line(f"{orphan.instance.provider} {orphan.instance.id}")
         ends = f"gpurun reap {_flags(orphan.owner)}"
         if orphan.fate == "no deadline":
             most = f"{LONGEST_LEASE_S / 3600:.0f} h"
             yield (
-                f"{who} has no deadline, or one more than {most} after its start that no journal here confirms. "
+                f"{who} has no deadline that gpurun can trust: none, or more than {most} and in no journal. "
                 f"If it is not needed, end it with {ends}, or in the provider's console."
             )
         elif orphan.fate == "closed here":

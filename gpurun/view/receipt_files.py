@@ -12,7 +12,7 @@ from gpurun.view.number_format import format_whole, short_hash
 from gpurun.view.styled_text import Cell, Span
 
 MOST_CELLS = 20
-"""How many files of a kind a screen shows; the receipt has the others."""
+"""The most files of one kind that a screen shows; the receipt has all."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class FilesHome:
     unnamed: int = 0
 
     def more(self, named: int) -> int:
-        """Return how many files remain if `named` are shown."""
+        """Return how many files are not shown if `named` of them are."""
         return len(self.files) + self.unnamed - min(named, len(self.files))
 
 
@@ -39,7 +39,7 @@ def files_home(predicate: Predicate) -> list[FilesHome]:
 
 
 def cells_home(predicate: Predicate) -> Iterator[tuple[str, list[Cell]]]:
-    """Yield the same as cells, name and digest; of very many the first ones and a count."""
+    """Yield the title and the cells of each kind of file: name and digest; of many files, the first and a count."""
     listed = predicate["checkpoint"].get("listed")
     for home in files_home(predicate):
         cells: list[Cell] = [

@@ -41,7 +41,7 @@ _TEARDOWNS = {
 _MOST_FILES = 20
 _MOST_TRIALS = 40
 NOT_HERE = "but its checkpoint is not at home"
-"""Said of the best validation loss if its checkpoint is not here, so that nothing can be done with it."""
+"""Added to the best validation loss if its checkpoint was not downloaded."""
 
 
 def receipt_screen(receipt: Receipt, style: Style, *, now: float, shutdown: str = "", then: str = "") -> list[Line]:
@@ -88,7 +88,7 @@ def told_trials(trials: TrialsTold) -> list[TrialLine]:
 
 
 def signature_word(receipt: Receipt) -> str:
-    """Return the result of checking its signature: "signed", "unsigned" or "bad"."""
+    """Return the result of checking a receipt's signature: "signed", "unsigned" or "bad"."""
     return _SIGNED.get(receipt.signature, "bad")
 
 
@@ -202,7 +202,7 @@ def _variables(predicate: Predicate) -> list[Cell]:
 
 
 def _gpu_use(predicate: Predicate) -> list[Cell]:
-    """Return how often the machine's agent saw the GPUs at work."""
+    """Return in how many of its samples the machine's agent saw a busy GPU."""
     use = predicate["training"].get("gpu_use")
     if use is None:
         return []
@@ -221,7 +221,7 @@ def _sessions(predicate: Predicate) -> list[Cell]:
 
 
 def _sent(predicate: Predicate) -> list[Cell]:
-    """Return the bytes that took each route; older receipts, and runs without uploads, do not have them."""
+    """Return how many bytes were uploaded by each route; [] for older receipts, and for runs without uploads."""
     shipping, is_local = predicate.get("shipping"), place_facts(predicate["asked"]["provider"]).is_here
     if shipping is None:
         return []
@@ -243,7 +243,7 @@ def _instance(machine: ReceiptMachine | None) -> str:
 
 
 def _imported(predicate: Predicate) -> list[Cell]:
-    """Return where a run that ran in a notebook came from."""
+    """Return the origin of a run that was imported from a notebook."""
     told_of = predicate["asked"].get("imported")
     if told_of is None:
         return []
@@ -275,8 +275,11 @@ def _is_begun(predicate: Predicate) -> bool:
     return predicate["timeline"]["train_start"] != NOT_KNOWN or "imported" in predicate["asked"]
 
 
-def _phases(runtime: Runtime, doing: str) -> list[Cell]:
-    """Return how the paid seconds were spent, each phase beside its limit in the plan; only zeros are left out."""
+def _phases(runtime: Runtime, activity: str) -> list[Cell]:
+    """Return how long each paid phase took, beside its limit in the plan; leave out phases without time and limit.
+
+    `activity` is the job's word for its own phase, such as "training".
+    """
     planned, spent = runtime.get("planned"), runtime["phases_s"]
     limits = planned["limits_s"] if planned else {}
     cells: list[Cell] = []
@@ -285,11 +288,11 @@ def _phases(runtime: Runtime, doing: str) -> list[Cell]:
         limit = "" if limit_s is None else f" of {format_duration(limit_s)}"
         late = limit_s is not None and seconds > limit_s
         if int(seconds) or limit:
-            shown = doing if name == "training" else name
+            shown = activity if name == "training" else name
             cells.append(Span(f"{shown} {format_duration(seconds)}{limit}", "warn" if late else ""))
     expected = planned["training_s"] if planned else None
     if expected and cells:
-        cells.append(f"{doing} expected {format_duration(expected[0])} to {format_duration(expected[1])}")
+        cells.append(f"{activity} expected {format_duration(expected[0])} to {format_duration(expected[1])}")
     return cells
 
 
@@ -336,9 +339,9 @@ def _legs(predicate: Predicate) -> list[Cell]:
 
 
 def _legs_in_all(told: Predicate) -> Iterator[Cell]:
-    """Yield what all legs have trained twice, and what an unbroken run would have cost on demand, where that is known.
+    """Yield the steps trained twice in all legs, and what an uninterrupted run on demand would have cost, if known.
 
-    Both are estimates: of the training time of a machine by its steps, and of what a whole machine would have taken.
+    Both are estimates, from each machine's training time and its number of steps.
     """
     legs = told.get("legs", [])
     again = [leg for leg in legs if leg["again"]]
@@ -377,7 +380,7 @@ def _result(predicate: Predicate) -> str:
 
 
 def _why(predicate: Predicate) -> list[Cell]:
-    """Return the last words of a job that failed, or of the observer that lost it."""
+    """Return why a job failed: its last words, or why gpurun lost contact with it."""
     training = predicate["training"]
     return [Span(safe_line(training["message"]), "warn")] if training["outcome"] in ("failed", "lost") else []
 
@@ -397,7 +400,7 @@ def _best_val(predicate: Predicate, loss: float) -> str:
 
 
 def _proof(predicate: Predicate) -> str:
-    """Return the readings that prove the last machine's end; for the user's own box only its release was read."""
+    """Return the readings that prove the last machine's end; for the user's own box, the proof of its release."""
     evidence = predicate["teardown"]["evidence"]
     last = evidence[-1] if evidence and predicate["teardown"]["is"] != "user_operated" else None
     reads = last["reads"] if last else None

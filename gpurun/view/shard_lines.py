@@ -1,4 +1,4 @@
-"""A folder of shards as lines, and the progress of a prepare."""
+"""The lines about a folder of shards, and the progress line of `data prepare`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BAR_CELLS = 24
 
 @dataclass(frozen=True)
 class DataFigures:
-    """The content of a folder of shards; `source` is as in its data.json, `shards` their number by split."""
+    """The content of a folder of shards; `source` is as in its data.json, `shards` is the number of shards by split."""
 
     found: DataSummary
     source: Mapping[str, Any]

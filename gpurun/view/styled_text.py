@@ -58,7 +58,7 @@ def to_ascii(text: str) -> str:
 
 
 def spell(cell: Cell, style: Style) -> Span:
-    """Return a cell as the terminal will show it, so that it can be measured before the layout."""
+    """Return a cell as the terminal will show it, so that its width can be measured."""
     span = cell if isinstance(cell, Span) else Span(cell)
     text = harmless(span.text)
     text = text if style.unicode else to_ascii(text)
@@ -80,7 +80,7 @@ def _cells_of(character: str) -> int:
 
 
 def count_cells(spans: Iterable[Span]) -> int:
-    """Return the cells of a line."""
+    """Return how many terminal cells a line needs."""
     return sum(cells(span.text) for span in spans)
 
 

@@ -75,7 +75,7 @@ def _fit(columns: Sequence[Column], widths: dict[int, int], room: int) -> None:
 
 
 def _clip(columns: Sequence[Column], widths: dict[int, int], excess: int, slack: Callable[[int], int]) -> None:
-    """Take the excess from free text, or from any text if there is no slack."""
+    """Narrow columns by `excess` cells in all: those of free text first, others only if that is not enough."""
     while excess > 0:
         texts = [i for i in widths if not columns[i].right and widths[i] > _NARROWEST]
         widest = max([i for i in texts if slack(i)] or texts, key=lambda i: widths[i], default=None)

@@ -28,7 +28,7 @@ class Scale:
     high: float
 
     def place(self, value: float, steps: int) -> int:
-        """Return which of `steps` positions a value falls on; a value beyond an end is at the end."""
+        """Return the position of a value, from 0 to `steps` - 1; a value beyond an end is placed at that end."""
         share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
         return min(steps - 1, max(0, round(share * (steps - 1))))
 
@@ -60,7 +60,7 @@ def line_chart(
     Points that are not finite are left out. The x axis runs from 0 to the largest x; both ends of both axes are
     labelled.
     """
-    drawn, rings = _finite(points), _thinned(_finite(marks))
+    drawn, rings = _finite(points), _even_selection(_finite(marks))
     y_axis = scale_of([y for _, y in (*drawn, *rings)])
     x_axis = Scale(0.0, max((x for x, _ in (*drawn, *rings)), default=1.0))
     labels = _y_labels(y_axis, height)
@@ -96,8 +96,8 @@ def _finite(points: Sequence[Point]) -> list[Point]:
     return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
-def _thinned(points: list[Point]) -> list[Point]:
-    """Return at most a dozen points, always with the last, so that the line stays visible."""
+def _even_selection(points: list[Point]) -> list[Point]:
+    """Return at most a dozen of the points, including the last, so that the line stays visible."""
     return points[::-1][:: -(-len(points) // _RINGS) or 1][::-1]
 
 

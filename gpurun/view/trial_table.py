@@ -41,7 +41,7 @@ class TrialLine:
 
 
 def trial_table(trials: Sequence[TrialLine], style: Style, *, most: int) -> list[Line]:
-    """Return at most `most` lines, including the heading and a line about the others: running trials, then the best."""
+    """Return the table in at most `most` lines: running trials, then the best, then a line that counts the others."""
     order = sorted(trials, key=lambda trial: (trial.state != "running", not trial.is_best, _key(trial), trial.number))
     room = max(1, most - 1)
     shown, left = (order, []) if len(order) <= room else (order[: max(1, room - 1)], order[max(1, room - 1) :])
@@ -76,6 +76,6 @@ def _cells(trial: TrialLine) -> list[Span]:
 
 
 def _short(name: str, names: Mapping[str, str]) -> str:
-    """Return the last word of a setting's name, if no other name ends with it."""
+    """Return the last part of a setting's name, or the whole name if another one ends with the same part."""
     last = name.rpartition(".")[2]
     return safe_line(last if sum(other.rpartition(".")[2] == last for other in names) == 1 else name)

@@ -21,7 +21,7 @@ from gpurun.lifecycle.steps.upload_files import pull_staged
 from gpurun.remote.archive import Pack, survey
 from gpurun.remote.client import FarSide
 from gpurun.remote.s3.objects import Index
-from gpurun.remote.s3.pull_request import NotPulled, Pulled
+from gpurun.remote.s3.pull_request import NotPulled, PullResult
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.remote.s3.s3_upload import digests_of
@@ -48,16 +48,16 @@ class Patience:
 def pulled(
     monkeypatch: pytest.MonkeyPatch,
     clock: VirtualClock,
-    order: Callable[[Pulled], None] | None = None,
+    order: Callable[[PullResult], None] | None = None,
     look: Callable[[], None] = lambda: None,
     at: Callable[[int], float] = lambda _: 0.0,
-) -> tuple[Pulled, list[Any]]:
+) -> tuple[PullResult, list[Any]]:
     """What came of one staged file, and what was noted, where the machine pulls and the bucket answers like this.
 
     `at` is how many bits come in each second of an order that is not scripted.
     """
 
-    def at_a_pace(came: Pulled, on_progress: Callable[[], None], timeout_s: float) -> None:
+    def at_a_pace(came: PullResult, on_progress: Callable[[], None], timeout_s: float) -> None:
         begun_mono = clock.monotonic()
         while came.sent_bytes < FILE.bytes:
             clock.sleep(1)
@@ -75,7 +75,7 @@ def pulled(
     lease = SimpleNamespace(ship_s=110, train_s=10_000)  # For 10 GB at a gigabit, as they are counted.
     plan = SimpleNamespace(choices=Choices(stage="s3://shards/gpt"), lease=lease, uplink=Uplink())
     context = cast(Context, SimpleNamespace(plan=plan, clock=clock, raise_if_stopped=lambda _: None))
-    came = Pulled()
+    came = PullResult()
     notes = list(
         pull_staged(RunState(run="fox-41", phase=Phase.READY), context, cast(FarSide, None), cast(Pack, None), came)
     )
@@ -91,7 +91,7 @@ def test_a_bucket_that_is_away_for_half_a_minute_is_waited_for(monkeypatch: pyte
         if clock.monotonic() < back_mono - 15:
             raise BucketLost("no answer")
 
-    def order(came: Pulled) -> None:
+    def order(came: PullResult) -> None:
         came.failed = {} if clock.monotonic() >= back_mono else {FILE.sha256: told}
         came.files |= {FILE.sha256} - came.failed.keys()
 
@@ -103,7 +103,7 @@ def test_a_bucket_is_given_up_after_a_minute_without_a_byte(monkeypatch: pytest.
     clock, tries = VirtualClock(), 0
     told = NotPulled(sha256=FILE.sha256, code="unreachable", message="the bucket broke off")
 
-    def order(came: Pulled) -> None:
+    def order(came: PullResult) -> None:
         nonlocal tries
         tries += 1
         clock.sleep(50)
@@ -121,7 +121,7 @@ def test_what_no_patience_mends_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
     begun = clock.monotonic()
     told = NotPulled(sha256=FILE.sha256, code="denied", message="the bucket refuses the URL (AccessDenied)")
 
-    def order(came: Pulled) -> None:
+    def order(came: PullResult) -> None:
         came.failed = {FILE.sha256: told}
 
     pulled(monkeypatch, clock, order, lambda: None)

@@ -16,7 +16,7 @@ from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.steps import upload_files as room
 from gpurun.planning.transfer import download_s
 from gpurun.remote.client import FarSide
-from gpurun.remote.s3.pull_request import NotPulled, Pulled
+from gpurun.remote.s3.pull_request import NotPulled, PullResult
 from tests.refusals import refusal
 
 FILE = PublicFile(name="train_000001.bin", url="https://hub.org/train_000001.bin", bytes=10**10, sha256="a" * 64)
@@ -43,13 +43,15 @@ class Patience:
 
 
 def downloaded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, order: Callable[[VirtualClock, Pulled, Callable[[], None]], None]
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Any,
+    order: Callable[[VirtualClock, PullResult, Callable[[], None]], None],
 ) -> tuple[int, float]:
     """How many bytes came, in how many seconds, where the machine downloads like this."""
-    clock, told = VirtualClock(), Pulled()
+    clock, told = VirtualClock(), PullResult()
     begun = clock.monotonic()
 
-    def script(_: object, __: object, ___: object, came: Pulled, *, on_progress: Any, timeout_s: float) -> None:
+    def script(_: object, __: object, ___: object, came: PullResult, *, on_progress: Any, timeout_s: float) -> None:
         order(clock, came, on_progress)
         told.sent_bytes = came.sent_bytes
 
@@ -62,8 +64,8 @@ def downloaded(
     return told.sent_bytes, clock.monotonic() - begun
 
 
-def at(bits_per_s: float) -> Callable[[VirtualClock, Pulled, Callable[[], None]], None]:
-    def order(clock: VirtualClock, came: Pulled, on_progress: Callable[[], None]) -> None:
+def at(bits_per_s: float) -> Callable[[VirtualClock, PullResult, Callable[[], None]], None]:
+    def order(clock: VirtualClock, came: PullResult, on_progress: Callable[[], None]) -> None:
         while came.sent_bytes < FILE.bytes:
             clock.sleep(1)
             came.sent_bytes += int(bits_per_s / 8)
@@ -73,10 +75,10 @@ def at(bits_per_s: float) -> Callable[[VirtualClock, Pulled, Callable[[], None]]
     return order
 
 
-def failing(code: str, times: int) -> Callable[[VirtualClock, Pulled, Callable[[], None]], None]:
+def failing(code: str, times: int) -> Callable[[VirtualClock, PullResult, Callable[[], None]], None]:
     """So often the file is refused with this code; then it comes at once."""
 
-    def order(clock: VirtualClock, came: Pulled, on_progress: Callable[[], None]) -> None:
+    def order(clock: VirtualClock, came: PullResult, on_progress: Callable[[], None]) -> None:
         nonlocal times
         clock.sleep(1)
         times -= 1

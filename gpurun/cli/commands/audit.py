@@ -119,8 +119,8 @@ def _shown(
     ]
     code = ExitCode.MAY_BE_BILLING if lost else code
     billed = {run: bill.micros for run, bill in bills.items()}
-    ways_on = {run: f"gpurun resume {run}" for run in lost}
-    lines = audit_screen(report, billed, ways_on, session.style, exit_code=int(code))
+    next_commands = {run: f"gpurun resume {run}" for run in lost}
+    lines = audit_screen(report, billed, next_commands, session.style, exit_code=int(code))
     said = [f"  {row.run}: {text}" for row in report.rows for text in (*row.problems, *row.warnings)]
     said += [f"  {row.run}: {row.trainer}" for row in report.rows if row.trainer.startswith("changed")]
     for run, bill in bills.items():

@@ -340,7 +340,7 @@ def _is_new(records: Sequence[Record]) -> bool:
 
 
 def split_rentals(records: Sequence[Record]) -> list[AuditedRental]:
-    """Return each requested machine, by its intent."""
+    """Return one rental for each machine that was requested, beginning at the record of its request."""
     begins = [place for place, one in enumerate(records) if one.event is Event.CREATE_INTENDED]
     clock = Passed(records)
     return [AuditedRental(records[start:end], records, clock) for start, end in pairwise([*begins, len(records)])]

@@ -25,7 +25,7 @@ from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.objects import forget
-from gpurun.remote.s3.pull_request import Pulled, have_downloaded, have_pulled
+from gpurun.remote.s3.pull_request import PullResult, have_downloaded, have_pulled
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.remote.s3.s3_retry import AGAIN_S, patiently
@@ -48,7 +48,7 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
     _check_room(seen.total_bytes, state, disk_gb=context.plan.job.disk_gb)
     started = context.clock.monotonic()
     far = context.reach(get_instance(state))
-    pack, pulled = Pack(seen), Pulled()  # A retry sends only what the far side has not verified yet.
+    pack, pulled = Pack(seen), PullResult()  # A retry sends only what the far side has not verified yet.
     if context.plan.data.public:
         _download(state, context, far)
     yield from pull_staged(state, context, far, pack, pulled)
@@ -80,7 +80,7 @@ def _download(state: RunState, context: Context, far: FarSide) -> None:
 
     It has twice the planned time; beyond that the run is not worth its money.
     """
-    data, came, began_mono = context.plan.data, Pulled(), context.clock.monotonic()
+    data, came, began_mono = context.plan.data, PullResult(), context.clock.monotonic()
     limit_s = SHIP_START_S + 2 * download_s(data.public_bytes)
     patience = Patience(state, context, limit_s=limit_s)
 
@@ -118,7 +118,7 @@ def _check_room(size: int, state: RunState, *, disk_gb: int) -> None:
         )
 
 
-def pull_staged(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pulled) -> Iterator[Note]:
+def pull_staged(state: RunState, context: Context, far: FarSide, pack: Pack, came: PullResult) -> Iterator[Note]:
     """Let the machine pull all staged files of the pack; `came` collects which arrived. Failures are noted, not raised.
 
     Only errors that SSH would not fix are raised: a full disk there (FarRefusal), a lost machine, a request to stop.
@@ -158,7 +158,7 @@ def pull_staged(state: RunState, context: Context, far: FarSide, pack: Pack, cam
 class _Pace:
     """How fast the bucket delivers. While that is faster than SSH it is not abandoned, however slow it is."""
 
-    def __init__(self, came: Pulled, context: Context) -> None:
+    def __init__(self, came: PullResult, context: Context) -> None:
         self._came, self._clock, self._uplink = came, context.clock, context.plan.uplink
         self._since_mono = self._heard_mono = float("-inf")
         self._since_bytes = 0
@@ -177,7 +177,7 @@ class _Pace:
             self._since_mono, self._since_bytes = now_mono, came_bytes
 
 
-def _while_it_may_come(came: Pulled, context: Context) -> Iterator[None]:
+def _while_it_may_come(came: PullResult, context: Context) -> Iterator[None]:
     """Yield for one try, and for more while the machine cannot reach the bucket, until nothing came for PATIENCE_S."""
     retry, sent_bytes = Retry(context.clock, AGAIN_S, limit_s=PATIENCE_S), came.sent_bytes
     while True:
@@ -210,23 +210,23 @@ def _is_same(staged: StagedFile, file: PackedFile, raise_if_stopped: Callable[[]
     )
 
 
-def _missing(files: Sequence[StagedFile], came: Pulled) -> list[StagedFile]:
+def _missing(files: Sequence[StagedFile], came: PullResult) -> list[StagedFile]:
     return [file for file in files if file.sha256 not in came.files]
 
 
-def _what_failed(files: Sequence[StagedFile], came: Pulled) -> Iterator[Note]:
+def _what_failed(files: Sequence[StagedFile], came: PullResult) -> Iterator[Note]:
     """Yield one note for each reason."""
     reasons = Counter((failure.code, failure.message) for failure in came.failed.values())
     for code, message in reasons:
         yield _told(f"stage.{code}", message, [f for f in files if _is_failed(f, came, code, message)])
 
 
-def _is_failed(file: StagedFile, came: Pulled, code: str, message: str) -> bool:
+def _is_failed(file: StagedFile, came: PullResult, code: str, message: str) -> bool:
     why = came.failed.get(file.sha256)
     return why is not None and (why.code, why.message) == (code, message)
 
 
-def _forget_altered(bucket: Bucket, files: Sequence[StagedFile], came: Pulled) -> Iterator[Note]:
+def _forget_altered(bucket: Bucket, files: Sequence[StagedFile], came: PullResult) -> Iterator[Note]:
     """Remove altered or absent files from the bucket's index, so that the next run stages them again."""
     spoilt = [f for f in files if (why := came.failed.get(f.sha256)) and why.code in ("altered", "absent")]
     for file in {file.sha256: file for file in spoilt}.values():

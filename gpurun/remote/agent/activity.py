@@ -1,7 +1,7 @@
 """Whether a job still works: since when it has written nothing, and since when nothing was busy.
 
 A job is silent if it writes neither log lines nor files; a stuck collective is silent although its GPUs show 100 %. It
-is idle if it is silent, no GPU and no core is busy, and no person works on it, where people may. Both
+is idle if it is silent, no GPU and no core is busy and, on a dev box, no person works there. Both
 are observations; the watchdog decides what follows from them.
 """
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from gpurun.remote.agent.system import Json
 
 LOOK_S, QUIET_S = 15.0, 600.0
-"""The interval between checks, and how long a job may write nothing before it is called silent."""
+"""The seconds between checks, and the seconds without output after which a job is called silent."""
 PEOPLE_LOOK_S, WARN_S = 5.0, 300.0
-"""The interval where people work, and how long before the end they are warned."""
+"""The seconds between checks of a dev box, and how many seconds before its end people are warned."""
 MOST_LOOKING = 20
-"""A check of a million files is followed by a pause of this many times its duration."""
+"""After a slow check, such as of a million files, the pause is this many times the duration of the check."""
 BUSY_PERCENT, BUSY_SHARE = 5, 0.05
-"""A GPU above this, or all processes together above this share of a core, is busy."""
+"""A GPU is busy above this use in percent; the processes are busy above this share of one core, all together."""
 OURS = ("status.json", "MANIFEST.json", "outputs")
 """Files that gpurun itself writes into out/, whether or not the job does anything."""
 PASSED_OVER = frozenset(("wandb", ".git", ".venv", "node_modules", "__pycache__"))
@@ -40,12 +40,12 @@ WATCHES = b"nvidia-smi"
 
 
 class Activity:
-    """Checks in a thread of its own, because a network disk may block a check and must not block the watchdog.
+    """Watches a job in a separate thread, because a network disk may block a check and must not block the watchdog.
 
     `silent_since_wall` is when the job wrote last, if that is long ago. `end` is called once, with "idle" or
-    "silent", when the job has been so for as long as its order allows (`idle_s`, `silent_s`; 0 or missing: forever).
-    If `people` work on it, it is never called silent: `idle_at_wall` is when it will be ended, if that is soon,
-    and their terminals are warned.
+    "silent", when the job has been that for as long as its order allows (`idle_s`, `silent_s`; 0 or missing: forever).
+    On a dev box, where `people` work, the job is never called silent: `idle_at_wall` is when the box will be ended,
+    if that is soon, and open terminals are warned.
     """
 
     def __init__(self, root: str, job: Json, gpus: GpuWatcher, end: Callable[[str], None]) -> None:
@@ -74,7 +74,7 @@ class Activity:
         threading.Thread(target=self.watch, args=(pid,), daemon=True).start()
 
     def watch(self, pid: int) -> None:
-        """Check repeatedly; what one check could not see, the next may."""
+        """Check repeatedly; log a check that fails, and try again at the next one."""
         is_told = False
         while True:
             began_s = time.monotonic()
@@ -114,7 +114,7 @@ class Activity:
         return ""
 
     def used_since(self, pids: Set[int], pid: int) -> Optional[float]:
-        """Return the CPU seconds of the job's processes since the last check; None if they were not seen twice."""
+        """Return the CPU seconds of the job's processes since the last check; None at the first check."""
         now_s = cpu_seconds(pids, pid if self.has_runner else 0)
         before_s, self.cpu_s = self.cpu_s, now_s
         return None if now_s is None or before_s is None else now_s - before_s

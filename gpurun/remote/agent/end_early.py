@@ -29,7 +29,7 @@ def end(_: str, options: Json) -> Answer:
 
 
 def ended(folder: str, at_wall: float) -> Json:
-    """Return the answer of `end`: `deadline` is read back from the guard, or null if it has none.
+    """Return the answer of `end`; its `deadline` is read back from the guard, or null if the guard has none.
 
     If the deadline is early enough already, the guard only has to be alive: it must have written within its last few
     checks.
@@ -54,7 +54,7 @@ def ended(folder: str, at_wall: float) -> Json:
 
 
 def told(folder: str) -> Tuple[int, Optional[int], float]:
-    """Return the guard's last mark, 0 if there is none, the deadline that it uses, and the age of that mark."""
+    """Return a number that changes when the guard writes (0: never), its deadline, and the seconds since it wrote."""
     try:
         with open(os.path.join(folder, "spent"), "rb") as file:
             words = file.read(200).split()

@@ -1,6 +1,6 @@
-"""The last step of an upload: either all of it is in place and verified, or nothing of it is.
+"""The last step of an upload: afterwards all files are in place and verified, or none is.
 
-Its record counts at once for this boot, and permanently once everything is on disk; the client does not wait for that.
+Its record counts at once for this boot, and permanently once all files are on disk, for which no client waits.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def complete_files(root: str, incoming: Incoming, entries: List[Json]) -> None:
 
 
 def take(source: str, path: str, size: int) -> None:
-    """Give an existing file one more name; if the disk has no links, copy it."""
+    """Link an existing file to `path`; copy it if the disk has no links."""
     if os.path.exists(path) and os.path.getsize(path) == size:
         return
     try:
@@ -100,20 +100,20 @@ def put_in_place(root: str, folder: str, entries: List[Json]) -> None:
 
 
 def shipped(root: str) -> Json:
-    """Return the record; empty if there is none, or if a reboot came before everything was on disk."""
+    """Return the record of the upload; empty if there is none, or if a reboot came before all files were on disk."""
     record = read(root, "agent", "shipped.json") or {}
     return {} if record.pop("boot", boot_id()) != boot_id() else dict(record)
 
 
 def note_shipped(root: str, record: Json) -> None:
-    """Write the record. It counts until the next boot; `sync_behind` makes it count permanently."""
+    """Write the record of the upload. It counts until the next boot; `sync_behind` makes it count permanently."""
     if not boot_id():
         sync_filesystem(root)
     write(at(root, "agent", "shipped.json"), dict(record, boot=boot_id()))
 
 
 def sync_behind(root: str) -> None:
-    """Start a process that writes to disk what the trainer can read already; a slow disk takes minutes."""
+    """Start a process that syncs the uploaded files to disk, which takes minutes on a slow disk."""
     try:
         if os.fork():
             return
@@ -132,7 +132,7 @@ def sync_behind(root: str) -> None:
 
 
 def make_durable(root: str) -> None:
-    """Sync the upload, then record that, unless the record belongs to another pack by now."""
+    """Sync the upload to disk, then record that it is synced, unless another pack has replaced it meanwhile."""
     record = read(root, "agent", "shipped.json") or {}
     if "boot" not in record:
         return

@@ -29,7 +29,7 @@ FIELDS = {
 
 
 class GpuWatcher:
-    """Asks in a thread of its own: a GPU that fell off the bus may block nvidia-smi, and must not block the keeper."""
+    """Runs nvidia-smi in a separate thread: a GPU that fell off the bus may block it, and must not block the keeper."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -40,11 +40,11 @@ class GpuWatcher:
             threading.Thread(target=self.ask, daemon=True).start()
 
     def now(self) -> List[Json]:
-        """Return the last figures of each GPU, unless they are old."""
+        """Return the last figures of each GPU; [] if they are old."""
         return self.seen if time.monotonic() - self.seen_s < STALE_S else []
 
     def ask(self) -> None:
-        """Ask forever, less and less often if there is no answer, because each call may leave a hanging process."""
+        """Run nvidia-smi forever, less and less often if it does not answer, because each call may leave a process."""
         wait_s, last = EVERY_S, ""
         while True:
             (self.seen, words), self.seen_s = ask_once(), time.monotonic()
@@ -80,9 +80,9 @@ def query(what: str, fields: Sequence[str], limit_s: float) -> Optional[List[Lis
 
 
 def smi_answer(what: str, fields: Sequence[str], limit_s: float) -> Tuple[Optional[List[List[str]]], str]:
-    """Return the same, and nvidia-smi's own error message.
+    """Return the result of `query`, and nvidia-smi's own error message.
 
-    nvidia-smi writes it on either output. One that hangs in the kernel, as with a lost GPU, is not waited for.
+    nvidia-smi writes its message on either output. A process that hangs in the kernel (a lost GPU) is not waited for.
     """
     command = ["nvidia-smi", "--query-%s=%s" % (what, ",".join(fields)), "--format=csv,noheader,nounits"]
     try:

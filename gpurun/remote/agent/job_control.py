@@ -77,9 +77,9 @@ def checked_job(root: str, path: str) -> Json:
 
 
 def by_this_clock(root: str, job: Json) -> Json:
-    """Return the job with its stops by the current clock: in so many seconds, or at its named times if earlier.
+    """Return the job with its stop times by this clock: after its seconds from now, or at its wall times if earlier.
 
-    The named times count only if the clock was not set since it was reported: else they may be hours off, or past.
+    The wall times count only if the clock was not set since `hello` reported it: else they may be hours wrong.
     """
     now, was_set = time.time(), clock_was_set(root)
     for which in STOPS:
@@ -89,7 +89,7 @@ def by_this_clock(root: str, job: Json) -> Json:
 
 
 def tail(root: str) -> str:
-    """Return the keeper's last words."""
+    """Return the last 500 bytes of the keeper's log."""
     path = at(root, "agent", "agent.log")
     return read_part(path, max(0, read_part(path, 0, 0)[1] - 500), 500)[0].decode("utf-8", "replace").strip()
 

@@ -1,4 +1,4 @@
-"""The values of --secret: outside the run's folder, in memory if possible, until the job has started."""
+"""Keeps the values of --secret until the job has started: outside the run's folder, in memory if possible."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 MOST_BYTES = 1 << 20
 
 
-def place(root: str) -> str:
-    """Return where they wait for the keeper."""
+def secrets_path(root: str) -> str:
+    """Return the path of the file in which the secrets wait for the keeper."""
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     return os.path.join(folder, "gpurun-%d-%s" % (os.getuid(), hashlib.sha256(root.encode()).hexdigest()[:16]))
 
 
 def secrets(root: str, options: Json) -> Answer:
-    """Read them from standard input: an object of names and values."""
+    """Store the secrets from standard input, an object of names and values; return how many there are."""
     values = json.loads(sys.stdin.buffer.read(MOST_BYTES))
     if not isinstance(values, dict) or not all(isinstance(one, str) for pair in values.items() for one in pair):
         raise Refusal("usage", "secrets must be names and values")
     drop_secrets(root)
-    descriptor = os.open(place(root), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(secrets_path(root), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump(values, file)
     return {"count": len(values)}, b""
@@ -41,7 +41,7 @@ def secrets(root: str, options: Json) -> Answer:
 def take_secrets(root: str) -> Dict[str, str]:
     """Return the secrets left for the job, and delete them; a file of another user is ignored."""
     try:
-        descriptor = os.open(place(root), os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(secrets_path(root), os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return {}
     with os.fdopen(descriptor) as file:
@@ -52,6 +52,6 @@ def take_secrets(root: str) -> Dict[str, str]:
 
 
 def drop_secrets(root: str) -> None:
-    """Delete them, if they exist."""
+    """Delete the stored secrets, if they exist."""
     with suppress(OSError):
-        os.unlink(place(root))
+        os.unlink(secrets_path(root))

@@ -21,7 +21,7 @@ MOST_DRIFT_S = 5.0
 
 
 def clocks_now() -> Json:
-    """Return the time of both clocks."""
+    """Return the time by the wall clock and by the monotonic clock."""
     return {"boot_id": boot_id(), "wall": time.time(), "mono": monotonic()}
 
 
@@ -66,7 +66,7 @@ def heard(root: str) -> None:
 
 
 def last_heard(root: str) -> int:
-    """Return a mark of when a client called last; setting the clock does not affect it."""
+    """Return a number that changes whenever a client calls; 0 before the first call."""
     try:
         return os.stat(at(root, "agent", "heard")).st_mtime_ns
     except OSError:
@@ -74,7 +74,7 @@ def last_heard(root: str) -> int:
 
 
 def blank(root: str) -> Json:
-    """Return the status before anything ran."""
+    """Return the status of a machine on which no job was started."""
     lease = read(root, "agent", "lease.json") or {}
     empty = dict.fromkeys(("pid", "started_wall", "exit_code", "signal", "stop_reason"))
     walls = {key: lease.get(key) for key in ("soft_stop_wall", "hard_stop_wall")}
@@ -82,9 +82,10 @@ def blank(root: str) -> Json:
 
 
 def ensure_keeper(root: str, fresh: bool) -> str:
-    """Give the job a keeper if none lives; return "kept", "ended", "nobody", or the new one's "adopted" or "started".
+    """Start a keeper for the job if none lives, with the same zip; return what was found or done.
 
-    Only with `fresh` may it start the trainer, and only if none of its processes lives. The keeper runs the same zip.
+    "kept": a keeper lives. "ended": the job's end is recorded. "nobody": no process of the trainer lives, and without
+    `fresh` none is started. "adopted": the new keeper watches the running trainer. "started": it starts the trainer.
     """
     held = lock(root, "keeper.lock", 0.1 if fresh else 0.0)
     if held is None:

@@ -59,7 +59,7 @@ def unsaved(root: str, _: Json) -> Answer:
 
 
 def doors(root: str, _: Json) -> Answer:
-    """Return where people work on this machine: the folder, and JupyterLab's address, which it records for its user."""
+    """Return where people work on this machine: the folder, and the address that JupyterLab has recorded."""
     notes = os.path.join(root, "jupyter")
     names = [os.path.join(notes, name) for name in os.listdir(notes)] if os.path.isdir(notes) else []
     servers = [read(name) for name in sorted(names, key=changed_wall) if name.endswith(".json")]
@@ -123,7 +123,7 @@ def locate_finished(root: str, name: str) -> str:
 
 
 def raw_name(name: str) -> bytes:
-    """Return the bytes of a name below `out`; empty if it is encoded in another way, or leads elsewhere."""
+    """Return the bytes of an encoded name below `out`; empty if the name is malformed, or leads out of `out`."""
     from urllib.parse import quote_from_bytes, unquote_to_bytes
 
     raw = unquote_to_bytes(name)
@@ -142,7 +142,7 @@ def get(root: str, options: Json) -> Answer:
 
 
 def gather(root: str, _: Json) -> Answer:
-    """Return many small files in sequence, framed by the client's list: it sends lines of bytes and name.
+    """Return many small files one after the other; the client's list has a line for each: its bytes and its name.
 
     The answer names, by position, the files that do not exist with that size; all others follow complete.
     """
@@ -165,7 +165,7 @@ def gather(root: str, _: Json) -> Answer:
 
 
 def gathered(paths: List[Tuple[str, int]]) -> Iterator[bytes]:
-    """Yield their content in blocks; it ends early if a file has become shorter."""
+    """Yield the content of the files in blocks; stop early if a file has become shorter."""
     block = b""
     for path, size in paths:
         content = b"".join(map(bytes, stream(path, 0, size)[0]))

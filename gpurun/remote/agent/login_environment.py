@@ -39,7 +39,7 @@ MOST_NAMES, MOST_NAME, MOST_BYTES = 200, 100, 4 << 20
 
 
 def learn(root: str) -> Json:
-    """Store what the job gets of the exports here; return the names of that, and of what it does not get.
+    """Store the exported variables that the job gets; return their names, and those of the withheld ones.
 
     `note` says what could not be read.
     """
@@ -54,17 +54,17 @@ def learn(root: str) -> Json:
 
 
 def remembered(root: str) -> Dict[str, str]:
-    """Return what `learn` has stored; empty before that."""
+    """Return the variables that `learn` has stored; empty before that."""
     return dict(read(root, "agent", "environment.json") or {})
 
 
 def granted(globs: List[str]) -> Dict[str, str]:
-    """Return what these globs add of everything that is exported here."""
+    """Return the variables exported here whose names match these globs."""
     return select_variables(globs, exports()[0]) if globs else {}
 
 
 def select_variables(globs: List[str], exported: Mapping[str, str]) -> Dict[str, str]:
-    """Return what these globs match; a variable that looks like a key needs its whole name."""
+    """Return the variables that match these globs; one that looks like a key must be named in full."""
     return {
         name: value
         for name, value in exported.items()
@@ -74,7 +74,7 @@ def select_variables(globs: List[str], exported: Mapping[str, str]) -> Dict[str,
 
 
 def exports() -> Tuple[Dict[str, str], str]:
-    """Return everything that is exported here, and what could not be found out.
+    """Return all variables that are exported here, and a note about those that could not be read.
 
     In a job of a cluster its own environment counts, which its set-up has made. On the user's computer (recognised
     by GPURUN_INSTANCE) it is the environment in which they started gpurun.
@@ -101,7 +101,7 @@ def first_process() -> bytes:
 def by_login() -> Tuple[Dict[str, str], str]:
     """Return what a login shell of this account exports; or why that is unknown, for example a slow profile.
 
-    Its end is awaited, not the end of its output, which a background process of the profile may keep open.
+    The call waits for the end of the shell, not of its output, which a background process of the profile may keep open.
     """
     shell = pwd.getpwuid(os.getuid()).pw_shell
     shell = shell if os.path.basename(shell) in SHELLS else "bash"

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     Tcp = Dict[Tuple[int, int], Tuple[int, int]]  # (local port, other port) -> (inode, bytes so far)
 
 TRAFFIC_S, KEEP_ALIVE_BYTES = 60.0, 1000
-"""What a connection moves within a minute without being used: an editor asks now and then whether it is there."""
+"""A connection that moves less than this in a minute is unused: an editor asks now and then whether it is there."""
 SHELL_OF = b"GPURUN_SHELL_OF="
-"""What the environment has of a shell that `gpurun ssh` opens: the run's folder."""
+"""The variable by which a shell that `gpurun ssh` has opened names the run's folder."""
 SERVERS = (b"sshd", b"sshd-session", b"nvidia-smi", b"dropbear")
 """Programs that carry people's work, or read the GPUs, and are not work themselves."""
 ESTABLISHED, INET_DIAG_INFO, DUMP, SOCK_DIAG_BY_FAMILY, DONE = 1 << 1, 2, 0x301, 20, 3
@@ -32,8 +32,8 @@ MESSAGE_BYTES, ACKED_AT, RECEIVED_AT = 72, 120, 128
 class People:
     """What people did on a machine since the last check.
 
-    All of the machine counts where it `is_whole` theirs; on one that others use too, what runs below the run's folder,
-    and what was begun in a shell of the run's, wherever that works by now.
+    If the machine `is_whole`, rented for this run alone, every process counts. On a shared machine, a process counts if
+    it works below the run's folder, or was started from a shell of the run.
     `tally` counts the terminals that were opened, those open now, and the seconds in which one was open, or was used.
     """
 
@@ -47,7 +47,7 @@ class People:
         self.traffic_s = self.looked_s = time.monotonic()
 
     def look(self, job: Set[int], runner: int = 0) -> Tuple[bool, Optional[float]]:
-        """Return whether people used it since the last check, and the CPU seconds of their processes; None at first.
+        """Return whether people used the machine since the last check, and their CPU seconds (None at the first check).
 
         `job` are the processes of the job, of which `runner` is gpurun's own.
         """
@@ -96,7 +96,7 @@ class People:
                 yield pid, ticks
 
     def is_of_run(self, pid: int) -> bool:
-        """Whether a process works below the run's folder, or began in a shell of the run's."""
+        """Return whether a process works below the run's folder, or was started from a shell of the run."""
         with suppress(OSError):
             place = os.readlink("/proc/%d/cwd" % pid)
             if place == self.root or place.startswith(self.root + "/"):
@@ -106,7 +106,7 @@ class People:
         return False
 
     def cpu_seconds(self, found: Dict[int, Tuple[int, int]], runner: int) -> Optional[float]:
-        """Return their CPU seconds since the last check; for gpurun's runner only its children's. None at first."""
+        """Return the processes' CPU seconds since the last check (of the runner only its children's); None at first."""
         now = {pid: ended if pid == runner else own + ended for pid, (own, ended) in found.items()}
         before, self.cpu = self.cpu, now
         if before is None:
@@ -114,7 +114,7 @@ class People:
         return sum(max(0, ticks - before.get(pid, 0)) for pid, ticks in now.items()) / os.sysconf("SC_CLK_TCK")
 
     def is_typed(self, pids: Set[int]) -> bool:
-        """Return whether a key was pressed in one of their terminals, or one was opened."""
+        """Return whether a key was pressed in a terminal of these processes, or a terminal was opened."""
         seen, is_typed = {}, False
         for path in {terminal for terminal in map(terminal_of, pids) if terminal}:
             with suppress(OSError):
@@ -139,7 +139,7 @@ class People:
         return any(size - before.get(ports, 0) > most for ports, size in now.items())
 
     def say(self, words: str) -> None:
-        """Write a line to each of their terminals."""
+        """Write a line to each open terminal."""
         for path in self.seen:
             with suppress(OSError):
                 terminal = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)

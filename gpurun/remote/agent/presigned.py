@@ -32,14 +32,14 @@ class Stay(urllib.request.HTTPRedirectHandler):
 
 
 def open_url(request: urllib.request.Request) -> Any:
-    """Return a bucket's answer, if it is successful."""
+    """Return a bucket's answer; UrlRefused if it is a refusal, or there is none."""
     return open_with(urllib.request.build_opener(Stay()), request)
 
 
 def read_range(
     url: str, edges: List[int], open_url: Callable[[urllib.request.Request], Any] = open_url
 ) -> Iterator[bytes]:
-    """Yield the pieces of an object between these offsets, as they arrive."""
+    """Yield a range of an object as it arrives, cut at the offsets in `edges`, which include its start and its end."""
     request = urllib.request.Request(url, headers={"Range": "bytes=%d-%d" % (edges[0], edges[-1] - 1)})
     with open_url(request) as answer:
         if answer.status != 206:
@@ -63,7 +63,7 @@ def put_object(url: str, body: Callable[[], Iterator[bytes]], size: int) -> None
 
 
 def open_with(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> Any:
-    """Return the answer, if it is successful."""
+    """Return the answer; UrlRefused if it is a refusal, or there is none."""
     try:
         return opener.open(request, timeout=TALK_S)
     except urllib.error.HTTPError as error:
@@ -74,7 +74,7 @@ def open_with(opener: urllib.request.OpenerDirector, request: urllib.request.Req
 
 
 def refused(error: urllib.error.HTTPError) -> UrlRefused:
-    """Return the meaning of a refusal; of its text only the code is passed on, because it may name the key."""
+    """Return the error for a refusal, with its code but without its text, which may name the key."""
     try:
         words = error.read(MOST_WORDS_BYTES).decode("utf-8", "replace")
     except (OSError, http.client.HTTPException):

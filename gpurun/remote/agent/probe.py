@@ -117,7 +117,7 @@ WAIT_S = 30
 
 
 def find_gpus() -> Tuple[List[Json], str]:
-    """Return one entry per GPU, and nvidia-smi's error message; none without nvidia-smi."""
+    """Return one entry per GPU, and nvidia-smi's error message; no entries without nvidia-smi."""
     words = ""
     for fields in ((*FIELDS, *USE_FIELDS, ECC_FIELD), (*FIELDS, ECC_FIELD), FIELDS):  # Older drivers lack some fields.
         rows, trouble = smi_answer("gpu", fields, WAIT_S)
@@ -131,7 +131,7 @@ def find_gpus() -> Tuple[List[Json], str]:
 
 
 def gpu(row: Dict[str, str], held: Dict[str, List[str]]) -> Json:
-    """Return one GPU; a figure that it does not have is None."""
+    """Return the entry of one GPU; a figure that the GPU does not report is None."""
     memory_mib, used_mib = figure(row["memory.total"]), figure(row.get("memory.used", ""))
     return {
         "name": row["name"][:200],

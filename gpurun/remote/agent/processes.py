@@ -108,12 +108,12 @@ def environment(**extra: str) -> Dict[str, str]:
 
 
 def may_pass(name: str, value: str) -> bool:
-    """Return whether a variable is passed on by default: by its name, and only if it does not look like a key."""
+    """Return whether a variable is passed on by default: by its name, and unless it looks like a key."""
     is_set_up = bool(os.environ.get("SLURM_JOB_ID")) and bool(re.fullmatch(OF_A_SET_UP, name))
     is_known = is_set_up or bool(re.fullmatch(FAMILIES, name))
     return bool(re.fullmatch(PASSED_ON, name)) or (is_known and not looks_secret(name, value))
 
 
 def looks_secret(name: str, value: str) -> bool:
-    """Return whether it looks like a key by its name, or has a user in a URL."""
+    """Return whether a variable looks like a key: by its name, or by a user in a URL in its value."""
     return bool(re.fullmatch(SECRET_NAME, name) or re.search(WITH_USER, value))

@@ -132,7 +132,7 @@ def held_files(root: str) -> Dict[str, Tuple[str, int]]:
 
 
 def held_lines(root: str, sizes: Set[int]) -> List[str]:
-    """Return digest and size of the unchanged files here that are as large as something to come."""
+    """Return a line, digest and size, for each unchanged file here whose size is one of `sizes`."""
     found = [(sha256, *held) for sha256, held in sorted(held_files(root).items()) if held[1] in sizes]
     # Files pulled since this boot were verified part by part, like those over SSH; the others are read again.
     pulled = [at(root, PULLED, sha256) for sha256, _, _ in found]
@@ -206,15 +206,15 @@ class Incoming:
         return verified_parts(at(self.folder, "verified"))
 
     def path(self, name: str) -> str:
-        """Return where a file is assembled."""
+        """Return the path at which a file is assembled."""
         return "%s/files/%s" % (self.folder, name)  # `os.path.join` would take 20 ms for ten thousand files
 
     def size_of(self, index: int) -> int:
-        """Return the length of a part; 0 if there is no such part."""
+        """Return the length of a part in bytes; 0 if there is no such part."""
         return max(0, min(self.part_bytes, self.total - index * self.part_bytes))
 
     def places(self, index: int) -> Iterator[Tuple[str, int, int]]:
-        """Yield where a part goes: file, offset in it, bytes."""
+        """Yield the ranges of files that a part fills: the file, the offset in the file, the number of bytes."""
         start = index * self.part_bytes
         end, place = start + self.size_of(index), bisect_right(self.starts, start) - 1
         while start < end:
@@ -281,7 +281,7 @@ def store(incoming: Incoming, index: int, content: bytes) -> None:
 
 
 def exactly(size: int) -> bytes:
-    """Return `size` bytes of standard input; Refusal if it ends before."""
+    """Return `size` bytes of standard input; Refusal if the input ends earlier."""
     signal.alarm(STALL_S)
     content = sys.stdin.buffer.read(size)
     if len(content) != size:
@@ -290,5 +290,5 @@ def exactly(size: int) -> bytes:
 
 
 def stalled(*_: Any) -> None:
-    """Give up on a sender that has disappeared."""
+    """Refuse, because the sender has sent nothing for STALL_S seconds."""
     raise Refusal("cut_stream", "nothing arrived for %d s" % STALL_S)

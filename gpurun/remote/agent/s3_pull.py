@@ -47,7 +47,7 @@ FINAL = ("expired", "denied", "absent", "altered", "no_ranges", "not_public")
 
 
 def pull(root: str, options: Json) -> Answer:
-    """Pull what is missing of an order; lines of progress follow, and a last line that says what is here."""
+    """Pull the missing files of an order; lines of progress follow, and a last line with the files that are here."""
     order = json.loads(read_list(options))
     os.environ.update(remembered(root))  # The login's proxy variables, which urllib obeys.
     held = locked(root, "unpack.lock", WAIT_S)
@@ -81,7 +81,7 @@ class PulledFile:
         for sent, _ in parts:
             self.starts.append(self.starts[-1] + sent)
         if not 0 < self.part_bytes <= MOST_PART_BYTES or len(parts) != -(-self.bytes // self.part_bytes):
-            raise Refusal("usage", "%d parts are not %d bytes" % (len(parts), self.bytes))
+            raise Refusal("usage", "the sizes of %d parts do not add up to %d bytes" % (len(parts), self.bytes))
         self.inflate = None if self.is_public else inflater(entry["codec"])
         self.path = at(root, PULLED, sha256)
         self.failed: Optional[Tuple[str, str]] = None
@@ -100,7 +100,7 @@ class PulledFile:
 
     @property
     def missing_bytes(self) -> int:
-        """Return how many bytes it still needs on disk, at most."""
+        """Return how many bytes of disk the file still needs at most."""
         return min(self.bytes, len(self.left) * self.part_bytes)
 
     def ranges(self) -> Iterator[Tuple[int, int]]:
@@ -167,7 +167,7 @@ class Pulling:
         return json.dumps(event).encode() + b"\n"
 
     def work(self) -> None:
-        """Pull one range after another, until there are none, or the disk is full."""
+        """Pull one range after another, until none is left or the disk is full."""
         while self.trouble is None:
             with self.lock:
                 if not self.todo:
@@ -182,7 +182,7 @@ class Pulling:
                     self.trouble = Refusal("disk_full" if full else "os_error", str(error), **needed)
 
     def bring(self, file: PulledFile, first: int, end: int) -> None:
-        """Pull one range; a permanent or repeated fault of it ends the whole file."""
+        """Pull one range of a file; a permanent or repeated fault gives up the whole file."""
         tries = 0
         while first < end and file.failed is None:
             before = first
@@ -206,7 +206,7 @@ class Pulling:
             self.settle(file)
 
     def settle(self, file: PulledFile) -> None:
-        """Give a complete file its name; a public one only if its digest is right."""
+        """Rename a complete file to its digest; a public file only if its digest is right."""
         if file.left or file.is_here or file.failed is not None:
             return
         if file.is_public and hash_file(file.path + ".part") != file.sha256:

@@ -42,7 +42,7 @@ LAST_S = 1800.0
 
 
 class Later(Exception):
-    """It cannot be pushed now; the message is safe to log."""
+    """A push is impossible now, and is tried again later; the message is safe to log."""
 
 
 def begin_push(root: str) -> Pusher:
@@ -55,8 +55,8 @@ def begin_push(root: str) -> Pusher:
 class Pusher:
     """Watches the manifest, and pushes new files, until the trainer has ended and everything is pushed.
 
-    `sure` is where each file of the last head is. In its state `slots` are those of that head, `maybe` the slots of
-    heads that may have arrived, and `left` the bytes that have been sent to slots.
+    `sure` maps each file of the last head to its places. In `state`, `slots` are those of that head, `maybe` the slots
+    of heads that may have arrived, and `left` the bytes that have been sent to slots.
     """
 
     def __init__(self, root: str) -> None:
@@ -144,7 +144,7 @@ class Pusher:
         self.note(dict(self.state, maybe=maybe))  # Before the head is sent: from now on these slots are not free.
         seq = self.state["seq"] + 1
         head = {"v": 1, "seq": seq, "run": order["run"], "left_out": plan.left_out, "places": plan.places}
-        body = json.dumps(dict(head, manifest=plan.listed), sort_keys=True).encode()
+        body = json.dumps(dict(head, manifest=plan.manifest_of_placed), sort_keys=True).encode()
         signed = hmac.new(order["key"].encode(), body, hashlib.sha256).hexdigest().encode() + b"\n" + body
         put_object(order["head"], lambda: iter([signed]), len(signed))
         self.sure = plan.kept
@@ -246,17 +246,17 @@ class PushPlan:
         return {slot for places in self.places.values() for slot, _, _ in places}
 
     @property
-    def listed(self) -> Json:
-        """Return the manifest with only the files that have a place."""
+    def manifest_of_placed(self) -> Json:
+        """Return the manifest, reduced to the files that this plan puts into slots."""
         return dict(self.manifest, files=[one for one in self.manifest["files"] if one["name"] in self.places])
 
     @property
     def kept(self) -> Dict[str, List[Place]]:
         """Return the places by name and digest: a file replaced under its name is another file."""
-        return {make_file_key(one): self.places[one["name"]] for one in self.listed["files"]}
+        return {make_file_key(one): self.places[one["name"]] for one in self.manifest_of_placed["files"]}
 
     def check_whole(self) -> None:
-        """Refuse to replace a head that has an older checkpoint complete by one without the newest checkpoint."""
+        """Raise Later if the new head would give up a complete older checkpoint without having the newest one."""
         newest = [one for one in self.manifest["files"] if one["step"] == self.manifest["latest"]]
         missing = [one["name"] for one in newest if one["kind"] in RANK and one["name"] in self.left_out]
         if missing:
@@ -310,7 +310,7 @@ def places_noted(root: str) -> Optional[Json]:
 
 
 def make_file_key(entry: Json) -> str:
-    """Return a key of a file's name and content."""
+    """Return a key that identifies a file by its name and its content."""
     return "%s %s" % (entry["name"], entry["sha256"])
 
 

@@ -66,7 +66,7 @@ def begin_setup(root: str, limit_s: float) -> None:
 
 
 def state_of(root: str) -> Json:
-    """Return the record, and whether a process supervises it."""
+    """Return the script's record, with its state, which depends on whether a process supervises the script."""
     if not os.path.lexists(at(root, "agent", RECORD)):
         return {"state": "none", "ran_s": 0.0, "exit_code": None, "signal": None}
     held = lock(root, LOCK, 0.0)

@@ -16,7 +16,7 @@ TOKEN_PATH, NOTICE_PATH = "/latest/api/token", "/latest/meta-data/spot/instance-
 
 
 def listen(base_url: str, on_notice: Callable[[], None]) -> None:
-    """Ask every few seconds, in a thread, and call `told` once there is a notice."""
+    """Ask every few seconds, in a thread, and call `on_notice` once there is a notice."""
     threading.Thread(target=_listen, args=(base_url, on_notice), daemon=True).start()
 
 
@@ -29,14 +29,14 @@ def _listen(base_url: str, on_notice: Callable[[], None]) -> None:
 def is_given(base_url: str) -> bool:
     """Return whether the metadata service (IMDSv2) has a notice; no answer, an error or nonsense means none."""
     try:
-        token = _said("PUT", base_url + TOKEN_PATH, "X-aws-ec2-metadata-token-ttl-seconds", "60")
-        return bool(_said("GET", base_url + NOTICE_PATH, "X-aws-ec2-metadata-token", token))
+        token = _request("PUT", base_url + TOKEN_PATH, "X-aws-ec2-metadata-token-ttl-seconds", "60")
+        return bool(_request("GET", base_url + NOTICE_PATH, "X-aws-ec2-metadata-token", token))
     except (OSError, ValueError, http.client.HTTPException):
         return False
 
 
-def _said(method: str, url: str, header: str, value: str) -> str:
-    """Return the answer's text; OSError (or HTTPError) if there is none."""
+def _request(method: str, url: str, header: str, value: str) -> str:
+    """Send a request with one header, and return the text of the answer; OSError (or HTTPError) if there is none."""
     request = urllib.request.Request(url, headers={header: value}, method=method)
     # No proxy: this address is on the machine itself.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

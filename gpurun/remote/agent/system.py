@@ -109,7 +109,7 @@ def say(what: str) -> None:
 
 
 def read_part(path: str, offset: int, most: int) -> Tuple[bytes, int]:
-    """Return bytes of a regular file, and its size; a missing file is empty."""
+    """Return at most `most` bytes of a regular file, and the file's size; a missing file is empty."""
     try:
         file, size = open_part(path, offset, most)
     except FileNotFoundError:
@@ -165,7 +165,7 @@ def lock(root: str, name: str, wait_s: float) -> Optional[int]:
 
 
 def locked(root: str, name: str, wait_s: float) -> int:
-    """Return the same, or raise a refusal if another process holds it."""
+    """Return the lock as `lock` does; Refusal `busy` if another process holds it for longer than `wait_s`."""
     held = lock(root, name, wait_s)
     if held is None:
         raise Refusal("busy", "another call holds %s" % name)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpurun.remote.agent.system import Json
 
 LIMIT_S = 180.0
-"""The time limit for all of it."""
+"""The time limit in seconds for all checks together."""
 TELL_S, TICK_S = 2.0, 0.05
 MOST_PYTHONS = 16
 NOTHING: Json = {
@@ -154,7 +154,7 @@ class Looks:
         return dict(best, looks=others)
 
     def wait(self, look: TorchProbe, tell: Callable[[Json], None]) -> None:
-        """Wait until it has imported torch, or until it ends if it has imported it; not past the limit."""
+        """Wait until a probe has imported torch or, if it already has, until it ends; at most until the time limit."""
         while not (look.has_ended() or (look.has_imported() and not look.is_on_cards)):
             spent_s = time.monotonic() - self.begun_mono
             if spent_s >= LIMIT_S:
@@ -251,7 +251,7 @@ def content_of(file: Any) -> bytes:
 
 
 def few(pythons: List[str]) -> str:
-    """Return the first of them, and how many more there are."""
+    """Return the first Python, and how many others there are."""
     more = " and %d more" % (len(pythons) - 1) if pythons[1:] else ""
     return keep_end(pythons[0], 200) + more
 

@@ -118,11 +118,11 @@ class Keeper:
         return code is not None or (self.child is None and self.pid not in trainers(self.root))
 
     def cannot_end(self) -> bool:
-        """Return whether it was killed long ago and still exists: waiting for it would cost rent."""
+        """Return whether the trainer was killed long ago and still exists, so that waiting would only cost rent."""
         return self.killed_at is not None and monotonic() >= self.killed_at + KILLED_S
 
     def kill(self) -> None:
-        """Kill all of the trainer."""
+        """Kill every process of the trainer."""
         self.killed_at = self.killed_at or monotonic()
         kill_all(self.root)
 
@@ -133,7 +133,7 @@ class Keeper:
         self.finish(self.child.returncode if self.child else None)
 
     def is_over(self) -> bool:
-        """Check once, and act; return whether all of the trainer has ended."""
+        """Check once, and act; return whether every process of the trainer has ended."""
         try:
             if self.ended() or self.cannot_end():
                 kill_all(self.root)
@@ -281,7 +281,7 @@ class Pulse:
 def linger(root: str, job: Json, pusher: Pusher) -> None:
     """Wait until no client has called for `linger_s`, then let the guard end the machine.
 
-    It stays until its deadline, as it would otherwise, if the bucket lacks files that a client would fetch.
+    The machine stays until its deadline if the bucket lacks files that a client would fetch.
     """
     seen, since = last_heard(root), monotonic()
     while monotonic() - since < job["linger_s"]:

@@ -13,7 +13,7 @@ from gpurun.remote.s3.s3_client import Bucket
 LEAST_BYTES = 256 << 10
 """A smaller file goes over SSH with the others: it is not worth a separate request."""
 MOST_PARTS = 9_999
-"""S3's limit for the number of pieces; a file with more parts (80 GB) goes over SSH."""
+"""S3's limit for the number of pieces; a file with more parts (above 80 GB) goes over SSH."""
 MOST_INDEX_BYTES = 1 << 20
 
 _Size = Annotated[int, Field(gt=0, le=MOST_SENT_BYTES)]
@@ -34,7 +34,7 @@ class Index(BaseModel):
 
     @property
     def sent_bytes(self) -> int:
-        """Return the size of the whole object."""
+        """Return the size of the whole object in bytes."""
         return sum(self.sent)
 
 
@@ -54,7 +54,7 @@ def index_key(bucket: Bucket, sha256: str) -> str:
 
 
 def find_staged(bucket: Bucket, sha256: str, size_bytes: int) -> Index | None:
-    """Return the index of a completely staged file; None if it is missing, or differs from what was put there.
+    """Return the index of a completely staged file; None if the object is missing, or was altered.
 
     A different tag or size reveals an altered object at once; the digests reveal any other alteration.
     """

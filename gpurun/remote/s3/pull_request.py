@@ -24,9 +24,9 @@ from gpurun.remote.s3.staged_files import StagedFile
 
 SIGNED_S = 3600.0
 MOST_PARTS_AT_ONCE = 100_000
-"""The limit for an order, which has a line for each part; the agent accepts 32 MiB."""
+"""The most parts in one order, because the agent accepts an order of at most 32 MiB."""
 MOST_FRESH = 5
-"""How often fresh URLs are made for files that are still missing."""
+"""How many times fresh URLs are made for files that are still missing."""
 
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
@@ -43,7 +43,7 @@ class NotPulled(BaseModel):
 
 
 class _Line(BaseModel):
-    """One line of progress, or the last line."""
+    """One line of progress, or the last line, which has `pulled` and `failed`."""
 
     model_config = _STRICT
 
@@ -64,10 +64,10 @@ class AsksForPull(Protocol):
 
 
 @dataclass
-class Pulled:
-    """The result of an order: the digests of the files that are there, why others are not, and the bytes transferred.
+class PullResult:
+    """The result of pulling: the digests of the `files` that arrived, why others `failed`, and the bytes transferred.
 
-    `missing_bytes` is the content of all files that are not there.
+    `missing_bytes` is the total size of the files that have not arrived.
     """
 
     files: set[str] = field(default_factory=set)
@@ -77,28 +77,28 @@ class Pulled:
 
 
 def have_pulled(
-    far: AsksForPull, bucket: Bucket, wanted: Sequence[StagedFile], came: Pulled, *, on_progress: Callable[[], None],
-    timeout_s: float,
+    far: AsksForPull, bucket: Bucket, wanted: Sequence[StagedFile], came: PullResult, *,
+    on_progress: Callable[[], None], timeout_s: float,
 ) -> None:  # fmt: skip
-    """Let the machine pull files, with fresh URLs if some have expired; `came` collects the result over several calls.
+    """Let the machine pull files, with fresh URLs if some have expired; the results of all calls are added to `came`.
 
     `on_progress` is called about twice a second; an exception ends the pulling. FarRefusal `disk_full` and others,
     MachineLost, SetupError if no URL can be made.
     """
     for _ in range(MOST_FRESH):
         came.failed = {}
-        for some in _batches({file.sha256: file for file in wanted if file.sha256 not in came.files}):
-            asked = {"v": 1, "files": [_asked(bucket, file) for file in some]}
+        for some in _divide_into_orders({file.sha256: file for file in wanted if file.sha256 not in came.files}):
+            asked = {"v": 1, "files": [_entry_for(bucket, file) for file in some]}
             _order(far, asked, {file.sha256 for file in some}, came, on_progress, timeout_s)
         if not any(one.code == "expired" for one in came.failed.values()):
             return
 
 
 def have_downloaded(
-    far: AsksForPull, files: Sequence[PublicFile], origin: str, came: Pulled, *, on_progress: Callable[[], None],
+    far: AsksForPull, files: Sequence[PublicFile], origin: str, came: PullResult, *, on_progress: Callable[[], None],
     timeout_s: float,
 ) -> None:  # fmt: skip
-    """Let the machine download public files; `came` collects the result. `origin` is the hub that the user named.
+    """Let the machine download public files; add the result to `came`. `origin` is the hub that the user named.
 
     Raises the same as `have_pulled`.
     """
@@ -109,8 +109,8 @@ def have_downloaded(
     _order(far, {"v": 1, "origin": origin, "files": asked}, set(missing), came, on_progress, timeout_s)
 
 
-def _batches(files: dict[str, StagedFile]) -> Iterator[list[StagedFile]]:
-    """Yield the files in orders that an agent accepts: with a limited number of parts, or one file alone."""
+def _divide_into_orders(files: dict[str, StagedFile]) -> Iterator[list[StagedFile]]:
+    """Divide the files into groups, one for each order: an order has at most MOST_PARTS_AT_ONCE parts, or one file."""
     batch: list[StagedFile] = []
     for file in files.values():
         if batch and sum(len(one.sent) for one in [*batch, file]) > MOST_PARTS_AT_ONCE:
@@ -122,18 +122,18 @@ def _batches(files: dict[str, StagedFile]) -> Iterator[list[StagedFile]]:
 
 
 def _order(
-    far: AsksForPull, order: dict[str, object], asked: set[str], came: Pulled, on_progress: Callable[[], None],
+    far: AsksForPull, order: dict[str, object], asked: set[str], came: PullResult, on_progress: Callable[[], None],
     timeout_s: float,
 ) -> None:  # fmt: skip
-    """Send one order for the files with these digests."""
+    """Send one order, for the files with the digests `asked`, and add its result to `came`."""
     content = canonical(order)
     digest, before_bytes = hashlib.sha256(content).hexdigest(), came.sent_bytes
 
-    def heard() -> None:
+    def on_line() -> None:
         came.sent_bytes = before_bytes + told.bytes
         on_progress()
 
-    told = _Progress(heard)
+    told = _Progress(on_line)
     try:
         far.ask("pull", "--sha256", digest, stdin=[content], sink=told, site=True, timeout_s=timeout_s)
     finally:
@@ -143,7 +143,7 @@ def _order(
     came.failed |= {one.sha256: one for one in last.failed if one.sha256 in asked}
 
 
-def _asked(bucket: Bucket, file: StagedFile) -> dict[str, object]:
+def _entry_for(bucket: Bucket, file: StagedFile) -> dict[str, object]:
     url = bucket.url_to_get(data_key(bucket, file.sha256), SIGNED_S).reveal()
     parts = list(zip(file.sent, file.digests, strict=True))
     sizes = {"bytes": file.bytes, "part_bytes": file.part_bytes}
@@ -151,7 +151,7 @@ def _asked(bucket: Bucket, file: StagedFile) -> dict[str, object]:
 
 
 class _Progress:
-    """The answer to an order as it arrives: lines of progress, and a last one."""
+    """Receives the answer to an order: reports its lines of progress, and keeps its last line."""
 
     def __init__(self, on_progress: Callable[[], None]) -> None:
         self.line = bytearray()

@@ -16,7 +16,7 @@ KEPT_CHECKPOINTS = 5
 
 
 def slot_bytes_for(checkpoint_bytes: int, more_kept: int = 0) -> int:
-    """Return the slot size for all checkpoints that may exist at a time, with a quarter of the slots to spare."""
+    """Return the bytes per slot that hold all checkpoints existing at a time, with a quarter of the slots to spare."""
     wanted = ceil((KEPT_CHECKPOINTS + more_kept) * checkpoint_bytes / (SLOTS * 3 // 4))
     return min(MOST_SLOT_BYTES, max(LEAST_SLOT_BYTES, wanted))
 

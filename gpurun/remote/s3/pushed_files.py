@@ -34,7 +34,7 @@ Place = Annotated[tuple[Annotated[int, Field(ge=0, lt=SLOTS)], Count, Count], Fi
 
 
 class _Head(BaseModel):
-    """The content of the slots; `manifest` is the trainer's, with only the files that have a place."""
+    """The content of the slots; `manifest` is the trainer's, reduced to the files that are in slots."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
@@ -48,7 +48,7 @@ class _Head(BaseModel):
 
 @dataclass(frozen=True)
 class Pushed:
-    """The complete files there: their manifest, their places, and the names of those that had no room."""
+    """The complete files in the bucket: their manifest, their places, and the names of files that had no room."""
 
     manifest: Manifest
     places: Mapping[str, tuple[tuple[int, int, int], ...]]
@@ -129,7 +129,7 @@ def gather_pushed(
 
 
 def _within(places: tuple[tuple[int, int, int], ...], offset: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """Yield where a range of a file is: slot, offset in it, bytes."""
+    """Yield where a range of a file is in the bucket: the slot, the offset in the slot, the number of bytes."""
     begin = 0
     for slot, start, size in places:
         first, end = max(offset, begin), min(offset + most, begin + size)

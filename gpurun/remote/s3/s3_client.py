@@ -42,7 +42,7 @@ class Head:
 class Bucket:
     """One bucket. Several threads may use it. Each method raises SetupError or BucketLost.
 
-    `is_paid`: a billed machine waits for the answer, so gpurun gives up soon.
+    `is_paid` means that a billed machine waits for the answer, so each call gives up soon.
     """
 
     def __init__(self, address: BucketAddress, clock: Clock, *, is_paid: bool = False) -> None:
@@ -62,7 +62,7 @@ class Bucket:
 
     @property
     def has_session(self) -> bool:
-        """Return whether the key belongs to a session, with whose end everything that it has signed expires."""
+        """Return whether the key belongs to a session: when that ends, all URLs signed with the key expire."""
         self._client()
         try:
             found = self._session.keyed().get_credentials()
@@ -80,7 +80,11 @@ class Bucket:
         answer = self._call("list_objects_v2", "", Prefix=self.address.key(), MaxKeys=1)
         if answer.keys().isdisjoint(("Name", "KeyCount", "IsTruncated")):
             what = f"{self.endpoint} answers, but not like S3."
-            raise SetupError("stage.refused", what, hint="Check AWS_ENDPOINT_URL_S3: a web console's port is wrong.")
+            raise SetupError(
+                "stage.refused",
+                what,
+                hint="Check AWS_ENDPOINT_URL_S3: it must have the port of the S3 API, not of a web console.",
+            )
         region = _headers(answer).get("x-amz-bucket-region", "")
         if region and region != self._client().meta.region_name:
             self._region = region  # Presigned URLs must be for the bucket's own region.
@@ -105,7 +109,7 @@ class Bucket:
                 yield block
 
     def below(self) -> dict[str, int]:
-        """Return the objects below the prefix, by their names without it, each with its size."""
+        """Return the size in bytes of each object below the prefix, by its name without the prefix."""
         prefix = f"{self.address.key()}/".lstrip("/")
         found = dict[str, int]()
         after = dict[str, str]()
@@ -118,7 +122,7 @@ class Bucket:
             after = {"ContinuationToken": answer["NextContinuationToken"]}
 
     def head(self, key: str) -> Head | None:
-        """Return an object's size and tag; None if it is missing, or in an archive, which takes hours to read."""
+        """Return an object's size and tag; None if the object is missing, or archived (then reading takes hours)."""
         answer = self._call("head_object", key, Key=key)
         return None if answer is None or _is_archived(answer) else Head(int(answer["ContentLength"]), _tag(answer))
 

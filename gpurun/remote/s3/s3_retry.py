@@ -25,8 +25,8 @@ def patiently(
 ) -> T:
     """Repeat a call until the bucket answers; raise the last BucketLost or MachineLost when patience ends.
 
-    `raise_if_stopped` is called before each attempt; its exception ends the wait. An attempt after which `moved` has
-    another value made progress: patience starts again.
+    `raise_if_stopped` is called before each attempt; its exception ends the wait. If `moved` returns
+    another value after an attempt, the attempt has made progress, and the patience starts again.
     """
     retry, seen = Retry(clock, AGAIN_S, limit_s=patience_s), moved()
 

@@ -29,7 +29,7 @@ AT_ONCE = 4
 
 @dataclass(frozen=True)
 class FileDigests:
-    """A file's sha256, and that of each of its parts, as it was read here."""
+    """The sha256 of a file, and of each of its parts, as they were when the file was read here."""
 
     sha256: str
     part_bytes: int
@@ -94,7 +94,7 @@ class _Sending:
         return index
 
     def _send_pieces(self) -> list[int]:
-        """Compress part by part, and send the result in pieces of one size; return how long each part is as sent."""
+        """Compress each part, and send the result in pieces of one size; return the compressed bytes of each part."""
         sent: list[int] = []
         rest, waiting = bytearray(), set[Future[None]]()
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -165,7 +165,7 @@ class _Sending:
     def _recall(self) -> list[int]:
         """Continue an interrupted upload: return the pieces that S3 has with the recorded tag.
 
-        If everything was joined already, and only the answer was lost, return how long each part is as sent.
+        If all pieces were joined already, and only the answer was lost, return the compressed bytes of each part.
         """
         lines = self._notes.read_text().splitlines() if self._notes.exists() else []
         noted = [found for line in lines if isinstance(found := _read(line), dict)]

@@ -25,7 +25,7 @@ class StagedFile(Frozen):
     sent: tuple[int, ...]
 
     def is_of(self, file: PackedFile) -> bool:
-        """Return whether this is about that file in its current state."""
+        """Return whether this record describes `file` in its current state."""
         return (self.name, self.bytes, self.seen) == (file.name, file.bytes, file.seen)
 
 

@@ -81,19 +81,19 @@ class ParamikoConnection:
 
     @property
     def alive(self) -> bool:
-        """Return whether it has not been closed; a broken connection may not have noticed yet."""
+        """Return whether the connection is open; one that broke a moment ago may still count as open."""
         return self._transport.is_active()
 
     @property
     def heard_mono(self) -> float:
-        """Return when the last byte arrived, by the monotonic clock; while a thread here is reading it, that is now."""
+        """Return the monotonic time at which the last byte arrived; while a thread reads it, the time now."""
         return self._wire.clock.monotonic() if self._transport.is_taking else self._wire.heard_mono
 
     def channel(self, window_bytes: int = WINDOW_BYTES, take: Take | None = None) -> paramiko.Channel | None:
         """Return a new channel, for one program; None if there is no room beside the open ones.
 
-        Its input is kept until it is read, or passed to `take` at once, by the connection's own thread. Raises the
-        errors of the library.
+        Data from the program is kept until it is read or, with `take`, passed on at once by the connection's own
+        thread. Raises the errors of the library.
         """
         clock, end_mono = self._wire.clock, self._wire.clock.monotonic() + ROOM_S
         while True:
@@ -134,7 +134,7 @@ class ParamikoConnection:
             return any(not channel.closed for channel in self._channels)
 
     def close(self) -> None:
-        """Close it, with its thread and its socket; harmless if it has ended."""
+        """Close the connection, with its thread and its socket; harmless if it has ended."""
         _end(self._transport, self._wire)
 
 
@@ -167,7 +167,7 @@ def connect(
 def shown_key(
     address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float, key: Path | str | None, jump: Jump | None
 ) -> str | None:
-    """Return the public line of the host key that is shown for these algorithms, None if it has none of them.
+    """Return the public line of the host key that a host shows for these algorithms; None if it has no such key.
 
     There is no login there; a host on the way, if any, is logged in to with the key.
     """
@@ -229,7 +229,7 @@ def _greet(
 
 
 def _without_common(transport: Transport, address: Address, error: IncompatiblePeer) -> MachineLost:
-    """Return why no connection could be agreed on: with both sides' lists, if they have nothing in common."""
+    """Return the error for two sides that could not agree on a connection, with the lists of algorithms of both."""
     ours = transport.get_security_options()
     lists = {
         "kex": ("key exchange", "kex_algo_list", ours.kex, "KexAlgorithms"),
@@ -246,7 +246,7 @@ def _without_common(transport: Transport, address: Address, error: IncompatibleP
 
 
 def _dialled(address: Address, clock: Clock, key: Path | str | None, jump: Jump | None) -> Dial:
-    """Return how to connect to an address: directly, or over the host on the way."""
+    """Return the function that connects to an address: directly, or through the host on the way."""
     return partial(_dial, address, clock) if jump is None else partial(_through, jump, address, clock, key)
 
 

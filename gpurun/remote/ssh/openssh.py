@@ -37,7 +37,7 @@ from gpurun.remote.ssh.ssh_machine import RemoteMachine
 
 KEPT_S = 600
 ASKED_S = 180.0
-"""How long a person has for a password and a code."""
+"""How many seconds a person has to type a password and a code."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _JUMP = re.compile(r"(ssh://)?[A-Za-z0-9_][A-Za-z0-9_.@:%\[\]-]*")
 _TAKEN = (
@@ -72,7 +72,7 @@ class Entry:
 
 
 def read_entry(name: str, identity: str = "") -> Entry | None:
-    """Return what `ssh -G` resolves a name to, None if no entry defines it; `identity` is the only key.
+    """Return the entry that `ssh -G` resolves a name to; None if there is no such entry. `identity` is the only key.
 
     UsageError for an invalid name, SetupError if there is no ssh.
     """
@@ -170,8 +170,8 @@ def install_key(address: Address, host_key: str, public_line: str) -> None:
 class OpensshMachine(RemoteMachine):
     """See `RemoteMachine`; the connection is the master connection to an entry, which is opened if there is none.
 
-    `asks`: a person is at the terminal, and ssh asks them what the login requires. Otherwise a login that requires
-    more than a key is a MachineLost that says how to open the connection again.
+    `asks` means that a person is at the terminal, whom ssh asks what the login requires. Otherwise a login that
+    requires more than a key is a MachineLost that says how to open the connection again.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Master:
 
     @property
     def is_open(self) -> bool:
-        """Return whether it accepts programs."""
+        """Return whether the connection is open and accepts programs."""
         return self._socket.exists() and _ssh(*self.argv("-O", "check"), limit_s=CONNECT_S).returncode == 0
 
     def open(self, limit_s: float) -> None:
@@ -247,7 +247,7 @@ class Master:
         return [*alone, "-o", "ProxyCommand=false", "-T", *words, *last]
 
     def close(self) -> None:
-        """Close it for all users; harmless if there is none."""
+        """Close the connection for all its users; harmless if there is none."""
         if self._socket.exists():
             _ssh(*self.argv("-O", "exit"), limit_s=CONNECT_S)
         self._known.unlink(missing_ok=True)
@@ -267,7 +267,7 @@ class Master:
 
 
 class MasterConnection:
-    """The master as a connection for `RemoteMachine`; the master stays open when it is closed."""
+    """The master as a connection for `RemoteMachine`; closing this connection leaves the master open."""
 
     def __init__(self, master: Master, clock: Clock) -> None:
         self.where = master.name
@@ -279,7 +279,7 @@ class MasterConnection:
 
     @property
     def alive(self) -> bool:
-        """Return whether it was not closed here; the next program notices if the master has ended."""
+        """Return whether the connection is still in use here; the next program notices if the master has ended."""
         return not self._is_closed
 
     @property
@@ -292,7 +292,7 @@ class MasterConnection:
         return ProcessChannel(self._master)
 
     def close(self) -> None:
-        """Stop using it."""
+        """Stop using the master, which stays open."""
         self._is_closed = True
 
 
@@ -341,7 +341,7 @@ class ProcessChannel:
         return self._process.stdin.write(data) or 0
 
     def shutdown_write(self) -> None:
-        """Signal the end of its input to the program."""
+        """Tell the program that its input has ended."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 

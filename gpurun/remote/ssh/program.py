@@ -90,11 +90,11 @@ class Connection(Protocol):
 
 
 class NoRoom(MachineLost):
-    """The connection stands, but accepts no further program; this one was never started."""
+    """The connection works, but accepts no further program; the requested program was never started."""
 
 
 def _new_mark() -> str:
-    """Return an unpredictable mark that a program's own output begins with."""
+    """Return an unpredictable mark, printed before a program's own output."""
     return f"gpurun-{secrets.token_hex(8)}"
 
 
@@ -140,9 +140,9 @@ class RemoteProgram:
         self._feeder = _thread(self._run, line, iter(stdin or ()))
 
     def wait(self, still: Callable[[], None]) -> Reply | None:
-        """Wait for its end; return its result, or None if not all of it has arrived.
+        """Wait for the program's end; return its result, or None if the result did not arrive complete.
 
-        `still` is called several times a second and may end the wait by an exception; so does an error of the source.
+        `still` is called several times a second and may end the wait by an exception; so does an error of the input.
         """
         while not self._ended.wait(TICK_S):
             still()
@@ -153,13 +153,13 @@ class RemoteProgram:
         return self._reply()
 
     def exit_code(self, within_s: float) -> int | None:
-        """Wait until it has ended: return its exit code, negative if none was reported; None if it still runs."""
+        """Wait at most `within_s` for the end; return the exit code (negative: not reported), None if it still runs."""
         if self._begun.wait(within_s) and self._channel is not None and self._channel.status_event.wait(within_s):
             return self._channel.exit_status
         return None
 
     def close(self) -> None:
-        """Stop reading its output; another thread informs the server, because that may take forever."""
+        """Stop reading the output; another thread tells the server, because that may take forever."""
         _thread(self._close)
 
     def _close(self) -> None:
@@ -169,7 +169,7 @@ class RemoteProgram:
 
     @property
     def said_instead(self) -> str:
-        """Return what was printed instead of its mark, on both outputs."""
+        """Return what was printed instead of the mark, on both outputs."""
         words, noise = last_words(bytes(self._stderr)), last_words(bytes(self._noise))
         return "; on standard output: ".join(filter(None, (words, noise))) or "it said nothing"
 
@@ -219,7 +219,7 @@ class RemoteProgram:
 
     def _watch(self, channel: Channel, stderr: threading.Thread) -> None:
         """Find the mark, read what follows, and report when both outputs have ended and the exit code has arrived."""
-        while self.group is None and self._error is None and (block := self._heard(channel.recv, _NOISE_BLOCK_BYTES)):
+        while self.group is None and self._error is None and (block := self._receive(channel.recv, _NOISE_BLOCK_BYTES)):
             self._take(block)
         self._drain(channel.recv, self._stdout)
         stderr.join()
@@ -242,14 +242,13 @@ class RemoteProgram:
             self._begun.set()
 
     def _drain(self, receive: Callable[[int], bytes], into: bytearray) -> None:
-        while self._error is None and (block := self._heard(receive, _BLOCK_BYTES)):
+        while self._error is None and (block := self._receive(receive, _BLOCK_BYTES)):
             self._keep(into, block, MOST_REPLY_BYTES)
 
-    def _heard(self, receive: Callable[[int], bytes], most_bytes: int) -> bytes:
-        """Return what has arrived, b"" at the end.
+    def _receive(self, receive: Callable[[int], bytes], most_bytes: int) -> bytes:
+        """Return what `receive` returns: bytes that have arrived, b"" at the end or after an error.
 
-        The library acknowledges what it has read with a wider window: a connection that breaks just then makes that
-        raise.
+        Reading can raise, because the library then allows the server to send more, which fails on a broken connection.
         """
         try:
             return receive(most_bytes)

@@ -38,8 +38,8 @@ class RemoteMachine:
     `host_key` is a public line or a fingerprint. `folder` is below the login's home unless it is absolute. Calls of
     several threads share its connection, and a further one if the server allows no more of them on it; the first call
     connects. `client_key` is the only key that is ever offered, or `agent` for those of the SSH agent; no password is
-    used. With a `jump` it is reached through another host, which accepts the same key. No call waits for longer than to
-    `last_mono`, when the machine's end must be requested.
+    used. With a `jump` it is reached through another host, which accepts the same key. No call waits longer
+    than until `last_mono`, the monotonic time at which the machine's end must be requested.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RemoteMachine:
             reply = self._run(connection, argv, stdin, sink, end_mono, timeout_s)
         except NoRoom:
             left_s = end_mono - self._clock.monotonic()
-            return self._next_beside().call(argv, stdin=stdin, sink=sink, timeout_s=left_s)
+            return self._machine_beside().call(argv, stdin=stdin, sink=sink, timeout_s=left_s)
         except MachineLost:
             self._drop(connection)  # Do not reuse a connection that failed once.
             raise
@@ -104,7 +104,7 @@ class RemoteMachine:
             return False
 
     def shown(self, limit_s: float) -> str | None:
-        """Return the public line of the expected host key, as it is shown now; None if only others are."""
+        """Return the public line of the expected host key if the host shows it now; None if it shows only others."""
         from gpurun.remote.ssh.connection import shown_key
 
         for offer in self._expected.offers:
@@ -124,7 +124,7 @@ class RemoteMachine:
 
     @property
     def round_trip_s(self) -> float:
-        """Return the shortest time seen on the current connection; see `Machine.round_trip_s`."""
+        """Return the shortest round-trip time in seconds on the current connection; see `Machine.round_trip_s`."""
         return self._connection.round_trip_s if self._connection is not None else 0.0
 
     def close(self) -> None:
@@ -135,8 +135,8 @@ class RemoteMachine:
         if self._beside is not None:
             self._beside.close()
 
-    def _next_beside(self) -> RemoteMachine:
-        """Return the same over one more connection, which is kept, because a server may limit the programs on one."""
+    def _machine_beside(self) -> RemoteMachine:
+        """Return this machine over one more connection, because a server may limit the programs on one; it is kept."""
         with self._connecting:
             self._beside = self._beside or self.lane()
             return self._beside

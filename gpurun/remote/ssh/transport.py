@@ -39,7 +39,7 @@ class TimedSocket(socket.socket):
     _room: bytearray | None = None
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
-        """Return bytes from the read-ahead buffer or the socket; b"" once there were too many."""
+        """Return bytes from the read-ahead buffer or the socket; b"" once the allowance before the login is used up."""
         if not self._ahead:
             self._room = self._room or bytearray(_AHEAD_BYTES)
             read_bytes = self.recv_into(self._room, 0, flags)
@@ -64,7 +64,7 @@ class Packets(Packetizer):
 
 
 def _bounded(take: Callable[[paramiko.Channel, paramiko.Message], None]) -> Callable[..., None]:
-    """Limit the library's handler for a channel's data: it trusts the server to respect its window."""
+    """Add a limit to the library's handler for a channel's data, which trusts the server to respect its window."""
 
     def bounded(channel: paramiko.Channel, message: paramiko.Message) -> None:
         take(channel, message)
@@ -77,7 +77,7 @@ def _bounded(take: Callable[[paramiko.Channel, paramiko.Message], None]) -> Call
 _keep = _bounded(paramiko.Channel._feed)  # type: ignore[attr-defined]  # It has no public name.
 
 
-def _taken(channel: paramiko.Channel, message: paramiko.Message) -> None:
+def _pass_on(channel: paramiko.Channel, message: paramiko.Message) -> None:
     """Pass data to its receiver as it arrives, and widen the window by as much; without a receiver, keep it."""
     transport = cast(Transport, channel.get_transport())
     take: Take | None = getattr(channel, "take", None)
@@ -118,7 +118,7 @@ class Transport(paramiko.Transport):
 
     _channel_handler_table: ClassVar = {
         **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]  # It has no public name.
-        MSG_CHANNEL_DATA: _taken,
+        MSG_CHANNEL_DATA: _pass_on,
         MSG_CHANNEL_EXTENDED_DATA: _bounded(paramiko.Channel._feed_extended),  # type: ignore[attr-defined]  # As above.
     }
 
@@ -137,7 +137,10 @@ class Transport(paramiko.Transport):
             super()._send_user_message(data)  # type: ignore[misc]  # It has no public name.
 
     def _send_message(self, data: paramiko.Message) -> None:
-        """Send a message, unless its channel was closed and no newer program uses the same channel number."""
+        """Send a message, but drop one for a channel that this side has closed.
+
+        A new program may get the number of a closed channel: its first request opens the number again.
+        """
         head = data.asbytes()[:5]
         kind, channel = head[0], head[1:]
         if kind == MSG_CHANNEL_REQUEST:

@@ -1,4 +1,4 @@
-"""Text into HTML: made harmless, then escaped; the only way for words into the page."""
+"""Escapes text for HTML. All text of the page comes through this module, which first makes it harmless."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _SHARED_ENOUGH = 1.5
 
 
 def samples_section(runs: Sequence[RunMaterial]) -> str:
-    """Return every prompt with each run's samples over time; the first one is open."""
+    """Return a section for every prompt, with each run's samples over time; only the first section is unfolded."""
     prompts = list(dict.fromkeys(prompt for run in runs for prompt in run.told.samples))
     if not prompts:
         return tag("p", "No samples were reported.", class_="note")

@@ -51,7 +51,7 @@ def _run_row(place: int, run: RunMaterial, heads: Sequence[str], best: float | N
 
 
 def _when(run: RunMaterial) -> str:
-    """Return how it ended, and when it began, in UTC."""
+    """Return how a run ended, and when it began, in UTC."""
     began = f"{utc(run.began_wall)[:16].replace('T', ' ')} UTC" if run.began_wall else ""
     return " · ".join(filter(None, (run.state, began)))
 
@@ -142,7 +142,7 @@ def differences_table(runs: Sequence[RunMaterial]) -> str:
 
 
 def settings_table(runs: Sequence[RunMaterial]) -> str:
-    """Return every key of the runs' settings, a table for each kind of job."""
+    """Return all settings of the runs: one table per kind of job, one row per key."""
     kinds = dict.fromkeys(run.terms for run in runs)
     each = [[(place, run) for place, run in enumerate(runs) if run.terms == kind] for kind in kinds]
     return "".join(
@@ -152,7 +152,7 @@ def settings_table(runs: Sequence[RunMaterial]) -> str:
 
 
 def validation_table(runs: Sequence[RunMaterial]) -> str:
-    """Return the validation losses in figures: one row per step, one column per run; limited rows, evenly chosen."""
+    """Return the validation losses: one row per step, one column per run; of many steps, an even selection."""
     columns = [{mark.step: mark.loss for mark in run.told.validation.items} for run in runs]
     steps = sorted({step for column in columns for step in column})
     if len(steps) > _MOST_ROWS:
@@ -167,7 +167,11 @@ def _matrix(
     rows: Sequence[tuple[str, Sequence[str]]],
     places: Sequence[int] | None = None,
 ) -> str:
-    """Return a column for each run; with more runs than rows, a row for each. `places` are those in the report."""
+    """Return a table with one column per run or, if there are more runs than `rows`, with one row per run.
+
+    `corner` is the heading of the first column. `places` are the positions of the runs in the report, which determine
+    their colours; without it the positions are 0, 1, and so on.
+    """
     names = [f"{swatch(place)}{escaped(run.run)}" for place, run in zip(places or range(len(runs)), runs, strict=True)]
     keys, cells = [escaped(key) for key, _ in rows], [list(map(escaped, values)) for _, values in rows]
     if len(runs) > len(rows):

@@ -65,7 +65,7 @@ class RunMaterial:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Return its settings, key by key: the data and the resolved recipe, or a command's words and folder."""
+        """Return the run's settings, key by key: the data and the resolved recipe, or a command's words and folder."""
         if self.terms.has_model:
             return {"data": self.shards} | _flat(self.resolved)
         folder = f"sha256 {short_hash(self.folder_sha256)}"
@@ -89,20 +89,20 @@ class RunMaterial:
 
     @property
     def cost_micros(self) -> Micros | None:
-        """Return the upper bound of its cost from its receipt; without one, the cost so far."""
+        """Return the upper bound of the run's cost from its receipt; without a receipt, the cost so far."""
         if self.receipt is None:
             return self.spent_micros
         upper = self.receipt.predicate["cost"]["upper_bound_micros"]
         return None if upper is None else Micros(upper)
 
     def epoch_at(self, step: int) -> float | None:
-        """Return how many epochs a step is; None for pairs, whose steps are padded, so that tokens do not tell it."""
+        """Return how many epochs are done after a step; None for pairs, whose padding makes tokens unreliable."""
         tokens, all_of_it = self.told.tokens_at(step), self.told.train_tokens
         is_padded = self.resolved.get("model", {}).get("preset") == "encoder-decoder"
         return tokens / all_of_it if tokens and all_of_it and not is_padded else None
 
     def as_record(self) -> dict[str, Any]:
-        """Return the same as JSON data."""
+        """Return the run's facts as JSON data."""
         receipt, best, last = self.receipt, self.told.best, self.last
         predicate = receipt.predicate if receipt else None
         return {
@@ -151,7 +151,7 @@ class RunMaterial:
 
 
 def _mark_record(mark: Mark) -> list[float | int | None]:
-    """Return a mark as a short list: step, loss, tokens, seconds, micro-dollars."""
+    """Return a mark as a list: step, loss, tokens, seconds, micro-dollars."""
     seconds = round(mark.seconds, 3) if mark.seconds is not None else None
     return [mark.step, mark.loss, mark.tokens, seconds, mark.spent_micros]
 
@@ -168,7 +168,7 @@ def why_unranked(runs: Sequence[RunMaterial]) -> str:
 
 
 def find_lowest_loss(runs: Sequence[RunMaterial]) -> tuple[RunMaterial, Mark] | None:
-    """Return the lowest validation loss and its run; None if there is none, or no common measure."""
+    """Return the run with the lowest validation loss, and the loss; None if there is none, or none can be compared."""
     judged = [(run, run.told.best) for run in runs if run.told.best is not None]
     return min(judged, key=lambda one: one[1].loss, default=None) if not why_unranked(runs) else None
 
@@ -233,7 +233,7 @@ def _set_keys(runs: Sequence[RunMaterial], flat: Mapping[str, Mapping[str, str]]
 
 
 def _env_rows(commands: Sequence[RunMaterial], runs: Sequence[RunMaterial]) -> Iterator[tuple[str, list[str | None]]]:
-    """Yield a row for each variable of --env, whose values are distinguished but not shown."""
+    """Yield the name of each variable of --env, and "value 1", "value 2", … for its value in each run."""
     for name in dict.fromkeys(name for run in commands for name in run.env):
         values = list(dict.fromkeys(run.env[name] for run in commands if name in run.env))
         words = {value: f"value {place}, not shown" for place, value in enumerate(values, 1)}
@@ -273,7 +273,7 @@ def own_settings(runs: Sequence[RunMaterial]) -> list[str]:
 
 
 def _own_words(argv: Sequence[str], every: Sequence[Sequence[str]]) -> str:
-    """Return the words of a command from the first to the last that differ between runs, with the flag before."""
+    """Return the words of a command from the first to the last one that differs between runs, and the flag before."""
     shortest = min(map(len, every))
     same = [len({words[place] for words in every}) == 1 for place in range(shortest)]
     first = same.index(False) if False in same else shortest

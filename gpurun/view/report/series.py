@@ -1,7 +1,7 @@
-"""One pass over a trainer's events: the curve, the validation losses and the samples, however long or false they are.
+"""Reads a trainer's events once, and keeps what a report needs: losses, validation losses and samples.
 
-The events are reported by the instance. A figure that is not finite is left out, an unreadable line is counted, and
-whatever the length of the file, a bounded number of points and samples is kept, evenly thinned, always with the last.
+The machine wrote the events, so they are untrusted. A figure that is not finite is left out, an unreadable line is
+counted, and of a long file only a limited number of points and samples is kept, evenly spaced, and always the last.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class WrittenSample:
 
 
 class Kept(Generic[T]):
-    """At most `most` of the items added, in order: evenly thinned if there are more, and always with the newest."""
+    """At most `most` of the added items, in order: an even selection if there are more, always with the newest."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -65,7 +65,7 @@ class Kept(Generic[T]):
         self._stride, self.seen = 1, 0
 
     def add(self, item: T) -> None:
-        """Add an item; the previous one only stays if its turn has come."""
+        """Add the newest item; drop the previous one unless it belongs to the even selection."""
         if self._items and self._items[-1][0] % self._stride:
             self._items.pop()
         self._items.append((self.seen, item))
@@ -76,7 +76,7 @@ class Kept(Generic[T]):
             self._items = [kept for kept in self._items[:-1] if kept[0] % self._stride == 0] + [last]
 
     def forget(self, unwanted: Callable[[T], bool]) -> None:
-        """Drop items that turned out not to count."""
+        """Drop the items for which `unwanted` returns True."""
         self._items = [kept for kept in self._items if not unwanted(kept[1])]
 
     @property
@@ -105,9 +105,9 @@ class Told:
     not_finite: int = 0
     core: float | None = None
     bits_per_byte: float | None = None
-    """The latest values."""
+    """The latest values of `core` and `bits_per_byte`."""
     best: Mark | None = None
-    """The lowest validation loss of all, including those that are not kept."""
+    """The lowest of all validation losses, including those that were dropped."""
 
     def tokens_at(self, step: int) -> int | None:
         """Return the tokens seen after a step, if the trainer reported the tokens per step."""
@@ -115,9 +115,9 @@ class Told:
 
 
 def hear(lines: Iterable[bytes | str], spent_at: Callable[[float], Micros | None] = lambda _: None) -> Told:
-    """Listen to a run from its beginning; `spent_at` gives the dollars spent after so many seconds of training.
+    """Read the events of a run; `spent_at` returns the micro-dollars spent after a number of seconds of training.
 
-    A trainer that went on from a checkpoint did the steps after it again: what it said of them before is forgotten.
+    A trainer that resumed from a checkpoint repeated the steps after it: only their later figures are kept.
     """
     content, before_s, torn = Told(), 0.0, False
     for line in lines:
@@ -173,7 +173,7 @@ def _mark(
     loss: float | None,
     spent_at: Callable[[float], Micros | None],
 ) -> Mark | None:
-    """Keep a loss, if it is one."""
+    """Add a loss to `kept`, and return it; None if the event has no finite loss."""
     if event.step is None or loss is None:
         content.not_finite += loss is None and ("loss" in event.said or "val_loss" in event.said)
         return None

@@ -72,7 +72,7 @@ def _cells(run: RunMaterial) -> list[Cell]:
 
 
 def _shutdown(run: RunMaterial) -> Span:
-    """Return how its machine ended, in a word or two; unknown if the receipt's signature is bad."""
+    """Return how the run's machine ended, in one or two words; unknown if the receipt's signature is bad."""
     if run.receipt is None or signature_word(run.receipt) == "bad":
         return Span(UNKNOWN)
     end = shutdown_words(run.receipt.predicate)
@@ -80,7 +80,7 @@ def _shutdown(run: RunMaterial) -> Span:
 
 
 def _verdict(run: RunMaterial) -> Span:
-    """Return the receipt's verdict, unless its signature is bad: then nothing on it can be trusted, nor its cost."""
+    """Return the receipt's verdict; "bad signature" if so, because then neither verdict nor cost can be trusted."""
     if run.receipt is None:
         return Span(run.no_receipt, "warn")
     if signature_word(run.receipt) == "bad":

@@ -47,7 +47,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axis:
-    """One way to measure progress: `of` returns None if a mark does not know it."""
+    """One way to measure progress: `of` returns a mark's position on the axis, or None if the mark has none."""
 
     name: str
     title: str
@@ -180,7 +180,7 @@ def _draw(axes: Axes, place: int, curve: Curve, axis: Axis) -> None:
     color, dash = _color(place), DASHES[place // COLORS % len(DASHES)]
     raw = [(x, mark.loss) for mark in curve.losses if (x := axis.of(mark)) is not None]
     mean = smooth([loss for _, loss in raw], len(raw) // 60)
-    thinned = _thinned(list(zip(raw, mean, strict=True)), _MOST_POINTS)
+    thinned = _even_selection(list(zip(raw, mean, strict=True)), _MOST_POINTS)
     xs = [x for (x, _), _ in thinned]
     axes.plot(xs, [loss for (_, loss), _ in thinned], color=color, linewidth=0.8, alpha=0.38)
     axes.plot(xs, [loss for _, loss in thinned], color=color, linewidth=1.9, linestyle=dash, solid_capstyle="round")
@@ -201,7 +201,7 @@ def _draw(axes: Axes, place: int, curve: Curve, axis: Axis) -> None:
 
 def _rings(curve: Curve, axis: Axis) -> list[Mark]:
     """Return the validation losses that are drawn."""
-    return _thinned([mark for mark in curve.validation if axis.of(mark) is not None], _MOST_RINGS)
+    return _even_selection([mark for mark in curve.validation if axis.of(mark) is not None], _MOST_RINGS)
 
 
 def _dress(axes: Axes, curves: Sequence[Curve], axis: Axis, *, unit: str, narrow: bool) -> None:
@@ -226,8 +226,8 @@ def _color(place: int) -> str:
     return f"#01ab{place % COLORS:02x}"
 
 
-def _thinned(items: list[Any], most: int) -> list[Any]:
-    """Return an even selection, including the first and the last."""
+def _even_selection(items: list[Any], most: int) -> list[Any]:
+    """Return at most `most` of the items: an even selection, including the first and the last item."""
     if len(items) <= most:
         return items
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
@@ -252,7 +252,7 @@ def _tidy(svg: str, title: str) -> str:
 
 
 def _with_titles(svg: str, place: int, titles: Sequence[str]) -> str:
-    """Give the validation points of one run their figures as text; a point outside the axes has no element."""
+    """Add the figures to the validation points of one run as tooltips; a point outside the axes has no element."""
     start = svg.find(f'id="validation-{place}"')
     if start < 0:
         return svg

@@ -19,7 +19,7 @@ from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, Sink
 from gpurun.remote.local_machine import LocalMachine
 from gpurun.remote.s3 import objects, pull_request
-from gpurun.remote.s3.pull_request import Pulled, have_pulled
+from gpurun.remote.s3.pull_request import PullResult, have_pulled
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_upload import digests_of, stage_file
 from gpurun.remote.s3.staged_files import StagedFile, staged_file
@@ -41,7 +41,7 @@ class Shipping:
         self.box.mkdir()
         self.far = FarSide(LocalMachine(self.box, "gr-test"), python=sys.executable)
         self.far.install_agent()
-        self.came = Pulled()
+        self.came = PullResult()
 
     def stage(self, notes: Path) -> list[StagedFile]:
         staged = []
@@ -51,7 +51,7 @@ class Shipping:
                 staged.append(staged_file(file, digests, stage_file(self.bucket, file, digests, notes, lambda _: None)))
         return staged
 
-    def pull(self, files: Sequence[StagedFile] | None = None) -> Pulled:
+    def pull(self, files: Sequence[StagedFile] | None = None) -> PullResult:
         have_pulled(self.far, self.bucket, files or self.staged, self.came, on_progress=lambda: None, timeout_s=60)
         return self.came
 
@@ -106,7 +106,7 @@ def test_what_an_earlier_pack_has_left_there_is_not_pulled(s3: S3Emulator, shipp
     spoilt = shipping.box / "data" / "train_2.bin"
     spoilt.write_bytes(bytes(3 << 20))
     (shipping.box / "data" / "same.bin").write_bytes(bytes(3 << 20))
-    shipping.came = Pulled()
+    shipping.came = PullResult()
     assert len(shipping.pull().files) == 2
     assert 0 < shipping.came.sent_bytes < 4 << 20, "what is spoilt, and not the larger file"
 

@@ -26,7 +26,7 @@ from gpurun.remote.agent.public_files import Redirects, is_public, opened_public
 from gpurun.remote.archive import Elsewhere, Pack, PackedFile, Survey
 from gpurun.remote.client import FarSide
 from gpurun.remote.local_machine import LocalMachine
-from gpurun.remote.s3.pull_request import Pulled, have_downloaded
+from gpurun.remote.s3.pull_request import PullResult, have_downloaded
 from tests.emulators.hub import COMMIT, HubEmulator, shard
 from tests.plan_makers import make_plan
 from tests.refusals import refusal
@@ -137,8 +137,8 @@ def far(tmp_path: Path) -> FarSide:
     return far
 
 
-def download(far: FarSide, files: tuple[PublicFile, ...], origin: str) -> Pulled:
-    came = Pulled()
+def download(far: FarSide, files: tuple[PublicFile, ...], origin: str) -> PullResult:
+    came = PullResult()
     have_downloaded(far, files, origin, came, on_progress=lambda: None, timeout_s=60)
     return came
 

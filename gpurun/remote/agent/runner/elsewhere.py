@@ -122,7 +122,7 @@ def list_folder(folder: str, device: int) -> Tuple[List[str], List[Tuple[str, os
 
 
 def is_result(path: str, size: int, is_doubtful: bool) -> bool:
-    """Return whether a user would call it a result: it is large, or is named like weights."""
+    """Return whether a user would call a file a result: it is large, or is named like weights."""
     name = os.path.basename(path).lower()
     if size == 0 or name.endswith((".tmp", ".lock", ".incomplete", ".part", ".swp")):
         return False
@@ -142,7 +142,7 @@ def is_cache(path: str) -> bool:
 
 
 def is_download(path: str, root: str) -> bool:
-    """Return whether the Hugging Face hub has put it there: it records each file that it downloads into a folder."""
+    """Return whether the Hugging Face hub has downloaded the file: the hub records each download into a folder."""
     folder = os.path.dirname(path)
     while len(folder) >= len(root):
         notes = os.path.join(folder, ".cache", "huggingface", "download")
@@ -160,7 +160,7 @@ class ResultCounter:
         self.heap: List[Tuple[bool, int, str]] = []
 
     def add(self, path: str, size: int) -> None:
-        """Add one."""
+        """Count one result."""
         self.files, self.bytes = self.files + 1, self.bytes + size
         push = heapq.heappush if len(self.heap) < MOST_NAMED else heapq.heappushpop
         push(self.heap, (path.lower().endswith(WEIGHTS), size, path))

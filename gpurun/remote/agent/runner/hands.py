@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LOOK_S, ANSWERS_S = 1.0, 60.0
-"""How often it is looked for others, and how long one is given to show that it still runs a step."""
+"""The seconds between looks for other jobs, and the seconds that a job has to show that it still runs a step."""
 SIGNALLED, ENDING_S = 128, 2.0
 # The agent passes no variable of Slurm's on; this one says where its controller is.
 _SRUN = """
@@ -27,7 +27,7 @@ exec srun --overlap --nodes=1 --ntasks=1 --quiet --mpi=none --cpu-bind=none --ex
 """
 _LOGIN_SHELL = '[ ! -x /bin/bash ] || exec /bin/bash -l "$0"; exec sh "$0"'
 _SIGNAL = 'kill -s "$0" -- "-$(cat "$1")"'
-# The words of a trial stand in a file: srun would take a lone colon among its own for the end of a component.
+# The command of a trial is in a file: srun would take a lone colon among its arguments for the end of a component.
 _TRIAL = """\
 exec 2>&1
 echo "$$" >{process} || exit
@@ -39,7 +39,7 @@ exec {words}
 
 
 class Hands:
-    """The jobs beside the sweep's own, in the folder of its run; none where it is alone."""
+    """The other jobs of a sweep, as recorded in the folder of its run; none if the sweep has one job."""
 
     def __init__(self, root: str, count: int) -> None:
         self.root, self.folder, self.count = root, os.path.join(root, "hands"), count
@@ -48,13 +48,13 @@ class Hands:
         self.looked_s = -LOOK_S
 
     def jobs(self) -> list[str]:
-        """The numbers of those that run, as they have said it."""
+        """Return the numbers of the other jobs that run."""
         if self.count and time.monotonic() - self.looked_s >= LOOK_S:
             self.found, self.looked_s = self.look(), time.monotonic()
         return [number for number in self.found if number not in self.lost]
 
     def look(self) -> list[str]:
-        """The same, read now."""
+        """Read from the folder which other jobs run, and return their numbers."""
         found = []
         try:
             names = sorted(filter(str.isdigit, os.listdir(self.folder)), key=int)
@@ -73,7 +73,7 @@ class Hands:
     def start(
         self, job: str, card: int, argv: list[str], cwd: str, folder: str, env: dict[str, str], names: list[str]
     ) -> Any:
-        """Start the trial of a folder in a job; the variables of these names stand, whatever a login shell sets."""
+        """Start a trial in a job; the variables in `names` keep their values, whatever a login shell sets."""
         own = ["export %s=%s" % (name, shlex.quote(env[name])) for name in names if name in env]
         script = os.path.join(folder, "start")
         with open(script, "w") as file:
@@ -88,11 +88,11 @@ class Hands:
             )  # fmt: skip
 
     def step(self, job: str, cwd: str, *argv: str) -> list[str]:
-        """The words that run something as a step of a job."""
+        """Return the command line that runs `argv` as a step of a job."""
         return ["sh", "-c", _SRUN, self.root, "--jobid=" + job, "--chdir=" + cwd, *argv]
 
     def signal(self, job: str, folder: str, name: str) -> None:
-        """Send a signal to the processes of the trial of a folder; nobody waits for it."""
+        """Send a signal to the processes of the trial in `folder`, without waiting for its delivery."""
         words = self.step(job, folder, "sh", "-c", _SIGNAL, name, process_file(folder))
         quiet = subprocess.DEVNULL
         subprocess.Popen(
@@ -100,9 +100,9 @@ class Hands:
         )  # fmt: skip
 
     def why_lost(self, job: str, folder: str, code: int) -> str:
-        """Why a trial has failed with its job, and not by itself; "" where the job is well. It is given nothing more.
+        """Return why a trial failed because of its job, which then gets no more trials; "" if the job is well.
 
-        Where no process of the trial began, or the job runs no step any more, it is srun's word.
+        The reason is srun's last line if no process of the trial began, or if the job no longer runs a step.
         """
         quiet, words = subprocess.DEVNULL, self.step(job, self.root, "true")
         if code > SIGNALLED:  # The processes of a job that ends are killed before its end is told.
@@ -126,15 +126,15 @@ class Hands:
 
 
 def other_environment(env: dict[str, str]) -> dict[str, str]:
-    """The environment of a trial in another job: which cards it has is that job's own word."""
+    """Return the environment of a trial in another job, which sets its own list of GPUs."""
     return {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"}
 
 
 def step_environment() -> dict[str, str]:
-    """What srun needs itself, where no trial is started."""
+    """Return the environment that srun itself needs, for a step that starts no trial."""
     return {name: os.environ[name] for name in ("PATH", "HOME", "USER", "LOGNAME", "LANG") if name in os.environ}
 
 
 def process_file(folder: str) -> str:
-    """Where the trial of a folder has its process written down."""
+    """Return the path of the file that has the number of the trial's process."""
     return os.path.join(folder, "process")

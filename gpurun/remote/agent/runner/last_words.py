@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import deque
 
-NEAR, MOST_CHARS = 400, 4000
-"""An error this many lines before the end is not the reason of the end."""
+LAST_LINES, MOST_CHARS = 400, 4000
+"""How many last lines are searched: an error before them did not end the command; and the limit of a line."""
 RANK = re.compile(r"^(?:\[(?:[a-z]*\d+|default)\]:? ?)+", re.IGNORECASE)  # `[rank0]: `, added by torchrun.
 RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Failure)\b\s*(?::|$)")
 NAMED = re.compile(
@@ -23,7 +23,7 @@ class LastWords:
     """Keeps the last lines of a command, and searches them once it has ended."""
 
     def __init__(self) -> None:
-        self.lines: deque[str] = deque(maxlen=NEAR)
+        self.lines: deque[str] = deque(maxlen=LAST_LINES)
 
     def take(self, line: str) -> None:
         """Add a line, with its leading spaces."""

@@ -92,12 +92,12 @@ class Walk:
         self.ignored = {"outputs": ignore_rules(os.path.join(work, IGNORE_FILE)) if outputs == EVERYTHING else []}
 
     def source(self, name: str) -> str:
-        """Return the path of a file by its name; of a link that of its target."""
+        """Return the path of the file with this name; for a link, the path of its target."""
         root, _, rest = name.partition("/")
         return os.path.realpath(os.path.join(self.roots[root], rest))
 
     def find(self, most_files: int) -> MatchedFiles:
-        """Search everything; only files that are new or changed since `before` count, of these at most `most_files`."""
+        """Search everything; return the files that are new or changed since `before`, at most `most_files` of them."""
         found = MatchedFiles(len(self.globs), most_files)
         for root, top in self.roots.items():
             states = frozenset((place, 0) for place, glob in enumerate(self.globs) if glob.root == root)
@@ -106,7 +106,7 @@ class Walk:
         return found
 
     def below(self, root: str, top: str, states: frozenset[State], found: MatchedFiles) -> None:
-        """Walk one root; a link to a folder is followed only if a glob names it and it stays inside."""
+        """Walk one root; follow a link to a folder only if a glob names the link and its target is inside the root."""
         inside = os.path.realpath(top) + "/"
         stack = [(top, root, states, "")]
         while stack:
@@ -164,7 +164,7 @@ class Walk:
         return frozenset(deeper), done
 
     def rule(self, root: str, child: str, name: str, is_folder: bool) -> str:
-        """Return the rule by which it stays, unless a glob names it; "" if no rule applies."""
+        """Return the rule by which a path stays on the machine unless a glob names it; "" if no rule applies."""
         if root == "home" and child.count("/") == 1 and name.startswith("."):
             return DOTS
         if is_folder and name in STAYS:
@@ -184,7 +184,7 @@ class Walk:
         return child if is_open and is_file else "" if is_open else above or child
 
     def take(self, child: str, real: str, done: set[int], unit: str, found: MatchedFiles) -> None:
-        """Count one file, if it is a regular one and new."""
+        """Add one file to `found`, if it is a regular file and new."""
         try:
             facts = os.lstat(real)
         except OSError:
@@ -212,7 +212,7 @@ def entries_of(folder: str) -> list[os.DirEntry[str]]:
 
 
 def new_bytes(path: str, since_wall: float) -> tuple[int, int]:
-    """Return how many files at or below a path were written since then, and their bytes."""
+    """Return how many files at or below a path were written since `since_wall`, and how many bytes they have."""
     files, size = 0, 0
     for file in files_below(path):
         try:

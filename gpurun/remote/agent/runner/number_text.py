@@ -1,10 +1,10 @@
-"""Numbers in the form that a trial of a sweep gets them."""
+"""The text form of the numbers that a trial of a sweep gets."""
 
 from __future__ import annotations
 
 
 def text_of(value: float) -> str:
-    """Return a number as a trial gets it: one that is not an integer has four digits."""
+    """Return the text of a number for a trial; a number that is not an integer has four digits."""
     return str(value) if isinstance(value, int) else "%.4g" % value
 
 

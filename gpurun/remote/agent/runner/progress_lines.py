@@ -174,7 +174,7 @@ class Progress:
         self.set_total(bar.size * self.epochs if self.epochs else 0 if is_one_of_many else bar.size)
 
     def _hear_epoch(self, line: str) -> tuple[int | None, str]:
-        """Note the epoch in a line, and the number of epochs if they count from one; return it and the rest."""
+        """Note the epoch in a line (and their number, if they count from one); return it, and the line without it."""
         found = EPOCH.search(line)
         if not found:
             return None, line

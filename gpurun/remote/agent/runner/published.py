@@ -30,8 +30,8 @@ PLAIN = "/=+@,"
 MOST_FILES, MOST_MANIFEST_BYTES = 1_000_000, 256 << 20
 ENTRY_BYTES = 190
 """The maximum size of a manifest entry besides its name."""
-NEAR = 0.8
-"""The share of either limit at which a warning is written."""
+WARN_SHARE = 0.8
+"""The share of a limit (of files, or of the size of their list) at which a warning is written."""
 BLOCK_BYTES = 1 << 20
 SPARE_BYTES = 1 << 30
 """The free space that a copy leaves on the disk, so that a command does not fail because of its outputs."""
@@ -105,7 +105,7 @@ class PublishedOutputs:
         self.took_s = self.looked_s - began_s
 
     def name_unlisted(self, why: str) -> None:
-        """Name the files that are missing from the list on disk, because that could not be replaced."""
+        """Name the files that are missing from the list on disk, because that list could not be replaced."""
         listed = digests_listed(os.path.join(self.out, MANIFEST))
         for name, stamp in self.looks.items():
             entry = self.published.get(name)
@@ -213,7 +213,7 @@ class PublishedOutputs:
         return True
 
     def put(self, partial: str, name: str) -> None:
-        """Give a copy its name; a folder or file in its way is one that the command has replaced."""
+        """Rename a complete copy to its name; remove what is in its way, because the command has replaced that."""
         target = os.path.join(self.out, name)
         try:
             os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -286,7 +286,10 @@ class PublishedOutputs:
         self.unpublished = [(name, stamp[0], why[name]) for name, stamp in left.items()]
         over_files, over_bytes = len(self.over) + found.over_files, sum(self.over.values()) + found.over_bytes
         if over_files:
-            limit = "at most %d files or %d MB of list come home" % (MOST_FILES, MOST_MANIFEST_BYTES >> 20)
+            limit = "at most %d files come home, and their list may have at most %d MB" % (
+                MOST_FILES,
+                MOST_MANIFEST_BYTES >> 20,
+            )
             self.unpublished.append(("%d more files" % over_files, over_bytes, limit))
         named = []
         for rule, paths in found.left.items():
@@ -302,8 +305,10 @@ class PublishedOutputs:
 
     def warn_limits(self, files: int, size: int) -> None:
         """Warn that there are nearly, or already, more files than can come home."""
-        if files >= NEAR * MOST_FILES or size >= NEAR * MOST_MANIFEST_BYTES:
-            what = "there are %d output files, but at most %d, or %d MB of list, come home: pack them into fewer"
+        if files >= WARN_SHARE * MOST_FILES or size >= WARN_SHARE * MOST_MANIFEST_BYTES:
+            what = (
+                "there are %d output files; at most %d come home, and their list may have %d MB: pack them into fewer"
+            )
             self.warn("outputs.many", what % (files, MOST_FILES, MOST_MANIFEST_BYTES >> 20))
 
     def warn(self, code: str, message: str) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 LAST_WORDS_BYTES = 1 << 20
 LOOK_S, TICK_S, IDLE_S, EVENT_S = 2.0, 0.1, 0.5, 0.5
 NOTHING_S = 300.0
-"""How long a command may run before a warning that its globs match nothing."""
+"""The seconds that a command may run before a warning that its globs match nothing."""
 MOST_HELD_BYTES = 64 << 10
 MOST_WORDS = 300
 MOST_CHARS, MOST_EVENT_BYTES = 400, 48 << 10
@@ -108,7 +108,7 @@ class ProgressEvents:
             return self.hear_told()
 
     def hear_told(self) -> bool:
-        """Do the same while the lock is held."""
+        """Read the events as `take_told` does; the caller holds the lock."""
         told = self.told.read()
         for found in told:
             self.is_told, self.progress.step = True, found["step"]
@@ -141,7 +141,7 @@ class ProgressEvents:
             self.write()
 
     def write(self) -> None:
-        """Write the held step while the lock is held."""
+        """Write the held step; the caller holds the lock."""
         if self.waiting is None:
             return
         figures, self.waiting = self.waiting, None
@@ -188,7 +188,7 @@ class Log:
         self.held = self.held[end:]
 
     def put(self, content: bytes) -> None:
-        """Write it to the log, and parse its lines."""
+        """Write output to the log, and parse its lines."""
         content = mask(content, self.forms)
         if not content:
             return
@@ -231,13 +231,13 @@ class RunningCommand:
         self.over = threading.Event()
 
     def tell_file(self, kind: str, **more: Any) -> None:
-        """Write an event about its files, without a step if the command has reported none."""
+        """Write an event about the command's files, without a step if the command has reported none."""
         if kind == "output" and self.curve.step is None:
             more.pop("step", None)
         self.events.tell(kind, **more)
 
     def read(self) -> None:
-        """Pass on its output until no process holds the other end of the pipe."""
+        """Pass on the command's output until no process holds the other end of the pipe."""
         assert self.child.stdout is not None
         with selectors.DefaultSelector() as ready:
             ready.register(self.child.stdout, selectors.EVENT_READ)
@@ -254,7 +254,7 @@ class RunningCommand:
                 self.log.take(piece)
 
     def look(self) -> None:
-        """Publish finished files repeatedly; for a dev box with two checks each time: one alone cannot see the end."""
+        """Publish finished files repeatedly; for a dev box check twice each time: a file must be the same at both."""
         said, began, sync_s = False, time.monotonic(), self.order.get("sync_s") or 0.0
         while not self.over.wait(sync_s or LOOK_S):
             self.publish()
@@ -272,7 +272,7 @@ class RunningCommand:
             self.outputs.warn("outputs.failed", "%s: %s" % (type(error).__name__, error))
 
     def warn_nothing(self) -> None:
-        """Warn while it still runs that there is no output, with the content of its folder."""
+        """Warn, while the command still runs, that there is no output; list the content of its folder."""
         globs = self.order["outputs"] + ([self.order["checkpoints"]] if self.order["checkpoints"] else [])
         if globs:
             there = ", ".join(sorted(os.listdir(self.outputs.work))[:8]) or "nothing"
@@ -315,19 +315,19 @@ class RunningCommand:
         return ["%s %s" % (flag, ",".join(globs)) for flag, globs in given if not any(map(matched.get, globs))]
 
     def stop(self, *_: Any) -> None:
-        """Ask it to stop, with all processes of its session."""
+        """Ask the command to stop, with all processes of its session."""
         self.asked_s = self.asked_s or time.monotonic()
         self.send(getattr(signal, "SIG" + self.order["stop_signal"]))
 
     def send(self, number: int) -> None:
-        """Signal its processes."""
+        """Send a signal to the command's processes."""
         try:
             os.killpg(self.child.pid, number)
         except OSError:
             return
 
     def run(self) -> int:
-        """Wait for its end, publish, and report how it ended; return its exit code."""
+        """Wait for the command's end, publish its outputs, and report how it ended; return its exit code."""
         signal.signal(signal.SIGTERM, self.stop)
         self.reader.start()
         self.looker.start()
@@ -360,7 +360,7 @@ class RunningCommand:
 
 
 def command_environment(root: str) -> dict[str, str]:
-    """Return its environment: this process's own, with the folder of this Python first in the path."""
+    """Return the command's environment: this process's own, with the folder of this Python first in the path."""
     there = os.environ.get("PATH", os.defpath)
     data = os.path.join(root, "data")
     more = {"GPURUN_DATA": data} if os.path.isdir(data) else {}
@@ -369,7 +369,7 @@ def command_environment(root: str) -> dict[str, str]:
 
 
 def counted(files: Iterable[tuple[str, int]]) -> dict[str, Any]:
-    """Return the number of files, their bytes, and the first of them by name."""
+    """Return the number of files, their total bytes, and the first few by name."""
     listed = list(files)
     first = [{"name": words(name)[-MOST_CHARS:], "bytes": size} for name, size in listed[:MOST_NAMED]]
     return {"files": len(listed), "bytes": sum(size for _, size in listed), "first": first}
@@ -386,7 +386,7 @@ def bounded(names: Iterable[str]) -> Iterable[str]:
 
 
 def within_a_line(event: dict[str, Any]) -> dict[str, Any]:
-    """Return the same with fewer names, if they are too long for a reader to accept the line."""
+    """Return the event, with fewer names if its line would be too long for a reader."""
     for most in (MOST_NAMED // 2, MOST_NAMED // 4, 0):
         if len(json.dumps(event)) > MOST_EVENT_BYTES:
             for left in [one for one in event.values() if isinstance(one, dict) and "first" in one]:

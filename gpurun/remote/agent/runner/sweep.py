@@ -50,7 +50,7 @@ OVER = ("done", "pruned", "failed", "nan")
 
 
 class Row:
-    """The facts of one trial; `result` is its lowest validation loss, or its last loss if it reports no other."""
+    """The facts of one trial; `result` is its lowest validation loss, else its last training loss."""
 
     def __init__(self, number: int, params: Params) -> None:
         self.number, self.params, self.state = number, params, "running"
@@ -178,7 +178,7 @@ class Trial:
         self.reader.start()
 
     def argv(self) -> list[str]:
-        """Return its command, with the values filled in; for a recipe, after --set."""
+        """Return the trial's command with its settings filled in; for a recipe they follow --set."""
         order, params = self.sweep.order, self.row.params
         words = [sys.executable if word == "{python}" else word for word in order["argv"]]
         if order["is_recipe"]:
@@ -187,7 +187,7 @@ class Trial:
         return [filled(word, params) for word in words]
 
     def read(self) -> None:
-        """Pass on its output, each line prefixed by its number, and parse it."""
+        """Pass on the trial's output, each line with the trial's number before it, and parse it."""
         assert self.child.stdout is not None
         held = b""
         while True:
@@ -213,12 +213,12 @@ class Trial:
                 self.hear(dict(found, total_steps=self.progress.total))
 
     def look(self) -> None:
-        """Read what it has written since."""
+        """Read what the trial has written since the last look."""
         for figures in self.told.read():
             self.hear(figures)
 
     def hear(self, figures: dict[str, Any]) -> None:
-        """Add its figures; report a loss at most once a second, a validation loss always."""
+        """Add the trial's figures; report a loss at most once a second, a validation loss always."""
         with self.lock:
             row = self.row
             row.steps = figures.get("total_steps") or row.steps or self.sweep.order["total_steps"] or None
@@ -229,7 +229,7 @@ class Trial:
                 self.sweep.tell(row)
 
     def end(self, state: str, number: int = signal.SIGKILL) -> None:
-        """End it, and record the reason."""
+        """Signal the trial to end, and record the state that it will have."""
         self.is_ending = self.is_ending or state
         if self.slot[0]:
             self.sweep.hands.signal(self.slot[0], self.folder, signal.Signals(number).name[3:])
@@ -238,7 +238,7 @@ class Trial:
             os.killpg(self.child.pid, number)
 
     def close(self) -> None:
-        """Record its end: how it ended, and its last figures."""
+        """Record how the trial ended, and its last figures."""
         code = self.child.wait()
         with suppress(OSError):  # Leftover processes would continue beside the next trial.
             os.killpg(self.child.pid, signal.SIGKILL)
@@ -260,7 +260,7 @@ class Trial:
             row.state = "done"
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """Yield its files, as names and paths: a recipe's out folder, a command's new files."""
+        """Yield name and path of each file of the trial: a recipe's out folder, or a command's new files."""
         if self.walk is not None:
             for name in self.walk.find(1 << 62).files:
                 yield name.partition("/")[2], self.walk.source(name)
@@ -298,7 +298,7 @@ class RunningSweep:
         self.lock = threading.Lock()
 
     def open_sampler(self) -> None:
-        """Have optuna's sampler draw; a machine without it draws by chance, and says so."""
+        """Use optuna's sampler if this machine has optuna; otherwise draw at random, and write a warning."""
         try:
             from gpurun.remote.agent.runner.tpe import Tpe
 
@@ -313,7 +313,7 @@ class RunningSweep:
             self.learn(row)
 
     def restore(self) -> None:
-        """Take over what an earlier machine came to; a trial that it did not end is begun again."""
+        """Read the rows of an earlier machine; a trial that had not ended there starts again."""
         places = [self.folder, *(os.path.join(self.work, place) for place in self.order["earlier"])]
         for place in places:
             try:
@@ -333,11 +333,11 @@ class RunningSweep:
             self.tell(row)
 
     def folder_of(self, row: Row) -> str:
-        """Where a trial runs."""
+        """Return the folder in which a trial runs."""
         return os.path.join(self.trials, "%03d" % row.number)
 
     def free_slot(self) -> tuple[str, int] | None:
-        """Which job, "" for the sweep's own, runs another trial, and as which of those beside each other there."""
+        """Return a job ("": this one) with room for a trial, and the trial's place there; None if all are full."""
         if len(self.running) >= self.order["at_once"]:
             return None
         taken = [trial.slot for trial in self.running]
@@ -372,7 +372,7 @@ class RunningSweep:
         return bool(self.is_stopped or self.fault or self.is_exhausted or len(self.rows) >= self.order["trials"])
 
     def start(self, slot: tuple[str, int]) -> bool:
-        """Begin the next trial; whether there is one."""
+        """Start the next trial; return whether there was one."""
         number = next(number for number in itertools.count(1) if number not in self.rows)
         params = self.next_params(number)
         if params is None:
@@ -473,7 +473,7 @@ class RunningSweep:
         return sorted(ranked, key=lambda row: (row.state != "done", row.result, row.number))[: self.order["keep"]]
 
     def end_all(self, fault: str) -> None:
-        """End the sweep for a fault of its own."""
+        """End all trials, and record the fault of the sweep that is the reason."""
         self.fault = self.fault or fault
         for trial in self.running:
             trial.end("stopped")
@@ -491,7 +491,7 @@ class RunningSweep:
                 self.end_all("the table of the trials cannot be written: %s" % words_of(error))
 
     def replace_table(self) -> None:
-        """The same; OSError where the disk takes none."""
+        """Replace the table of all trials; OSError if the disk is full."""
         path = os.path.join(self.folder, TABLE)
         rows = [dict(row.record(), rungs=row.rungs) for _, row in sorted(self.rows.items())]
         best = [row.number for row in self.best()]
@@ -502,7 +502,7 @@ class RunningSweep:
         os.replace(path + ".tmp", path)
 
     def tell(self, row: Row) -> None:
-        """Write a row into the events of the run; a full disk ends no sweep."""
+        """Write a row to the events of the run; a full disk must not end the sweep."""
         self.event("trial", **dict(row.record(), is_restored=row.is_restored))
 
     def event(self, kind: str, **more: Any) -> None:
@@ -566,7 +566,7 @@ class RunningSweep:
 
 
 def words_of(error: OSError) -> str:
-    """What the system says of a failure."""
+    """Return the system's message about a failure."""
     return error.strerror or str(error)
 
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 class Tpe:
     """Optuna's TPE sampler: it proposes settings, and learns from their results."""
 
-    def __init__(self, order: dict[str, Any], before: int) -> None:
+    def __init__(self, order: dict[str, Any], earlier_trials: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.space = order["space"]
         # After a resume it must not propose its first settings again.
-        self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=order["seed"] + before))
+        self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=order["seed"] + earlier_trials))
         self.kinds = {name: self.kind_of(axis) for name, axis in self.space.items()}
 
     def kind_of(self, axis: Any) -> Any:

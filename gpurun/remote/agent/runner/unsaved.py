@@ -26,7 +26,7 @@ LARGE_BYTES, LOOK_S, GIT_S = 10_000_000, 10.0, 10.0
 
 
 def unsaved(root: str, order: Dict[str, Any], is_whole: bool) -> Dict[str, Any]:
-    """Return the number of files, their bytes, the first of them by size, and the number of commits."""
+    """Return the number of files, their total bytes, the largest files, and the number of commits not pushed."""
     work, since_wall = os.path.join(root, "bundle", "work"), began_wall(root)
     walk = Walk(work, root, list(order["outputs"]), str(order["checkpoints"]), has_git_rules=True)
     left = {}
