@@ -111,7 +111,7 @@ class _Place:
 
     @property
     def run(self) -> str:
-        """The run's name."""
+        """Give the run this name."""
         return self.sight.folder.name
 
     @property

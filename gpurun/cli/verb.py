@@ -24,13 +24,16 @@ from gpurun.core.errors import ExitCode, GpurunError, Interrupted, SetupError, U
 from gpurun.core.paths import Home, default_home, home_at
 
 COMMON: dict[str, tuple[Any, Any]] = {
-    "json": (Annotated[bool, typer.Option("--json", help="JSON on standard output, an envelope at its end.")], False),
-    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="No talk, only results and errors.")], False),
-    "verbose": (Annotated[bool, typer.Option("--verbose", "-v", help="More talk.")], False),
-    "color": (Annotated[str, typer.Option("--color", help="auto, always or never; else as set.", metavar="WHEN")], ""),
+    "json": (Annotated[bool, typer.Option("--json", help="Print JSON, with an envelope at the end.")], False),
+    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")], False),
+    "verbose": (Annotated[bool, typer.Option("--verbose", "-v", help="Print more details.")], False),
+    "color": (Annotated[str, typer.Option("--color", help="Use color: auto, always or never.", metavar="WHEN")], ""),
     "no_input": (Annotated[bool, typer.Option("--no-input", help="Never ask; a missing answer is an error.")], False),
-    "home": (Annotated[str, typer.Option("--home", help="The folder of runs and keys.", metavar="DIR")], ""),
-    "no_progress": (Annotated[bool, typer.Option("--no-progress", help="No live view, plain lines.")], False),
+    "home": (Annotated[str, typer.Option("--home", help="Use this folder for runs and keys.", metavar="DIR")], ""),
+    "no_progress": (
+        Annotated[bool, typer.Option("--no-progress", help="Print plain lines instead of a live view.")],
+        False,
+    ),
 }
 """The flags of every verb, each with its type and default; `gpurun` takes them before the verb, too."""
 

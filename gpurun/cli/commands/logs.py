@@ -35,7 +35,7 @@ def logs(
     setup: Annotated[bool, typer.Option("--setup", help="What the set-up said, before the job began.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="The log's bytes as they are; not to a terminal.")] = False,
 ) -> Result:
-    """Print the trainer's log, also after the machine is gone.
+    """Print a run's log, even after the machine is gone.
 
     It is made harmless, or JSON Lines, or byte for byte where no terminal reads it.
     """

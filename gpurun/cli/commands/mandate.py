@@ -21,7 +21,7 @@ from gpurun.core.errors import Declined, UsageError
 USUAL_UNTIL = "7d"
 
 app = typer.Typer(
-    help="Write, show and revoke what an agent may spend.", cls=make_verb_group("show"), rich_markup_mode=None
+    help="Write, show and revoke mandates: what an agent may spend.", cls=make_verb_group("show"), rich_markup_mode=None
 )
 
 

@@ -34,7 +34,7 @@ def notebook(
     url: Annotated[str, typer.Option("--url", metavar="URL", help="Where it will be: adds Colab's badge to it.")] = "",
     output: Annotated[str, typer.Option("-o", metavar="FILE", help="Where to write it, else RECIPE.ipynb.")] = "",
 ) -> Result:
-    """Write a notebook that trains a recipe on Colab, Kaggle or any Jupyter, and gives evidence to import."""
+    """Write a notebook that trains a recipe on Colab, Kaggle or Jupyter and saves evidence to import."""
     from gpurun.cli.commands.plan import run_name
     from gpurun.cli.render import write_bytes
     from gpurun.core.run_plan import Request

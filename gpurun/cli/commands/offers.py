@@ -30,10 +30,10 @@ def offers(
     ] = "",
     provider: Providers = [],  # noqa: B006 - Typer copies defaults.
     max_price: Annotated[str, typer.Option("--max-price", metavar="USD", help="At most so many dollars an hour.")] = "",
-    region: Annotated[str, typer.Option("--region", metavar="R", help="Only this region.")] = "",
+    region: Annotated[str, typer.Option("--region", metavar="R", help="Use only this region.")] = "",
     spot: Annotated[bool, typer.Option("--spot", help="Spot machines: cheaper, may be taken away.")] = False,
 ) -> Result:
-    """List what can be rented now, cheapest first: live where there is a key, else from the packaged catalogue.
+    """List GPUs for rent, cheapest first: live prices from clouds with a key, else the packaged catalogue.
 
     Of a cluster (`--provider slurm`) its partitions, with the nodes that are idle and the longest job.
 

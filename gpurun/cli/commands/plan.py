@@ -38,7 +38,7 @@ def plan(
     every: Annotated[bool, typer.Option("--all", help="Show every offer, and why it is not taken.")] = False,
     output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write the plan for: gpurun train FILE")] = "",
 ) -> Result:
-    """Show what a run would take and cost, on the offers that finish it, and spend nothing."""
+    """Show how long a run would take and what it would cost on each offer. Spends nothing."""
     with run_name(session, "") as run:
         made = plan_run(session, request, run, need_data=False)
     after = ""

@@ -22,7 +22,7 @@ def ps(
     recipe: Annotated[str, typer.Option("--recipe", metavar="NAME", help="Only runs of this recipe or script.")] = "",
     since: Annotated[str, typer.Option("--since", metavar="DATE", help="Only runs that began then or later.")] = "",
 ) -> Result:
-    """List the unfinished runs; a run that may be billing while no supervisor drives it stands first.
+    """List unfinished runs; runs that may be billing without a supervisor come first.
 
     Exit 9 when one may be billing and nobody drives it, or its deadline has passed.
     """

@@ -54,7 +54,7 @@ def reap(
         bool, typer.Option("--exit-code", help="Exit 9 where something is left, 4 without a key.")
     ] = False,
 ) -> Result:
-    """Find every machine with gpurun's token, on every cloud, and end those that are past their deadline.
+    """Find every machine with gpurun's token on every cloud, and end those past their deadline.
 
     Exit 9 when something that should be gone is not proven gone, or nobody knows until when. With `exit_code` also
     when something is overdue, and 4 when there was no cloud to ask.

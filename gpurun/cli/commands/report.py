@@ -30,7 +30,7 @@ def report(
         str, typer.Option("--html", metavar="FILE", help="Write one self-contained page to this file.")
     ] = "",
 ) -> Result:
-    """Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."""
+    """Compare runs: loss by step, token, second and dollar, settings, and samples side by side."""
     from gpurun.ledger.runs import look_at_run
     from gpurun.readers.trial_material import materials_of
     from gpurun.view.number_format import format_bytes

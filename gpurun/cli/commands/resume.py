@@ -29,7 +29,7 @@ def resume(
         bool, typer.Option("--here", help="Drive a run from this machine that another machine opened.")
     ] = False,
 ) -> Result:
-    """Finish what the journal says is unfinished: after a crash, sleep or reboot."""
+    """Resume an unfinished run after a crash, sleep or reboot."""
     from gpurun.cli.interrupts import RESUMED
     from gpurun.cli.run_control import demand_here, drive, find_meant_run, log_in_again
     from gpurun.cli.viewer import follow_run

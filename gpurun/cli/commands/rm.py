@@ -25,7 +25,7 @@ def rm(
         bool, typer.Option("--with-checkpoints", help="Though no other copy of a checkpoint is known.")
     ] = False,
 ) -> Result:
-    """Free the disk of what finished runs brought home; journal, receipt, log and curves stay.
+    """Delete the downloaded files of finished runs; journal, receipt, log and curves stay.
 
     A run that is not proven gone, or that an unfinished one goes on from, is refused.
     """

@@ -29,7 +29,7 @@ app = typer.Typer(rich_markup_mode=None)
     takes_command=True,
 )
 def run(session: Session, request: Request, starting: Starting) -> Result:
-    """Rent a machine, run any command on it, download its outputs, prove the machine gone."""
+    """Rent a machine, run any command on it, download its outputs, and prove that the machine is gone."""
     from gpurun.cli.started_run import admitted, start_and_follow
     from gpurun.planning.command_proposal import CommandProposal
     from gpurun.planning.planner import make_plan

@@ -60,7 +60,7 @@ def sample(
     ] = None,
     checkpoint: Checkpoint = "best",
 ) -> Result:
-    """Continue or translate a text with a run's checkpoint, on this machine; defaults are the recipe's."""
+    """Generate or translate text on this computer with a run's checkpoint and its recipe's defaults."""
     from gpurun.cli.run_control import find_meant_run
     from gpurun.core.untrusted import parse_object, safe_line, safe_text
     from gpurun.readers.weights import ask_trainer, find_checkpoint

@@ -28,7 +28,7 @@ def ssh(
         list[str] | None, typer.Argument(metavar="CMD", help="What to run there, after `--`; without: a shell.")
     ] = None,
 ) -> Result:
-    """Log in to a run's machine, or run a command there; nothing of the run changes.
+    """Log in to a run's machine, or run a command on it, without affecting the run.
 
     It ends with the command's exit code, 255 where the connection fails.
     """

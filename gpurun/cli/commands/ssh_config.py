@@ -25,7 +25,7 @@ _FIRST_BLOCK = re.compile(r"^\s*(Host|Match)\b", re.IGNORECASE | re.MULTILINE)
 
 @verb(app, "ssh-config", examples=["gpurun ssh-config", "gpurun ssh-config --yes", "gpurun ssh-config --json"])
 def ssh_config(session: Session, yes: Yes = False) -> Result:
-    """Write an entry for ssh of each run's machine, for scp, rsync, editors, git.
+    """Write an ssh entry for each run's machine, for scp, rsync, editors and git.
 
     They are kept true as runs come and go, in a file of gpurun's own; your ~/.ssh/config gets a line only after a yes.
     """

@@ -20,7 +20,7 @@ def stop(
     run: RunArgument,
     now: Annotated[bool, typer.Option("--now", help="Do not wait for a checkpoint.")] = False,
 ) -> Result:
-    """Save a checkpoint, download it, destroy the machine, write the receipt."""
+    """Save and download a checkpoint, destroy the machine, and write the receipt."""
     from gpurun.cli.run_control import find_meant_run, stop_run
 
     sight, leaves = find_meant_run(session, run), None

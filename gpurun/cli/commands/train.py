@@ -25,7 +25,7 @@ app = typer.Typer(rich_markup_mode=None)
     shares=[REQUEST, STARTING],
 )
 def train(session: Session, request: Request, starting: Starting) -> Result:
-    """Rent a machine, train, download the checkpoints, prove the machine gone."""
+    """Rent a machine, train, download the checkpoints, and prove that the machine is gone."""
     from gpurun.cli.commands.plan import plan_run
     from gpurun.cli.started_run import start_and_follow
 
