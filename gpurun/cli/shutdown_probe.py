@@ -57,7 +57,7 @@ def _greeting_of(line: socket.socket) -> str:
 def box_login(receipt: Receipt, run: str) -> Login:
     """The box of a receipt; a UsageError where there is nothing for the user to end."""
     if receipt.signature not in (Signature.OK, Signature.UNSIGNED):
-        raise VerificationFailed("receipt.signature", "The signature does not fit the receipt.",
+        raise VerificationFailed("receipt.signature", "The signature does not match the receipt.",
                                  hint=f"gpurun audit {run}")  # fmt: skip
     ended = receipt.predicate["teardown"]["is"]
     if ended != Teardown.USER_OPERATED:

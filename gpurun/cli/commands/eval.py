@@ -62,7 +62,7 @@ def evaluate(
         elif items != MOST_ITEMS:
             what = f"--items {items} needs a bundle to draw from; the run's own questions cannot be limited."
             raise UsageError("usage.items", what, hint="Add --core-bundle, or leave --items out.")
-        session.say(f"step {found.step:,}, on this machine")
+        session.say(f"step {found.step:,}, on this computer")
         answer = parse_object(ask_trainer("trainer.core_score", found, f"--items={file}", limit_s=LIMIT_S))
     return Result(data={"run": sight.folder.name, **answer}, text="\n".join(_rows(answer)))
 

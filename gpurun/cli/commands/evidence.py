@@ -19,7 +19,7 @@ app = typer.Typer(rich_markup_mode=None)
 def evidence(
     session: Session,
     run: UsualRun = None,
-    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Where to write it, else RUN.card.zip.")] = "",
+    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write to this file, else RUN.card.zip.")] = "",
     with_checkpoint: Annotated[
         bool, typer.Option("--with-checkpoint", help="Include the checkpoints, and the shards if they are small.")
     ] = False,

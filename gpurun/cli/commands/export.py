@@ -71,7 +71,7 @@ def export(
     if to == "tensorboard":
         return _curves(session, sight, place / sight.folder.name)
     found = find_checkpoint(sight, checkpoint)
-    session.say(f"step {found.step:,}, on this machine")
+    session.say(f"step {found.step:,}, on this computer")
     figures = figures_of(session, sight, found.step)
     form = () if to == "hf" else ("--form", to)
     written = ask_trainer("trainer.export", found, str(place), *form, limit_s=LIMIT_S, figures=figures).splitlines()

@@ -1,4 +1,4 @@
-"""`gpurun wait`: for scripts, what `attach` is for people."""
+"""`gpurun wait`: wait for a run to end, in a script."""
 
 from __future__ import annotations
 
