@@ -1,4 +1,4 @@
-"""The command tree: a line a verb. The module of a verb is imported when it is run, or its own help is asked for."""
+"""Define the command tree. The module of a verb is imported only to run the verb or show its help."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ VERBS = {
     "data": "Make shards from text, and check them.",
     "config": "Show the settings and where each one comes from.",
 }
-"""Each verb and its line of help, as its module `gpurun.cli.commands.VERB` has it (as `module_of` writes it)."""
+"""Each verb with the first line of its docstring in `gpurun.cli.commands.VERB` (see `module_of`)."""
 
 GROUPS = {
     "Rent and train": ("offers", "plan", "train", "run", "dev", "sweep", "stop", "resume", "collect", "destroy"),
@@ -77,11 +77,11 @@ GROUPS = {
     "Data": ("data", "recipes", "pack", "rm"),
     "Set-up": ("help", "doctor", "auth", "aws", "config", "version"),
 }
-"""The verbs as the help lists them."""
+"""The groups of verbs in the help."""
 
 
 def module_of(verb: str) -> str:
-    """The module of a verb: a hyphen is an underscore there, and a word of Python's own ends with one."""
+    """Return the module of a verb: hyphens become underscores, and a Python keyword gets one at the end."""
     return verb.replace("-", "_") + ("_" if keyword.iskeyword(verb) else "")
 
 
@@ -96,17 +96,17 @@ OTHER_WORDS = {
     "bill": "audit --against-bill", "login": "auth set", "key": "auth set", "keys": "auth status", "check": "doctor",
     "settings": "config show", "verify": "audit", "test": "train --dry-run", "demo": "train --dry-run",
 }  # fmt: skip
-"""What is typed by those who come from another tool, and the verb that does it here."""
+"""Words that users of other tools type, and the verb that does it here."""
 
 
 class LazyVerbs(TyperGroup):
-    """The group of VERBS."""
+    """Group the VERBS, and import each one lazily."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given | {"commands": dict.fromkeys(VERBS)})  # Their names serve "Did you mean".
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The verb, or the group of its own verbs, from its module; None where there is no such verb."""
+        """Return the verb, or its group of verbs, from its module; None if there is no such verb."""
         if cmd_name not in VERBS:
             return None
         module = import_module(f"gpurun.cli.commands.{module_of(cmd_name)}")
@@ -114,7 +114,7 @@ class LazyVerbs(TyperGroup):
         return group.commands.get(cmd_name, group)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the verbs into the help, group by group, without importing one."""
+        """Write the verbs into the help, group by group, without importing any."""
         wide = max(map(len, VERBS))
         for title, names in GROUPS.items():
             with formatter.section(title):
@@ -122,7 +122,7 @@ class LazyVerbs(TyperGroup):
 
 
 def build_app() -> typer.Typer:
-    """The whole command line."""
+    """Build the whole command line."""
     app = typer.Typer(
         name="gpurun",
         cls=LazyVerbs,
@@ -144,7 +144,7 @@ def _tell_version(wanted: bool) -> None:
 
 
 def options_of_all(**given: Any) -> None:
-    """Rent a GPU under a hard total-dollar cap, train, bring the checkpoints home, prove that the machine is gone."""
+    """Rent a GPU under a hard dollar cap, train, download the checkpoints, and prove that the machine is gone."""
 
 
 _VERSION = typer.Option("--version", help="Show gpurun's version.", is_eager=True, callback=_tell_version)
@@ -152,26 +152,26 @@ takes(options_of_all, {"version": (Annotated[bool, _VERSION], False), **COMMON})
 
 
 def run_app(app: typer.Typer) -> int:
-    """Parse the command line, run it and return the exit code; a wrong one speaks JSON too when it says `--json`."""
+    """Parse the command line, run it and return the exit code; with `--json`, usage errors are JSON too."""
     try:
         code = typer.main.get_command(app).main(standalone_mode=False)
     except typer.TyperException as wrong:
         if type(wrong).__name__ == "NoArgsIsHelpError":
             return render_result("", False, Result(text=str(wrong), exit_code=ExitCode.USAGE), None)
-        # The path of what was parsed: "gpurun ps", and of a word that is no verb "gpurun" alone.
+        # The command that was parsed: "gpurun ps", or just "gpurun" for an unknown verb.
         said_by = getattr(getattr(wrong, "ctx", None), "command_path", "gpurun")
         what, hint = wrong.format_message(), f"{_example(wrong)}See: {said_by} --help"
         if (found := _NO_VERB.match(what)) and found[1] in OTHER_WORDS:
-            what, hint = f"There is no verb {found[1]!r}.", f"That is here: gpurun {OTHER_WORDS[found[1]]}"
+            what, hint = f"There is no verb {found[1]!r}.", f"Use: gpurun {OTHER_WORDS[found[1]]}"
         error = UsageError("usage", what, hint=hint)
         return render_result("", "--json" in sys.argv, Result(errors=(error,), exit_code=ExitCode.USAGE), None)
     except OutputLost as loss:
         return without_output(loss, Result(), None)
-    except OSError as error:  # Typer prints help by itself.
+    except OSError as error:  # Typer prints help itself.
         if error.errno != errno.ENOSPC:
             raise
         return without_output(make_output_lost(error), Result(), None)
-    except SystemExit as left:  # So it ends where the reader of its help has left.
+    except SystemExit as left:  # Typer exits this way if the reader of its help has left.
         if not isinstance(left.__context__, BrokenPipeError):
             raise
         return without_output(make_output_lost(left.__context__), Result(), None)
@@ -179,7 +179,7 @@ def run_app(app: typer.Typer) -> int:
 
 
 def _example(wrong: Any) -> str:
-    """Return how the verb is typed, where a word of it was left out."""
+    """Return an example of the verb if an argument is missing."""
     command = getattr(getattr(wrong, "ctx", None), "command", None)
     examples = [
         line.strip() for line in str(getattr(command, "help", "")).splitlines() if line.strip().startswith("$ ")
@@ -190,11 +190,13 @@ def _example(wrong: Any) -> str:
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # Looking for them takes longer than judging offers.
+    os.environ.setdefault(
+        "PYDANTIC_DISABLE_PLUGINS", "__all__"
+    )  # Searching for plugins takes longer than ranking offers.
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # A terminal that is not UTF-8, or half a character in a file's name.
+        sys.stdout.reconfigure(errors="replace")  # The terminal may not be UTF-8, or a file name may not be valid text.
     code = run_app(build_app())
-    gc.freeze()  # The interpreter's end would look twice through all that was made: a tenth of a short command's time.
+    gc.freeze()  # Garbage collection at exit would take a tenth of a short command's time.
     sys.exit(code)
 
 
