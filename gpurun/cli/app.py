@@ -1,4 +1,4 @@
-"""The command tree: a line a verb. The module of a verb is imported when it is run, or its own help is asked for."""
+"""Define the command tree. The module of a verb is imported only to run the verb or show its help."""
 
 from __future__ import annotations
 
@@ -22,56 +22,50 @@ from gpurun.cli.verb import COMMON, takes
 from gpurun.core.errors import ExitCode, UsageError
 
 VERBS = {
-    "offers": (
-        "List what can be rented now, cheapest first: live where there is a key, else from the packaged catalogue."
-    ),
-    "plan": "Show what a run would take and cost, on the offers that finish it, and spend nothing.",
-    "train": "Rent a machine, train, download the checkpoints, prove the machine gone.",
-    "notebook": "Write a notebook that trains a recipe on Colab, Kaggle or any Jupyter, and gives evidence to import.",
-    "import": "Make a run of the evidence that a notebook gave: signed here, and called what its log shows at most.",
-    "run": "Rent a machine, run any command on it, download its outputs, prove the machine gone.",
-    "dev": "Rent a machine to work on by shell, editor or JupyterLab; it ends by itself when nobody uses it.",
+    "offers": ("List GPUs for rent, cheapest first: live prices from clouds with a key, else the packaged catalogue."),
+    "plan": "Show how long a run would take and what it would cost on each offer. Spends nothing.",
+    "train": "Rent a machine, train, download the checkpoints, and prove that the machine is gone.",
+    "notebook": "Write a notebook that trains a recipe on Colab, Kaggle or Jupyter and saves evidence to import.",
+    "import": "Import the evidence of a notebook as a run, and sign a receipt that claims no more than its log shows.",
+    "run": "Rent a machine, run any command on it, download its outputs, and prove that the machine is gone.",
+    "dev": "Rent a machine to work on by shell, editor or JupyterLab; it ends automatically when it is idle.",
     "sweep": "Try many settings of a recipe or a command on one machine, and download the best.",
-    "ps": "List the unfinished runs; a run that may be billing while no supervisor drives it stands first.",
-    "attach": "Watch a run live; closing the view changes nothing.",
-    "wait": "Wait for a run's end without output, and exit with the run's exit code; Ctrl-C ends only the waiting.",
-    "logs": "Print the trainer's log, also after the machine is gone.",
-    "ssh": "Log in to a run's machine, or run a command there; nothing of the run changes.",
-    "forward": "Forward ports of a run's machine to 127.0.0.1 here, until Ctrl-C or the machine's end.",
-    "ssh-config": "Write an entry for ssh of each run's machine, for scp, rsync, editors, git.",
-    "stop": "Save a checkpoint, download it, destroy the machine, write the receipt.",
-    "resume": "Finish what the journal says is unfinished: after a crash, sleep or reboot.",
-    "collect": (
-        "Download finished checkpoints now, while training goes on; of a run that is over, say what was downloaded."
-    ),
-    "rm": "Free the disk of what finished runs brought home; journal, receipt, log and curves stay.",
+    "ps": "List unfinished runs; runs that may be billing without a supervisor come first.",
+    "attach": "Watch a run live; closing the view does not affect the run.",
+    "wait": "Wait silently until a run ends, and exit with its exit code. Ctrl-C stops only the waiting.",
+    "logs": "Print a run's log, even after the machine is gone.",
+    "ssh": "Log in to a run's machine, or run a command on it, without affecting the run.",
+    "forward": "Forward ports of a run's machine to 127.0.0.1, until Ctrl-C or until the machine ends.",
+    "ssh-config": "Write an ssh entry for each run's machine, for scp, rsync, editors and git.",
+    "stop": "Save and download a checkpoint, destroy the machine, and write the receipt.",
+    "resume": "Resume an unfinished run after a crash, sleep or reboot.",
+    "collect": ("Download finished checkpoints while training continues, or list those of a finished run."),
+    "rm": "Delete the downloaded files of finished runs; journal, receipt, log and curves stay.",
     "destroy": "Destroy the machine now, without downloading anything, and prove that it is gone.",
     "receipt": "Show a run's signed receipt.",
-    "audit": "Check journals, receipts, signatures, costs and checkpoints, by a second computation.",
-    "evidence": "Write a run's evidence into one file to hand in: card, receipt, journal, log and events.",
+    "audit": "Check journals, receipts, signatures, costs and checkpoints by computing them again.",
+    "evidence": "Pack a run's evidence into one file to hand in: card, receipt, journal, log and events.",
     "roster": "Give each learner of a class a challenge.",
-    "budget": "Show what is left of each budget, which runs hold how much of it, and what was spent by receipts.",
-    "mandate": "Write, show and revoke what an agent may spend.",
+    "budget": "Show what is left of each budget, how much each run holds, and what receipts say was spent.",
+    "mandate": "Write, show and revoke mandates: what an agent may spend.",
     "mcp": "Serve an agent over standard input and output, within a mandate.",
-    "reap": "Find every machine with gpurun's token, on every cloud, and end those that are past their deadline.",
-    "report": (
-        "Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."
-    ),
-    "sample": "Continue or translate a text with a run's checkpoint, on this machine; defaults are the recipe's.",
-    "eval": "Score a run's checkpoint on this machine, on tasks that other models were scored on.",
-    "export": "Write a run's checkpoint or curves for other tools, a model with a card of its receipt.",
-    "confirm-shutdown": "Check that your own box answers no more after a run, and sign it beside the receipt.",
+    "reap": "Find every machine with gpurun's token on every cloud, and end those past their deadline.",
+    "report": ("Compare runs: loss by step, token, second and dollar, settings, and samples side by side."),
+    "sample": "Generate or translate text on this computer with a run's checkpoint and its recipe's defaults.",
+    "eval": "Score a run's checkpoint on this computer, on a public benchmark.",
+    "export": "Export a run's checkpoint, with a model card, or its curves for other tools.",
+    "confirm-shutdown": "Check that your own box has stopped answering after a run, and sign that beside the receipt.",
     "pack": "Show what would be uploaded, or write it to a file.",
-    "help": "Show a verb's help, or a page of the handbook; without a word, what there is.",
-    "doctor": "Check this machine and its keys; with --online ask the clouds about both, and what was left.",
+    "help": "Show a verb's help or a page of the handbook; without a topic, list both.",
+    "doctor": "Check this computer and its keys; with --online also ask the clouds about keys and leftovers.",
     "version": "Show the versions of gpurun and of Python.",
-    "auth": "Keep, show and remove the clouds' keys; install gpurun's own on a box.",
-    "aws": "Set up an AWS account, once.",
+    "auth": "Store, show and remove the keys of clouds; install gpurun's own key on a box.",
+    "aws": "Set up an AWS account for gpurun.",
     "recipes": "List, show and check the recipes.",
     "data": "Make shards from text, and check them.",
-    "config": "Show the settings, and where each comes from.",
+    "config": "Show the settings and where each one comes from.",
 }
-"""Each verb and its line of help, as its module `gpurun.cli.commands.VERB` has it (as `module_of` writes it)."""
+"""Each verb with the first line of its docstring in `gpurun.cli.commands.VERB` (see `module_of`)."""
 
 GROUPS = {
     "Rent and train": ("offers", "plan", "train", "run", "dev", "sweep", "stop", "resume", "collect", "destroy"),
@@ -83,11 +77,11 @@ GROUPS = {
     "Data": ("data", "recipes", "pack", "rm"),
     "Set-up": ("help", "doctor", "auth", "aws", "config", "version"),
 }
-"""The verbs as the help lists them."""
+"""The groups of verbs in the help."""
 
 
 def module_of(verb: str) -> str:
-    """The module of a verb: a hyphen is an underscore there, and a word of Python's own ends with one."""
+    """Return the module of a verb: hyphens become underscores, and a Python keyword gets one at the end."""
     return verb.replace("-", "_") + ("_" if keyword.iskeyword(verb) else "")
 
 
@@ -102,17 +96,17 @@ OTHER_WORDS = {
     "bill": "audit --against-bill", "login": "auth set", "key": "auth set", "keys": "auth status", "check": "doctor",
     "settings": "config show", "verify": "audit", "test": "train --dry-run", "demo": "train --dry-run",
 }  # fmt: skip
-"""What is typed by those who come from another tool, and the verb that does it here."""
+"""Words that users of other tools type, and the verb that does it here."""
 
 
 class LazyVerbs(TyperGroup):
-    """The group of VERBS."""
+    """Group the VERBS, and import each one lazily."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given | {"commands": dict.fromkeys(VERBS)})  # Their names serve "Did you mean".
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The verb, or the group of its own verbs, from its module; None where there is no such verb."""
+        """Return the verb, or its group of verbs, from its module; None if there is no such verb."""
         if cmd_name not in VERBS:
             return None
         module = import_module(f"gpurun.cli.commands.{module_of(cmd_name)}")
@@ -120,7 +114,7 @@ class LazyVerbs(TyperGroup):
         return group.commands.get(cmd_name, group)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the verbs into the help, group by group, without importing one."""
+        """Write the verbs into the help, group by group, without importing any."""
         wide = max(map(len, VERBS))
         for title, names in GROUPS.items():
             with formatter.section(title):
@@ -128,7 +122,7 @@ class LazyVerbs(TyperGroup):
 
 
 def build_app() -> typer.Typer:
-    """The whole command line."""
+    """Build the whole command line."""
     app = typer.Typer(
         name="gpurun",
         cls=LazyVerbs,
@@ -150,7 +144,7 @@ def _tell_version(wanted: bool) -> None:
 
 
 def options_of_all(**given: Any) -> None:
-    """Rent a GPU under a hard total-dollar cap, train, bring the checkpoints home, prove that the machine is gone."""
+    """Rent a GPU under a hard dollar cap, train, download the checkpoints, and prove that the machine is gone."""
 
 
 _VERSION = typer.Option("--version", help="Show gpurun's version.", is_eager=True, callback=_tell_version)
@@ -158,26 +152,26 @@ takes(options_of_all, {"version": (Annotated[bool, _VERSION], False), **COMMON})
 
 
 def run_app(app: typer.Typer) -> int:
-    """Parse the command line, run it and return the exit code; a wrong one speaks JSON too when it says `--json`."""
+    """Parse the command line, run it and return the exit code; with `--json`, usage errors are JSON too."""
     try:
         code = typer.main.get_command(app).main(standalone_mode=False)
     except typer.TyperException as wrong:
         if type(wrong).__name__ == "NoArgsIsHelpError":
             return render_result("", False, Result(text=str(wrong), exit_code=ExitCode.USAGE), None)
-        # The path of what was parsed: "gpurun ps", and of a word that is no verb "gpurun" alone.
+        # The command that was parsed: "gpurun ps", or just "gpurun" for an unknown verb.
         said_by = getattr(getattr(wrong, "ctx", None), "command_path", "gpurun")
         what, hint = wrong.format_message(), f"{_example(wrong)}See: {said_by} --help"
         if (found := _NO_VERB.match(what)) and found[1] in OTHER_WORDS:
-            what, hint = f"There is no verb {found[1]!r}.", f"That is here: gpurun {OTHER_WORDS[found[1]]}"
+            what, hint = f"There is no verb {found[1]!r}.", f"Use: gpurun {OTHER_WORDS[found[1]]}"
         error = UsageError("usage", what, hint=hint)
         return render_result("", "--json" in sys.argv, Result(errors=(error,), exit_code=ExitCode.USAGE), None)
     except OutputLost as loss:
         return without_output(loss, Result(), None)
-    except OSError as error:  # Typer prints help by itself.
+    except OSError as error:  # Typer prints help itself.
         if error.errno != errno.ENOSPC:
             raise
         return without_output(make_output_lost(error), Result(), None)
-    except SystemExit as left:  # So it ends where the reader of its help has left.
+    except SystemExit as left:  # Typer exits this way if the reader of its help has left.
         if not isinstance(left.__context__, BrokenPipeError):
             raise
         return without_output(make_output_lost(left.__context__), Result(), None)
@@ -185,7 +179,7 @@ def run_app(app: typer.Typer) -> int:
 
 
 def _example(wrong: Any) -> str:
-    """Return how the verb is typed, where a word of it was left out."""
+    """Return an example of the verb if an argument is missing."""
     command = getattr(getattr(wrong, "ctx", None), "command", None)
     examples = [
         line.strip() for line in str(getattr(command, "help", "")).splitlines() if line.strip().startswith("$ ")
@@ -196,11 +190,13 @@ def _example(wrong: Any) -> str:
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # Looking for them takes longer than judging offers.
+    os.environ.setdefault(
+        "PYDANTIC_DISABLE_PLUGINS", "__all__"
+    )  # Searching for plugins takes longer than ranking offers.
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # A terminal that is not UTF-8, or half a character in a file's name.
+        sys.stdout.reconfigure(errors="replace")  # The terminal may not be UTF-8, or a file name may not be valid text.
     code = run_app(build_app())
-    gc.freeze()  # The interpreter's end would look twice through all that was made: a tenth of a short command's time.
+    gc.freeze()  # Garbage collection at exit would take a tenth of a short command's time.
     sys.exit(code)
 
 

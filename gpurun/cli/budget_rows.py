@@ -1,4 +1,4 @@
-"""The rows of the budgets as `budget` and `mandate show` have them."""
+"""Build the rows of the budgets for `budget` and `mandate show`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpurun.view.budget_screen import BudgetRow, HoldRow
 
 
 def budget_rows(session: Session) -> list[BudgetRow]:
-    """Return the month and the mandates: under a mandate that one alone."""
+    """Return the rows of the month and of all mandates, or only of the mandate in force."""
     month = MonthBudget(session.home, session.clock)
     names = [session.bounds.mandate.id] if session.bounds else [name for name, _ in mandates_of(session.home)]
     return [_row(month, month.limit()), *(mandate_row(session, name) for name in names)]
 
 
 def mandate_row(session: Session, mandate_id: str) -> BudgetRow:
-    """Return the sums of a mandate, also of one that is over or revoked."""
+    """Return the row of a mandate, even if it has expired or was revoked."""
     limit: Micros | None = None
     with suppress(GpurunError):
         limit = read_mandate(file_of(session.home, mandate_id), session.home).total_micros

@@ -1,4 +1,4 @@
-"""What is at home of a run and what only its machine has; while it trains, what was asked for is brought home first."""
+"""List which files of a run are downloaded and which exist only on its machine; download finished ones first."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from gpurun.remote.messages import Manifest, ManifestFile
 from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.view.number_format import format_bytes, format_files
 
-# The machine is there and may have finished files; before it has nothing, and afterwards it is being ended.
+# In these phases the machine may have finished files; before, it has none; afterwards, it is being ended.
 _ALIVE = (Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED, Phase.HELD)
 _BEFORE = (Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY)
 _TELL_S = 5.0
@@ -48,7 +48,7 @@ _MOST_NAMED = 6
 
 
 def copy_result_files(result: Result, sight: Sight, place: Path) -> Result:
-    """The same result, once each file that it names has a copy in a folder."""
+    """Copy each file of a result into a folder, and return the result with that folder."""
     files = [ManifestFile(**file) for file in result.data["here"]]
     copy_out(sight.folder.artifacts, files, place)
     told = f"Copied to {place}: {format_files(len(files))}, digests verified."
@@ -56,11 +56,11 @@ def copy_result_files(result: Result, sight: Sight, place: Path) -> Result:
 
 
 def collected(session: Session, sight: Sight, wanted: Only) -> Result:
-    """Bring home what was asked for, if the machine lives; say what is here and what is not."""
+    """Download the requested files if the machine is alive; list what is here and what is not."""
     name, phase = sight.folder.name, sight.state.phase
     if phase in _BEFORE:
         hint = f"gpurun attach {name} shows how far it is."
-        raise UsageError("checkpoint.none", f"{name} has not begun: nothing is finished yet.", hint=hint)
+        raise UsageError("checkpoint.none", f"{name} has not started training, so it has no files yet.", hint=hint)
     instance = sight.state.instance
     if phase not in _ALIVE and sight.state.shared == "kept" and instance is not None:
         instance = over(instance)
@@ -76,7 +76,7 @@ def collected(session: Session, sight: Sight, wanted: Only) -> Result:
             return Result(data=_data(sight, wanted, Manifest(), (), ()), text="\n".join(held))
         if error.code not in (UNREACHABLE, OVER_PLAN) or not _place_of(sight):
             raise
-        session.say(f"{error.what} What it has pushed to the bucket is taken instead.")
+        session.say(f"{error.what} Using the copies in the bucket instead.")
         return _from_bucket(session, sight, wanted)
     finally:
         far.close()
@@ -84,16 +84,16 @@ def collected(session: Session, sight: Sight, wanted: Only) -> Result:
 
 
 def parse_only(only: str) -> Only:
-    """The choice as it was typed; a UsageError for another word."""
+    """Return the choice that was typed; UsageError for any other word."""
     for known in ONLY:
         if only == known:
             return known
-    hint = "Say last (the newest), best (the lowest validation loss) or all."
+    hint = "Use last (the newest), best (the lowest validation loss) or all."
     raise UsageError("usage.only", f"--only {only!r} is not one of {', '.join(ONLY)}.", hint=hint)
 
 
 def _telling(session: Session) -> Callable[[ManifestFile, int], None]:
-    """Says how far a large file is, now and then."""
+    """Return a callback that prints the progress of a large file every few seconds."""
     last_mono = session.clock.monotonic()
 
     def tell(file: ManifestFile, have_bytes: int) -> None:
@@ -106,7 +106,7 @@ def _telling(session: Session) -> Callable[[ManifestFile, int], None]:
 
 
 def _brought(sight: Sight, only: Only, brought: Brought) -> Result:
-    """What is here now, and what would be lost with the machine."""
+    """Return what is here now, and what would be lost with the machine."""
     name = sight.folder.name
     lines = [_here(sight, brought.manifest, brought.here)]
     older = {file.name for file in spare(brought.manifest)}
@@ -114,20 +114,18 @@ def _brought(sight: Sight, only: Only, brought: Brought) -> Result:
     left = [file for file in brought.left if file.name not in older]
     if left:
         lines.append(f"Only on the machine: {_named(left)}.")
-        lines.append(f"gpurun destroy {name} would lose that; gpurun stop {name} brings it, as the run's end does.")
+        lines.append(f"gpurun destroy {name} would lose them; gpurun stop {name}, or the run's end, downloads them.")
     elif not beside:
-        lines.append("Nothing that is finished is only on the machine.")
+        lines.append("All finished files are downloaded.")
     if beside:
         lines.append(f"Only on the machine, older than the newest and not the best: {_named(beside)}.")
-        lines.append(
-            "That does not come home by itself, unless the newest turns out to be damaged: --only all brings it."
-        )
-    lines += _held(sight) or ["The run goes on."]
+        lines.append("They are downloaded only with --only all, or if the newest is damaged.")
+    lines += _held(sight) or ["The run continues."]
     return Result(data=_data(sight, only, brought.manifest, brought.here, brought.left), text="\n".join(lines))
 
 
 def _held(sight: Sight) -> list[str]:
-    """Return until when and for what a machine is held, what else lies on it, and how to reach it by hand."""
+    """Return why and until when a machine is held, which other files it has, and how to fetch them by hand."""
     state, instance = sight.state, sight.state.instance
     if state.phase is not Phase.HELD or instance is None:
         return []
@@ -144,7 +142,7 @@ def _held(sight: Sight) -> list[str]:
             more = " and more" if left["files"] > len(files) else ""
             lines.append(f"{heading}: {names}{more}.")
     home = Home(sight.folder.home)
-    with suppress(GpurunError, OSError):  # How it is reached is said beside what matters.
+    with suppress(GpurunError, OSError):  # The way in is a convenience; the result does not depend on it.
         for way in write_entries(home):
             if way.run == sight.folder.name and way.entry is not None:
                 lines.append(f"By hand: scp -r -F {shlex.quote(str(config_of(home)))} {way.entry.alias}:PATH .")
@@ -152,9 +150,9 @@ def _held(sight: Sight) -> list[str]:
 
 
 def _of_the_past(session: Session, sight: Sight, only: Only) -> Result:
-    """Of a run whose machine is gone or going: what is in the bucket and did not come home yet is brought now."""
+    """Collect from a run that has ended: download from the bucket what is still missing here."""
     collected = last_brought(sight.records)
-    # What is only remembered of a lost machine may be old; the bucket may have newer checkpoints.
+    # The last known state of a lost machine may be old; the bucket may have newer checkpoints.
     is_old = collected is None or (isinstance(collected, CollectObserved) and collected.remembered)
     if not _place_of(sight) or not (is_old or (collected and collected.missing)):
         return _at_home(sight, only, collected)
@@ -163,12 +161,12 @@ def _of_the_past(session: Session, sight: Sight, only: Only) -> Result:
     except (SetupError, BucketLost) as error:
         if is_old or collected is None or _step_at_home(collected, only) is None:
             raise
-        session.say(f"{error.what} What came home before is taken.")
+        session.say(f"{error.what} Using what was downloaded before.")
         return _at_home(sight, only, collected)
 
 
 def _step_at_home(collected: FilesBrought, only: Only) -> int | None:
-    """The step of the newest or the best checkpoint, if all of it came home."""
+    """Return the step of the newest or best checkpoint if it was downloaded completely."""
     step = collected.latest if only == "last" else (collected.best or {}).get("step")
     weights = [one["name"] for one in collected.files if (one["kind"], one["step"]) == ("weights", step)]
     lost = {_stem(name) for name in collected.missing}
@@ -176,12 +174,12 @@ def _step_at_home(collected: FilesBrought, only: Only) -> int | None:
 
 
 def _stem(name: str) -> str:
-    """What the names of a checkpoint's files have in common."""
+    """Return the common prefix of the names of a checkpoint's files."""
     return name.partition(".")[0]
 
 
 def _is_ahead(collected: FilesBrought, manifest: Manifest, only: Only) -> bool:
-    """Whether what came home of what is asked for is newer, or better, than what is in the bucket."""
+    """Return whether the downloaded checkpoint is newer, or better, than the one in the bucket."""
     step = _step_at_home(collected, only)
     if step is None:
         return False
@@ -191,15 +189,15 @@ def _is_ahead(collected: FilesBrought, manifest: Manifest, only: Only) -> bool:
 
 
 def _place_of(sight: Sight) -> str:
-    """Where in the bucket the run's machine has pushed to; "" where there is none."""
+    """Return where the run's machine uploads to in the bucket; "" if it does not."""
     starts = (one.typed for one in reversed(sight.records) if sight.plan.choices.stage)
     return next((one.pushed for one in starts if isinstance(one, TrainIntended | TrainStarted)), "")
 
 
 def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBrought | None = None) -> Result:
-    """Bring what was asked for from the bucket; the first file that does not come is the error.
+    """Download the requested files from the bucket; the first failure is raised.
 
-    What came home before is not passed over for something older that is there.
+    A newer or better checkpoint that is already here is preferred to one in the bucket.
     """
     name, inventory = sight.folder.name, Inventory(sight.folder)
 
@@ -214,8 +212,8 @@ def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBro
     if is_home_ahead(found.manifest):
         return _at_home(sight, only, collected)
     if not found.manifest.files:
-        hint = f"What came home before: {inventory.artifacts}."
-        raise UsageError("checkpoint.none", f"{name} has put nothing into the bucket.", hint=hint)
+        hint = f"Files that were downloaded before are in {inventory.artifacts}."
+        raise UsageError("checkpoint.none", f"{name} has uploaded nothing to the bucket.", hint=hint)
     if found.missing:
         raise next(iter(found.missing.values()))
     here_names = {file.name for file in found.here}
@@ -223,7 +221,7 @@ def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBro
     manifest, here = found.manifest, found.here
     if only == "all" and collected is not None:
         manifest, here = _with_home(found.manifest, found.here, collected, inventory)
-    lines = [_here(sight, manifest, here), "It came by the bucket, where the machine had put it."]
+    lines = [_here(sight, manifest, here), "The files came from the bucket, where the machine had uploaded them."]
     lines += [f"Only in the bucket: {_named(left)}."] if left else []
     return Result(data=_data(sight, only, manifest, here, left), text="\n".join(lines))
 
@@ -231,7 +229,7 @@ def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBro
 def _with_home(
     manifest: Manifest, here: Sequence[ManifestFile], collected: FilesBrought, inventory: Inventory
 ) -> tuple[Manifest, tuple[ManifestFile, ...]]:
-    """What is in the bucket and here, with what came home before and is here still; the newest and the best of both."""
+    """Merge the files from the bucket with those downloaded before; return the newest and best of both."""
     told = _listed(collected, inventory.folder)
     names = {file.name for file in here}
     files = (*here, *(file for file in told.files if file.name not in names and inventory.has(file)))
@@ -241,21 +239,21 @@ def _with_home(
 
 
 def _listed(collected: FilesBrought, folder: RunFolder) -> Manifest:
-    """What the record says that came home; VerificationFailed where its list is not as it was written."""
+    """Return the files that the record lists as downloaded; VerificationFailed if the list was changed."""
     try:
         files = read_stated_files(folder, collected.files, collected.listed)
         told = {"latest": collected.latest, "best": collected.best, "files": files}
         return Manifest.model_validate_json(canonical(told))
     except ValueError as error:
-        hint = f"gpurun audit {folder.name} says what else is not as it was."
+        hint = f"gpurun audit {folder.name} shows what else was changed."
         raise VerificationFailed("collect.altered", f"The list of {folder.name}'s files: {error}.", hint=hint) from None
 
 
 def _at_home(sight: Sight, only: Only, collected: FilesBrought | None) -> Result:
-    """Of a run whose machine is gone or going: what came home, checked again, and what was lost."""
+    """Check the downloaded files of a run that has ended again, and list what was lost."""
     name, inventory = sight.folder.name, Inventory(sight.folder)
     if collected is None:
-        hint = f"Why: gpurun receipt {name}. What lies in {inventory.artifacts} was not all checked."
+        hint = f"To see why: gpurun receipt {name}. The files in {inventory.artifacts} were not all checked."
         raise UsageError("checkpoint.none", f"{name} is over, and its files were never collected.", hint=hint)
     manifest = _listed(collected, sight.folder)
     lost = missing_of(sight.folder, collected.missing, collected.missing_files)
@@ -263,8 +261,8 @@ def _at_home(sight: Sight, only: Only, collected: FilesBrought | None) -> Result
     files = _chosen_of_whole(manifest, {*lost, *left}, only, name)
     for file in files:
         if not inventory.has(file):
-            what = f"{shown(file.name)} of {name} is not here any more as it came home."
-            hint = f"gpurun audit {name} says what else is not as it was."
+            what = f"{shown(file.name)} of {name} was removed or changed after the download."
+            hint = f"gpurun audit {name} shows what else was changed."
             raise VerificationFailed("checkpoint.missing", what, hint=hint)
     ended = "The machine is gone." if sight.state.phase is Phase.CLOSED else "It ends."
     lines = [_here(sight, manifest, files), *([] if sight.state.imported else [ended])]
@@ -273,20 +271,22 @@ def _at_home(sight: Sight, only: Only, collected: FilesBrought | None) -> Result
             f"Lost with it: {', '.join(map(shown, lost[:_MOST_NAMED]))}{' and more' if lost[_MOST_NAMED:] else ''}."
         )
     if left:
-        lines.append(f"Left on it, as newer ones came home: {', '.join(left)}.")
+        lines.append(f"Not downloaded, because newer ones were: {', '.join(left)}.")
     return Result(data={**_data(sight, only, manifest, files, ()), "lost": lost, "left": left}, text="\n".join(lines))
 
 
 def _chosen_of_whole(manifest: Manifest, not_here: Set[str], only: Only, name: str) -> list[ManifestFile]:
-    """The files that are meant: a checkpoint of which a part was lost is passed over for the newest that is whole."""
+    """Return the requested files; an incomplete checkpoint is skipped for the newest complete one."""
     lost = {_stem(one) for one in not_here}
     weights = [file for file in manifest.files if file.kind == "weights" and _stem(file.name) not in lost]
     whole = {file.step for file in weights}
     if only == "best" and manifest.best and manifest.best.step not in whole:
-        what = f"The best checkpoint of {name}, step {manifest.best.step}, did not come home whole."
-        raise UsageError("checkpoint.none", what, hint=f"gpurun collect {name} --only last has the newest that did.")
+        what = f"The best checkpoint of {name}, step {manifest.best.step}, was not downloaded completely."
+        raise UsageError(
+            "checkpoint.none", what, hint=f"gpurun collect {name} --only last has the newest complete one."
+        )
     if only == "last" and lost and not whole:
-        what, hint = f"No checkpoint of {name} came home whole.", f"What did, and why: gpurun receipt {name}"
+        what, hint = f"No checkpoint of {name} was downloaded completely.", f"To see why: gpurun receipt {name}"
         raise UsageError("checkpoint.none", what, hint=hint)
     if only == "last":
         manifest = manifest.model_copy(update={"latest": max(whole, default=None)})
@@ -294,7 +294,7 @@ def _chosen_of_whole(manifest: Manifest, not_here: Set[str], only: Only, name: s
 
 
 def _here(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile]) -> str:
-    """One line of what is at home."""
+    """Return a line that lists the downloaded files."""
     marks = {manifest.latest: "the newest"}
     if manifest.best:
         marks[manifest.best.step] = f"the best, val loss {manifest.best.val_loss:.4f}"
@@ -308,7 +308,7 @@ def _here(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile]) -> st
 
 
 def _named(files: Sequence[ManifestFile]) -> str:
-    """Files by name, the first of them, and how large all are."""
+    """Return the count and size of the files, and the first names."""
     names = ", ".join(shown(file.name) for file in files[:_MOST_NAMED]) + (" and more" if files[_MOST_NAMED:] else "")
     return f"{format_files(len(files))}, {format_bytes(sum(file.bytes for file in files))} ({names})"
 

@@ -1,4 +1,4 @@
-"""The flags of `gpurun run`, and the Request that they make of a command."""
+"""Define the flags of `gpurun run`, and build the Request of a command from them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from gpurun.core.run_plan import Request
 
 _ALONE = (".py", ".ipynb")
-"""What is sent alone with its files, where no folder is named."""
+"""The kinds of script that are uploaded without their folder, unless --upload names one."""
 _SIGNALS = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 _OUTPUT_ROOTS = ("~/", "/workspace/", "/root/", "/home/")
-"""Where outputs may lie beside the command's folder; whose home it is there is seen on the machine."""
+"""Where outputs may lie outside the command's folder; the machine resolves its own home."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def command_request(session: Session, **typed: Any) -> Request:
-    """What was typed of a command, checked; with --from what the earlier run was asked stands where nothing is said."""
+    """Return the request for a command, checked; --from fills what was not typed from the earlier run."""
     from gpurun.core.errors import UsageError
     from gpurun.core.run_plan import Request
 
@@ -39,7 +39,7 @@ def command_request(session: Session, **typed: Any) -> Request:
     if typed["command"]:
         request = request.model_copy(update={"command": _command(typed)})
     elif typed["continues"] is None:
-        hint = "Give one: gpurun run --gpu 1xT4 --max-cost 2 train.py; or gpurun run … -- torchrun train.py."
+        hint = "Name one: gpurun run --gpu 1xT4 --max-cost 2 train.py, or gpurun run … -- torchrun train.py."
         raise UsageError("run.no_command", "There is no command to run.", hint=hint)
     if typed["dry_run"] and typed["hours"] is None:
         request = request.model_copy(update={"hours": typed["dry_run_seconds"] / 3600})
@@ -58,15 +58,15 @@ def command_request(session: Session, **typed: Any) -> Request:
 
 
 def _command(typed: dict[str, Any]) -> Command:
-    """The command as it was typed."""
+    """Return the command that was typed."""
     from gpurun.core.command import EVERYTHING, Command
     from gpurun.core.errors import UsageError
 
     argv = tuple(typed["command"])
     signal = typed["stop_signal"].upper().removeprefix("SIG")
     if signal not in _SIGNALS:
-        what = f"--stop-signal {typed['stop_signal']!r} is none of {', '.join(_SIGNALS)}."
-        raise UsageError("run.signal", what, hint="Leave it out: TERM is usual.")
+        what = f"--stop-signal {typed['stop_signal']!r} is not one of {', '.join(_SIGNALS)}."
+        raise UsageError("run.signal", what, hint="Leave it out; the default is TERM.")
     return Command(
         argv=_relative(argv),
         folder=_folder(argv, typed["upload"]),
@@ -86,13 +86,13 @@ def _command(typed: dict[str, Any]) -> Command:
 
 
 def _relative(argv: Sequence[str]) -> tuple[str, ...]:
-    """The words, of which a script alone is known there by its name."""
+    """Return the words of the command; a lone script is called by its file name, since its folder stays here."""
     first = Path(argv[0])
     return (first.name, *argv[1:]) if first.suffix in _ALONE else tuple(argv)
 
 
 def _folder(argv: Sequence[str], upload: str) -> str:
-    """What is uploaded: the folder that was named, a script alone, or this folder where the command is another."""
+    """Return what is uploaded: the folder of --upload, else a lone script, else the working folder."""
     from gpurun.core.errors import UsageError
 
     if upload:
@@ -111,8 +111,8 @@ def _folder(argv: Sequence[str], upload: str) -> str:
 def parse_globs(flag: str, told: Sequence[str], *, is_wide: bool = False) -> tuple[str, ...]:
     """Return the globs that a flag names, with commas between or one by one, all below the command's folder.
 
-    With `is_wide` they may be below the home of the machine, too, and below /workspace. A shell may have put the home
-    of this computer in the place of `~`.
+    With `is_wide` they may also lie below the home of the machine or below /workspace. The local shell may have
+    expanded `~` to the home of this computer, so that is undone.
     """
     from gpurun.core.errors import UsageError
 
@@ -123,19 +123,19 @@ def parse_globs(flag: str, told: Sequence[str], *, is_wide: bool = False) -> tup
         is_elsewhere = ".." in parts or shown.startswith(("/", "~"))
         is_allowed = is_wide and ".." not in parts and len(parts) > 1 and shown.startswith(_OUTPUT_ROOTS)
         if is_elsewhere and not is_allowed:
-            where = "nor below ~ or /workspace" if is_wide else "where a run that continues looks for it"
-            what = f"{flag} {glob!r} is not below the command's folder, {where}, and so does not come home."
-            raise UsageError("run.glob", what, hint=f"Have the command write there: {flag} 'out/**'")
+            where = " or below ~ or /workspace" if is_wide else ", where --from would look for it"
+            what = f"{flag} {glob!r} is not in the command's folder{where}, so it would not be downloaded."
+            raise UsageError("run.glob", what, hint=f"Let the command write into its folder: {flag} 'out/**'")
         hidden = [part for part in parts if part.startswith(".") and part != ".cache"] if is_elsewhere else []
-        if hidden:  # Keys and logins lie there.
-            what = f"{flag} {glob!r} names {hidden[0]}: of the machine's hidden folders only ~/.cache comes home."
-            raise UsageError("run.glob", what, hint=f"Have the command write elsewhere: {flag} 'out/**'")
+        if hidden:  # Hidden folders hold keys and logins.
+            what = f"{flag} {glob!r} names {hidden[0]}: ~/.cache is the only hidden folder that is downloaded."
+            raise UsageError("run.glob", what, hint=f"Let the command write elsewhere: {flag} 'out/**'")
         found.append(shown)
     return tuple(found)
 
 
 def parse_upload_globs(flag: str, globs: Sequence[str]) -> tuple[str, ...]:
-    """Return the globs of what is uploaded or not, as .gitignore writes them; all below the command's folder."""
+    """Return the globs of uploads, in the syntax of .gitignore; all must lie in the command's folder."""
     from gpurun.core.errors import UsageError
 
     for glob in globs:
@@ -145,15 +145,17 @@ def parse_upload_globs(flag: str, globs: Sequence[str]) -> tuple[str, ...]:
             or "\n" in glob
             or not glob.strip()
         ):
-            what = f"{flag} {glob!r} does not name what lies in the command's folder."
+            what = f"{flag} {glob!r} does not name a path in the command's folder."
             raise UsageError(
-                "run.glob", what, hint=f"Name it from that folder on: {flag} 'data/**'; more by --data PATH."
+                "run.glob",
+                what,
+                hint=f"Name it relative to that folder: {flag} 'data/**'; for other files use --data PATH.",
             )
     return tuple(glob.removeprefix("./") for glob in globs)
 
 
 def _pair(text: str) -> tuple[str, str]:
-    """NAME=VALUE."""
+    """Split NAME=VALUE; UsageError if there is no value."""
     from gpurun.core.errors import UsageError
 
     name, sign, value = text.partition("=")
@@ -163,30 +165,30 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _name(flag: str, name: str) -> str:
-    """A variable's name; one that gpurun itself goes by is refused."""
+    """Check the name of a variable, and return it; the names that gpurun reserves are refused."""
     from gpurun.core.errors import UsageError
 
     if not _NAME.fullmatch(name) or name.startswith("GPURUN_"):
-        what = f"{flag} {name!r} is no name for a variable of a command."
+        what = f"{flag} {name!r} is not a valid variable name."
         raise UsageError("run.env", what, hint="Letters, digits and _; not GPURUN_…")
     return name
 
 
 def _with_pip(request: Request, wanted: Sequence[str]) -> Command | None:
-    """The command with what --pip wants installed before it."""
+    """Return the command with the requirements of --pip."""
     from gpurun.jobs.requirements import requirement_lines
 
     if not wanted or request.command is None:
         return request.command
     if not request.dry_run:
-        rehearse = "; or rehearse: --dry-run installs it apart from the rest"
+        rehearse = ", or rehearse: --dry-run installs it in a separate environment"
         refuse_pip_here(request, f"Install it yourself, and leave --pip out{rehearse}.")
     lines = tuple(line for one in wanted for line in requirement_lines(one))
     return request.command.model_copy(update={"pip": lines})
 
 
 def refuse_pip_here(request: Request, hint: str) -> None:
-    """Raise a UsageError where what --pip names would have to be installed on this machine."""
+    """Raise a UsageError if --pip would install on this computer."""
     from gpurun.core.errors import UsageError
     from gpurun.core.places import place_kinds
 
@@ -195,12 +197,12 @@ def refuse_pip_here(request: Request, hint: str) -> None:
 
 
 def repeated(name: str, metavar: str, help_text: str) -> Any:
-    """A flag that may be repeated, as Typer wants it."""
+    """Return the type of a flag that may be repeated, for Typer."""
     return Annotated[list[str], typer.Option(name, metavar=metavar, help=help_text)]
 
 
 def numbered(kind: type, name: str, metavar: str, help_text: str, **bounds: Any) -> Any:
-    """A flag with a number within bounds, as Typer wants it."""
+    """Return the type of a flag that takes a number within bounds, for Typer."""
     return Annotated[kind, typer.Option(name, metavar=metavar, help=help_text, show_default=False, **bounds)]
 
 
@@ -208,49 +210,62 @@ COMMAND = Shared(
     "request",
     {
         "command": (
-            Annotated[list[str], typer.Argument(metavar="COMMAND", help="A script for python, or -- any command.")],
+            Annotated[list[str], typer.Argument(metavar="COMMAND", help="A Python script, or any command after --.")],
             [],
         ),
         **RENTING,
-        "data": (make_text_option("--data", "PATH", "A folder, s3:// or hf:, found at $GPURUN_DATA."), ""),
+        "data": (make_text_option("--data", "PATH", "Provide a folder, s3:// or hf: at $GPURUN_DATA."), ""),
         "stage": (
-            make_text_option("--stage", "s3://BUCKET", "Upload large files and save outputs by this bucket."),
+            make_text_option("--stage", "s3://BUCKET", "Move large uploads and outputs through this bucket."),
             "",
         ),
         "upload": (make_text_option("--upload", "DIR", "Run in a copy of this folder."), ""),
-        "outputs": (repeated("--outputs", "GLOBS", "What comes home; without: all that is new."), []),
-        "checkpoint_glob": (make_text_option("--checkpoint-glob", "GLOB", "Which outputs it can continue from."), ""),
-        "resume_arg": (make_text_option("--resume-arg", "TEXT", "Added with --from; {} is the checkpoint."), ""),
-        "env": (repeated("--env", "NAME=VALUE", "A variable; may be repeated."), []),
-        "challenge": (
-            make_text_option("--challenge", "C", "What your teacher gave you; its seed is $GPURUN_SEED."),
+        "outputs": (repeated("--outputs", "GLOBS", "Download these files; else all new files."), []),
+        "checkpoint_glob": (
+            make_text_option("--checkpoint-glob", "GLOB", "Continue from outputs that match this glob."),
             "",
         ),
-        "secret": (repeated("--secret", "NAME", "One from here that is written nowhere."), []),
-        "pip": (repeated("--pip", "WHAT", "Install this first, or a requirements.txt."), []),
+        "resume_arg": (
+            make_text_option("--resume-arg", "TEXT", "Add this argument with --from; {} is the checkpoint."),
+            "",
+        ),
+        "env": (repeated("--env", "NAME=VALUE", "Set a variable for the command; may be repeated."), []),
+        "challenge": (
+            make_text_option("--challenge", "C", "Derive $GPURUN_SEED from your teacher's challenge."),
+            "",
+        ),
+        "secret": (repeated("--secret", "NAME", "Pass a variable from here; it is never stored."), []),
+        "pip": (repeated("--pip", "WHAT", "Install a package or a requirements.txt first."), []),
         "total_steps": (
             Annotated[
                 int,
                 typer.Option(
-                    "--total-steps", metavar="N", min=0, show_default=False, help="For an estimate of its end."
+                    "--total-steps",
+                    metavar="N",
+                    min=0,
+                    show_default=False,
+                    help="Estimate when the run ends from this step count.",
                 ),
             ],
             0,
         ),
-        "include": (repeated("--include", "GLOB", "Upload this, though .gitignore leaves it out."), []),
+        "include": (repeated("--include", "GLOB", "Upload this even if .gitignore excludes it."), []),
         "exclude": (repeated("--exclude", "GLOB", "Do not upload this."), []),
-        "stop_signal": (make_text_option("--stop-signal", "NAME", "What asks the command to end; else TERM."), "TERM"),
-        "grace": (numbered(int, "--grace", "S", "How long it has then to save; else 60.", min=0, max=3600), 60),
+        "stop_signal": (
+            make_text_option("--stop-signal", "NAME", "Stop the command with this signal; else TERM."),
+            "TERM",
+        ),
+        "grace": (numbered(int, "--grace", "S", "Let it save for this many seconds; else 60.", min=0, max=3600), 60),
         "output_gb": (
-            numbered(float, "--output-gb", "GB", "How much may come home; else 2.", min=0.001, max=10_000),
+            numbered(float, "--output-gb", "GB", "Download at most this much; else 2.", min=0.001, max=10_000),
             2.0,
         ),
-        "disk": (numbered(int, "--disk", "GB", "The machine's disk; else 50.", min=1, max=16_000), 50),
+        "disk": (numbered(int, "--disk", "GB", "Rent a disk of this size; else 50.", min=1, max=16_000), 50),
         "dry_run_seconds": (
-            numbered(int, "--dry-run-seconds", "S", "How long a rehearsal runs; else 60.", min=1, max=3600),
+            numbered(int, "--dry-run-seconds", "S", "Stop a rehearsal after this long; else 60.", min=1, max=3600),
             60,
         ),
     },
     command_request,
 )
-"""The flags that say which command is meant; those of renting are the ones of `train`."""
+"""The flags that define a command; the renting flags are shared with `train`."""

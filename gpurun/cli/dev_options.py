@@ -1,4 +1,4 @@
-"""The flags of `gpurun dev`, and the request that they make of a machine to work on."""
+"""Define the flags of `gpurun dev`, and build the request for a dev box from them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 _ADDRESS = re.compile(r"(https?|git|ssh|file)://[^\s]+|[A-Za-z0-9._-]+@[A-Za-z0-9._-]+:[^\s]+")
 _WITH_SECRET = re.compile(r"https?://[^/\s]*@|//[^/@\s]*:[^/@\s]*@")
-"""A password, or a token in the place of a user."""
+"""Matches a password, or a token used as the user name."""
 _NOT_HERE = ("stage", "log_to", "silent", "dry_run")
-"""The flags of renting that a dev box has no use for, and as what they count."""
+"""The renting flags that a dev box does not take; their defaults apply."""
 
 
 def dev_box_request(session: Session, **typed: Any) -> tuple[Request, DevBoxWishes]:
-    """Return what was typed, checked; with --from what the earlier box was asked stands where nothing is said."""
+    """Return the request for a dev box, checked; --from fills what was not typed from the earlier box."""
     from gpurun.core.command import EVERYTHING, Command
     from gpurun.core.run_plan import Request
     from gpurun.jobs.commands.continued_dev_box import dev_box_as_before
@@ -64,16 +64,16 @@ def dev_box_request(session: Session, **typed: Any) -> tuple[Request, DevBoxWish
 
 
 def _demand_one_folder(typed: dict[str, Any]) -> None:
-    """Raise a UsageError where two flags say what the folder is to hold."""
+    """Raise a UsageError if two flags define the content of the folder."""
     given = [name for name, is_given in (("--from", typed["continues"] is not None), ("--git", typed["git"]),
                                          ("--upload", typed["upload"])) if is_given]  # fmt: skip
     if len(given) > 1:
-        what = f"{given[0]} says what the folder holds, and so does {given[1]}."
-        raise UsageError("dev.two_folders", what, hint="Leave one of them out; more files by --data, or scp.")
+        what = f"{given[0]} and {given[1]} both define the content of the folder."
+        raise UsageError("dev.two_folders", what, hint="Use only one of them; add more files with --data or scp.")
 
 
 def _folder(typed: dict[str, Any]) -> str:
-    """Return the folder that is uploaded: the one that was named, else this one; "" where the machine clones one."""
+    """Return the folder to upload: --upload, else the working folder; "" if the machine fetches the files itself."""
     if typed["git"] or typed["continues"] is not None:
         return ""
     place = Path(typed["upload"] or ".").expanduser().absolute()
@@ -83,15 +83,15 @@ def _folder(typed: dict[str, Any]) -> str:
 
 
 def _address(text: str) -> str:
-    """Return the address of a repository, which the machine can clone without keys; it stands in plan and journal."""
+    """Check the address of a public repository, and return it. It is stored in plan and journal: no secrets."""
     if text and not _ADDRESS.fullmatch(text):
         what = f"--git {text!r} is not the address of a repository."
         raise UsageError(
-            "dev.git", what, hint="For instance --git https://github.com/karpathy/nanoGPT; a folder: --upload"
+            "dev.git", what, hint="For example --git https://github.com/karpathy/nanoGPT; for a folder use --upload."
         )
     if _WITH_SECRET.search(text):
-        what = "--git has a user or password in its address, and that would stand in the plan and on the machine."
-        raise UsageError("dev.git_secret", what, hint="Clone it here, and upload the folder: --upload DIR")
+        what = "--git contains a user or password, which would be stored in the plan and on the machine."
+        raise UsageError("dev.git_secret", what, hint="Clone it on this computer, and upload the folder: --upload DIR")
     return text
 
 
@@ -102,27 +102,27 @@ DEV_BOX = Shared(
         **_RENTING,
         "data": COMMAND.flags["data"],
         "hours": (
-            Annotated[float | None, typer.Option("--hours", metavar="H", help="Keep it at most this long.")],
+            Annotated[float | None, typer.Option("--hours", metavar="H", help="End the box after this many hours.")],
             None,
         ),
-        "idle": (make_text_option("--idle", "DURATION", "End it when nobody uses it so long; else 30m."), ""),
+        "idle": (make_text_option("--idle", "DURATION", "End the box after this long without use; else 30m."), ""),
         "continues": (
             Annotated[
-                str | None, typer.Option("--from", metavar="RUN", help="Begin with the files of an earlier box.")
+                str | None, typer.Option("--from", metavar="RUN", help="Start with the files of an earlier box.")
             ],
             None,
         ),
-        "upload": (make_text_option("--upload", "DIR", "Work in a copy of this folder; else of this one."), ""),
+        "upload": (make_text_option("--upload", "DIR", "Work in a copy of this folder; else the current one."), ""),
         "git": (make_text_option("--git", "URL", "Work in a clone of this repository."), ""),
         "include": COMMAND.flags["include"],
         "exclude": COMMAND.flags["exclude"],
         "pip": COMMAND.flags["pip"],
-        "jupyter": (flag("--jupyter", "Start JupyterLab there, and open a tunnel to it."), False),
-        "outputs": (repeated("--outputs", "GLOBS", "What comes home beside what changes in the folder."), []),
-        "sync": (make_text_option("--sync", "DURATION", "How often changed files come home; else 5m."), ""),
+        "jupyter": (flag("--jupyter", "Start JupyterLab on the box, with a tunnel to it."), False),
+        "outputs": (repeated("--outputs", "GLOBS", "Also download these files from outside the folder."), []),
+        "sync": (make_text_option("--sync", "DURATION", "Download changed files this often; else 5m."), ""),
         "output_gb": COMMAND.flags["output_gb"],
-        "disk": (numbered(int, "--disk", "GB", "The machine's disk; else 50.", min=1, max=16_000), 50),
+        "disk": (numbered(int, "--disk", "GB", "Rent a disk of this size; else 50.", min=1, max=16_000), 50),
     },
     dev_box_request,
 )
-"""The flags that say what machine is wanted, and with what on it."""
+"""The flags that define a dev box and its files."""

@@ -1,4 +1,4 @@
-"""A person at a dev box: what to type next, a shell with a tunnel to JupyterLab, and the question at its end."""
+"""Serve the user of a dev box: next commands, a shell with a tunnel to JupyterLab, and the question at its end."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from gpurun.view.number_format import format_bytes, format_duration, format_file
 TUNNEL_S = 20.0
 """How long a tunnel may take to open."""
 LOST = 255
-"""What ssh ends with where the connection failed."""
+"""The exit code of ssh when the connection failed."""
 _MOST_NAMED = 6
 
 
 class _UntilInUse(Viewer):
-    """Follows a run until people can work on its machine, or it is over."""
+    """Follows a run until its machine can be used, or the run ends."""
 
     is_in_use = False
 
@@ -56,7 +56,7 @@ class _UntilInUse(Viewer):
 
 
 def _has_begun(folder: RunFolder) -> bool:
-    """Whether its folder is there, cloned where it is to be, as the machine has said."""
+    """Return whether the machine has reported that its folder is ready."""
     try:
         return any(isinstance(event, StartEvent) for event in events_of(folder.events))
     except OSError:
@@ -64,7 +64,7 @@ def _has_begun(folder: RunFolder) -> bool:
 
 
 def work_there(session: Session, folder: RunFolder, on_interrupt: str, heard: Interrupts, *, has_shell: bool) -> Result:
-    """Follow a dev box until it can be used, say what to type next, and open a shell where there is a terminal."""
+    """Follow a dev box until it can be used, print what to type next, and open a shell at a terminal."""
     viewer = _UntilInUse(session, folder, on_interrupt)
     left = viewer.follow(heard)
     if not viewer.is_in_use:
@@ -72,8 +72,8 @@ def work_there(session: Session, folder: RunFolder, on_interrupt: str, heard: In
     sight = look_at_run(session.home, folder.name)
     try:
         place = _Place.of(session, sight)
-    except GpurunError as error:  # The box goes on all the same.
-        session.say(f"It does not answer just now: {error.what} gpurun ssh {folder.name} tries it again.")
+    except GpurunError as error:  # The box keeps running.
+        session.say(f"The box does not answer now: {error.what} To try again: gpurun ssh {folder.name}")
         return left_running(session, sight)
     is_entered = place.is_here or place.way is not None
     if not (has_shell and is_entered and session.interactive and sys.stdout.isatty()):
@@ -88,7 +88,7 @@ def work_there(session: Session, folder: RunFolder, on_interrupt: str, heard: In
 
 @dataclass(frozen=True)
 class _Place:
-    """How a dev box is reached: where its folder is `doors` says, `way` is None where it is on this machine."""
+    """How to reach a dev box; `doors` has its folder, and `way` is None on this machine."""
 
     sight: Sight
     doors: Doors
@@ -99,7 +99,7 @@ class _Place:
 
     @classmethod
     def of(cls, session: Session, sight: Sight) -> _Place:
-        """Ask the machine; JupyterLab is waited for, where it is to begin."""
+        """Ask the machine, and wait for JupyterLab if it was requested."""
         doors, name = doors_of(session, sight), sight.folder.name
         way, why_not = None, ""
         if not place_facts(sight.plan.offer.provider).is_here:
@@ -111,23 +111,23 @@ class _Place:
 
     @property
     def run(self) -> str:
-        """The run's name."""
+        """Give the run this name."""
         return self.sight.folder.name
 
     @property
     def is_here(self) -> bool:
-        """Whether the box is this machine."""
+        """Return whether the box is this machine."""
         return place_facts(self.sight.plan.offer.provider).is_here
 
     @property
     def editor(self) -> str:
-        """What opens its folder in VS Code."""
+        """Return the command that opens its folder in VS Code."""
         if self.is_here:
             return f"code {shlex.quote(self.doors.folder)}"
         return f"code --folder-uri {shlex.quote(f'vscode-remote://ssh-remote+{alias_of(self.run)}{self.doors.folder}')}"
 
     def lines(self) -> list[str]:
-        """What to type next."""
+        """Return the commands to type next."""
         lab = self.doors.jupyter
         lines = [self.told]
         lines += [f"  {self.why_not}"] if self.why_not else []
@@ -147,10 +147,10 @@ class _Place:
         is_editable = self.is_here or (self.way is not None and self.way.entry is not None and not self.way.job)
         once = "" if self.is_here else "   # after `gpurun ssh-config`, once"
         lines += [f"  {self.editor}{once}"] if is_editable else []
-        return [*lines, f"  gpurun stop {self.run}   files home, machine gone, receipt"]
+        return [*lines, f"  gpurun stop {self.run}   download files, end machine, receipt"]
 
     def data(self) -> dict[str, object]:
-        """The same for programs; no token is in it."""
+        """Return the same as data, without the token."""
         lab = self.doors.jupyter
         told = {"run": self.run, "folder": str(self.sight.folder.path), "there": self.doors.folder}
         return {**told, "host": None if self.is_here else alias_of(self.run), "editor": self.editor,
@@ -178,15 +178,17 @@ class _Place:
 
 
 def _until(session: Session, sight: Sight) -> str:
-    """That it is ready, what it costs, until when, and what else ends it."""
+    """Return the line that states that the box is ready, what it costs, and when it ends."""
     costs, idle_s = costs_on(sight, session.clock.wall()), sight.plan.choices.idle_s
-    ends = f"it ends after {format_duration(idle_s)} without use" if idle_s else "nothing ends it before (--idle off)"
+    ends = (
+        f"it ends after {format_duration(idle_s)} without use" if idle_s else "idle time does not end it (--idle off)"
+    )
     return f"{sight.folder.name} is ready: {sight.plan.offer.label}{f', {costs}' if costs else ''}; {ends}."
 
 
 @contextmanager
 def _tunnel(session: Session, place: _Place) -> Iterator[None]:
-    """Keep a tunnel to JupyterLab, where there is one to keep, and say its link; what hinders it ends nothing."""
+    """Keep a tunnel to JupyterLab if the box has one, and print its link; a failed tunnel does not end the shell."""
     lab = place.doors.jupyter
     if lab is None or place.is_here or (place.way is not None and place.way.job):
         yield
@@ -200,7 +202,7 @@ def _tunnel(session: Session, place: _Place) -> Iterator[None]:
             start_new_session=True,
         )  # fmt: skip
     except (GpurunError, OSError) as error:
-        session.say(f"There is no tunnel to JupyterLab: {error}")
+        session.say(f"The tunnel to JupyterLab failed: {error}")
         yield
         return
     try:
@@ -208,11 +210,11 @@ def _tunnel(session: Session, place: _Place) -> Iterator[None]:
             if tunnel.poll() is not None or not is_free(port):
                 break
         if tunnel.poll() is None:
-            session.say(f"JupyterLab, as long as this shell is open:\n  {link_of(lab, port)}")
+            session.say(f"JupyterLab, while this shell is open:\n  {link_of(lab, port)}")
         else:
             assert tunnel.stderr is not None
             why = tunnel.stderr.read().decode("utf-8", "replace").strip()
-            session.say(f"There is no tunnel to JupyterLab: {safe_line(why)[:500]}")
+            session.say(f"The tunnel to JupyterLab failed: {safe_line(why)[:500]}")
         yield
     finally:
         tunnel.terminate()
@@ -223,23 +225,23 @@ def _tunnel(session: Session, place: _Place) -> Iterator[None]:
 
 
 def _after_shell(session: Session, folder: RunFolder, code: int) -> Result:
-    """Say how the box stands once a shell has ended; after the last one ask whether the box is to end now."""
+    """Show the state of the box after a shell has ended; after the last shell, ask whether to end the box."""
     sight = look_at_run(session.home, folder.name)
     if sight.state.phase is not Phase.TRAINING:
         return follow_run(session, folder)
     costs = costs_on(sight, session.clock.wall())
-    on = f"{folder.name} goes on{f' ({costs})' if costs else ''}. To end it: gpurun stop {folder.name}"
+    on = f"{folder.name} continues{f' ({costs})' if costs else ''}. To end it: gpurun stop {folder.name}"
     kept = replace(left_running(session, sight), after=on, exit_code=ExitCode.DONE)
     if code == LOST:
-        session.say(f"The connection has ended, the box has not: gpurun ssh {folder.name}")
+        session.say(f"The connection ended, but the box is still running. To return: gpurun ssh {folder.name}")
         return kept
     unsaved = unsaved_of(session, sight)
     if unsaved is not None and unsaved.terminals:
-        session.say(f"Another terminal is open on {folder.name}, so nothing is asked.")
+        session.say(f"Another terminal is open on {folder.name}, so the box is kept.")
         return kept
     idle_s = sight.plan.choices.idle_s
-    until = f"until it was idle for {format_duration(idle_s)}" if idle_s else "to its lease"
-    question = f"[k]eep {folder.name} {until} (Enter)  [e]nd it now, its files at home"
+    until = f"until it is idle for {format_duration(idle_s)}" if idle_s else "until its lease ends"
+    question = f"[k]eep {folder.name} {until} (Enter)  [e]nd it now, and download its files"
     if not answer(session, question, flag="gpurun stop", on_interrupt="k").lower().startswith("e"):
         return kept
     if not gives_up(session, folder.name, unsaved):
@@ -248,38 +250,36 @@ def _after_shell(session: Session, folder: RunFolder, code: int) -> Result:
 
 
 def unsaved_of(session: Session, sight: Sight) -> Unsaved | None:
-    """Ask a dev box what its end would take away; None, which is said, where it does not answer."""
+    """Ask a dev box what would be lost with it; None, after a message, if it does not answer."""
     far = MachineConnector(sight.folder, sight.plan, session.clock)(get_instance(sight.state))
     try:
         return far.unsaved()
     except GpurunError as error:
-        session.say(f"What would not come home could not be looked for: {error.what}")
+        session.say(f"gpurun could not check what would be lost: {error.what}")
         return None
     finally:
         far.close()
 
 
 def gives_up(session: Session, run: str, unsaved: Unsaved | None) -> bool:
-    """Name what the end of a box would take away, and ask; True where nothing is lost, or it is given up."""
+    """List what would be lost with a box, and ask; True if nothing is lost or the user agrees."""
     if unsaved is None or not (unsaved.files or unsaved.commits):
         return True
     if unsaved.files:
         size = format_bytes(unsaved.bytes)
-        session.say(f"{format_files(unsaved.files)} ({size}) would not come home:")
+        session.say(f"{format_files(unsaved.files)} ({size}) would not be downloaded:")
         for file in unsaved.first[:_MOST_NAMED]:
             session.say(f"  {safe_line(file.name)}  {format_bytes(file.bytes)}")
-        session.say(
-            f"What you move into its folder does; or fetch it: gpurun ssh-config, then scp {alias_of(run)}:FILE ."
-        )
+        session.say(f"Move them into its folder, or fetch them: gpurun ssh-config, then scp {alias_of(run)}:FILE .")
     if unsaved.commits:
         commits = "1 commit is" if unsaved.commits == 1 else f"{unsaved.commits} commits are"
-        session.say(f"{commits} pushed nowhere, and .git does not come home. A file of them does:")
+        session.say(f"{commits} not pushed, and .git is not downloaded. To keep them in a file that is:")
         session.say("  git bundle create commits.bundle --all")
-    return answer(session, "Lose that? [y/N]", flag="--yes", on_interrupt="n").lower() in ("y", "yes")
+    return answer(session, "Lose them? [y/N]", flag="--yes", on_interrupt="n").lower() in ("y", "yes")
 
 
 def leaves_what_is_lost(session: Session, sight: Sight) -> bool | None:
-    """Ask before `gpurun stop` ends a dev box; None where there is nothing to ask, or nobody, False for a no."""
+    """Ask before `gpurun stop` ends a dev box; None if no question was possible, False for a no."""
     if not (session.interactive and sight.state.phase is Phase.TRAINING):
         return None
     unsaved = unsaved_of(session, sight)

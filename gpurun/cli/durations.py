@@ -1,4 +1,4 @@
-"""Spans of time as they are typed (`90s`, `10m`, `1h`, `2d`), and the limits of each flag that takes one."""
+"""Parse durations (`90s`, `10m`, `1h`, `2d`), and check the limits of each flag that takes one."""
 
 from __future__ import annotations
 
@@ -10,50 +10,52 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def span_s(text: str) -> int | None:
-    """Return the seconds of `90s`, `10m`, `1h` or `2d`; None where it is not a span of time."""
+    """Return the seconds of `90s`, `10m`, `1h` or `2d`; None if it is not a duration."""
     found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
     return int(found[1]) * _UNITS[found[2]] if found else None
 
 
 def give_up_after_s(text: str) -> int:
     """Return the seconds of --give-up-after."""
-    wrong = f"--give-up-after {text!r} is no time to wait for a silent machine: 5m at least, and at most a day."
+    wrong = f"--give-up-after {text!r} is out of range: wait for a silent machine from 5m to a day."
     return _within(text, 300, 86400, "usage.give_up_after", wrong, "Write minutes or hours: --give-up-after 45m")
 
 
 def queue_s(text: str) -> int:
     """Return the seconds of --queue."""
-    wrong = f"--queue {text!r} is no time for a job to wait: 1m at least, and at most 30d."
+    wrong = f"--queue {text!r} is out of range: a job may wait from 1m to 30d."
     return _within(text, 60, 30 * 86400, "usage.queue", wrong, "Write hours or days: --queue 12h")
 
 
 def wait_s(text: str) -> int:
     """Return the seconds of --wait."""
-    wrong = f"--wait {text!r} is no time to wait for a machine: 1m at least, and at most 7d."
+    wrong = f"--wait {text!r} is out of range: wait for a machine from 1m to 7d."
     return _within(text, 60, 7 * 86400, "usage.wait", wrong, "Write hours: --wait 6h")
 
 
 def until_wall(text: str, now: float) -> float:
-    """Return when it is so late next by the local clock, for --until; UsageError for what is no time of day."""
+    """Return the next occurrence of a local time of day, for --until; UsageError if it is not a time of day."""
     from datetime import datetime, timedelta
 
     from gpurun.core.errors import UsageError
 
     found = re.fullmatch(r"([01]?[0-9]|2[0-3]):([0-5][0-9])", text)
     if not found:
-        raise UsageError("usage.until", f"--until {text!r} is no time of day.", hint="Write for instance --until 08:00")
+        raise UsageError(
+            "usage.until", f"--until {text!r} is not a time of day.", hint="Write for example --until 08:00"
+        )
     today = datetime.fromtimestamp(now).replace(hour=int(found[1]), minute=int(found[2]), second=0, microsecond=0)
     return (today if today.timestamp() > now else today + timedelta(days=1)).timestamp()
 
 
 def limit_s(text: str) -> int:
-    """Return the seconds of --time, which is a span of time or as sbatch takes it: MINUTES, H:MM:SS, D-HH:MM:SS."""
-    wrong = f"--time {text!r} is no time for a job: 1m at least, and at most a year."
+    """Return the seconds of --time: a duration, or the formats of sbatch: MINUTES, H:MM:SS, D-HH:MM:SS."""
+    wrong = f"--time {text!r} is out of range: a job may take from 1m to a year."
     found = re.fullmatch(r"(?:([0-9]{1,3})-)?([0-9]{1,4}):([0-9]{2})(?::([0-9]{2}))?", text)
     if found:
         days, first, second, third = (None if part is None else int(part) for part in found.groups())
         hours = first or 0, second or 0, third or 0
-        # As sbatch has it: D-HH:MM and H:MM:SS, but MM:SS where there are no days.
+        # Like sbatch: D-HH:MM and H:MM:SS, but MM:SS without days.
         seconds = 60 * hours[0] + hours[1] if days is None and third is None else 3600 * hours[0] + 60 * hours[1]
         text = f"{86400 * (days or 0) + seconds + hours[2]}s"
     span = f"{text}m" if text.isascii() and text.isdigit() else text
@@ -62,27 +64,27 @@ def limit_s(text: str) -> int:
 
 def idle_s(text: str) -> int:
     """Return the seconds of --idle, 0 for `off`."""
-    wrong = f"--idle {text!r} is not a time after which a job without work is ended: 1m at least, and at most a day."
+    wrong = f"--idle {text!r} is out of range: an idle job can be stopped after 1m to a day."
     hint = "Write minutes or hours: --idle 30m; or never: --idle off"
     return 0 if text == "off" else _within(text, 60, 86400, "usage.idle", wrong, hint)
 
 
 def sync_s(text: str) -> int:
     """Return the seconds of --sync."""
-    wrong = f"--sync {text!r} is not how often files may come home: 10s at least, and at most an hour."
+    wrong = f"--sync {text!r} is out of range: files can be downloaded every 10s to 1h."
     return _within(text, 10, 3600, "usage.sync", wrong, "Write minutes: --sync 5m")
 
 
 def silent_s(text: str) -> int:
     """Return the seconds of --silent, 0 for `off`."""
-    wrong = f"--silent {text!r} is not a time after which a silent job is ended: 1m at least, and at most a day."
+    wrong = f"--silent {text!r} is out of range: a silent job can be stopped after 1m to a day."
     hint = "Write minutes or hours: --silent 30m; or never: --silent off"
     return 0 if text == "off" else _within(text, 60, 86400, "usage.silent", wrong, hint)
 
 
 def hold_s(text: str) -> int:
-    """Return the seconds of --hold-on-failure, which is minutes, a span of time, or `off`."""
-    wrong = f"--hold-on-failure {text!r} is not a time to hold a machine: 1m at least, and at most a day."
+    """Return the seconds of --hold-on-failure: minutes, a duration, or 0 for `off`."""
+    wrong = f"--hold-on-failure {text!r} is out of range: a machine can be held from 1m to a day."
     span = f"{text}m" if text.isascii() and text.isdigit() else text
     hint = "Write --hold-on-failure 15m, or off."
     return 0 if text == "off" else _within(span, 60, 86400, "usage.hold_on_failure", wrong, hint)
@@ -93,13 +95,13 @@ def parse_setup_limit_s(minutes: float) -> int:
     from gpurun.core.errors import UsageError
 
     if not 0 < minutes <= MOST_SETUP_MINUTES:
-        what = f"--setup-limit {minutes:g} is no time for a script: it must be above 0, and at most a day."
+        what = f"--setup-limit {minutes:g} is out of range: a script may take more than 0 minutes and at most a day."
         raise UsageError("usage.setup_limit", what, hint="Write minutes: --setup-limit 30")
     return ceil(60 * minutes)
 
 
 def _within(text: str, least_s: int, most_s: int, code: str, wrong: str, hint: str) -> int:
-    """Return the seconds of a span between two bounds; UsageError for anything else."""
+    """Return the seconds of a duration between two bounds; UsageError for anything else."""
     from gpurun.core.errors import UsageError
 
     seconds = span_s(text)
@@ -109,7 +111,7 @@ def _within(text: str, least_s: int, most_s: int, code: str, wrong: str, hint: s
 
 
 def day_wall(text: str) -> float | None:
-    """The beginning of a local day; "" means since ever."""
+    """Return the time when a local day begins, or None for ""."""
     from datetime import datetime
 
     from gpurun.core.errors import UsageError

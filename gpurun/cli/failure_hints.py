@@ -1,4 +1,4 @@
-"""What to do about a training or a command that failed, by what the machine's agent saw and by its last words."""
+"""Suggest a remedy for a failed job, from the observations of the agent and the end of the log."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _SHARED_MEMORY = re.compile(r"out of shared memory|/dev/shm|shared memory object
 
 
 def failure_hint(sight: Sight, on: str = "") -> str:
-    """Return what to do about a failed job: the cure of what was recognised, then `on`, or its log and its files."""
+    """Return what to do about a failed job: remedies for recognised causes, then `on`, else its log and files."""
     folder, name = sight.folder, sight.folder.name
-    saved = f" What was saved before is in {folder.artifacts}." if _has_files(folder) else ""
-    return " ".join((*filter(None, _cures(sight)), on or f"All that it printed: gpurun logs {name}.{saved}"))
+    saved = f" Files that were saved before are in {folder.artifacts}." if _has_files(folder) else ""
+    return " ".join((*filter(None, _cures(sight)), on or f"To read its output: gpurun logs {name}.{saved}"))
 
 
 def _cures(sight: Sight) -> Iterator[str]:
-    """Yield what would help, for each cause that shows; the log is a claim, and read for its hint alone."""
+    """Yield a remedy for each cause that is visible. The log is untrusted, so it only affects hints."""
     ended, words = last_typed(sight.records, TrainObserved), _log_tail(sight.folder)
-    assert ended is not None, "only what ended can have failed"
+    assert ended is not None, "a job can only fail after it ended"
     yield from sight.plan.job.cures(ended.message, words)
     if ended.reason == "idle":
-        yield "A job that is meant to wait so long: --idle 4h, or --idle off."
+        yield "If the job should wait this long: --idle 4h, or --idle off."
     if ended.reason == "silent":
-        yield "A job that is meant to be silent so long: --silent 2h, or leave --silent out."
+        yield "If the job should be silent this long: --silent 2h, or leave --silent out."
     if whole(ended.oom_kills):
-        yield "Take a machine with more memory, or fewer DataLoader workers and smaller pieces of the data at once."
+        yield "Rent a machine with more memory, or use fewer DataLoader workers and smaller batches."
     elif _SHARED_MEMORY.search(words):
         size = whole(ended.shm_bytes)
         had = f", which has {format_bytes(size)} there" if size else ""

@@ -1,4 +1,4 @@
-"""The help of a verb: all of its flags in named panels, the usual ones first."""
+"""Show the flags of a verb in named panels, the most common ones first."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ PANELS: dict[str, tuple[str, ...]] = {
     ),
     EVERY_VERB: ("--json", "--quiet", "--verbose", "--color", "--no-input", "--home", "--no-progress", "--help"),
 }  # fmt: skip
-"""Where a flag stands; one that is in no panel is the verb's own, and stands first."""
+"""The panel of each flag; a flag without a panel belongs to the verb and comes first."""
 _PANEL_OF = {flag: panel for panel, flags in PANELS.items() for flag in flags}
 _PLACE = {flag: place for flags in PANELS.values() for place, flag in enumerate(flags)}
 WIDE = 24
 
 
 def long_name(option: Any) -> str:
-    """Return `--quiet` of an option that has a letter, too."""
+    """Return the long name of an option, e.g. `--quiet` for `-q`."""
     return next((name for name in option.opts if name.startswith("--")), str(option.opts[0]))
 
 
 def panelled(options: list[Any]) -> dict[str, list[Any]]:
-    """Return the options by their panels, each in the panel's order; a panel without any is left out."""
+    """Return the options of each panel in its order, without empty panels."""
     found: dict[str, list[Any]] = {panel: [] for panel in PANELS}
     for option in options:
         found[_PANEL_OF.get(long_name(option), OPTIONS)].append(option)
@@ -57,10 +57,10 @@ def panelled(options: list[Any]) -> dict[str, list[Any]]:
 
 
 class PanelledCommand(TyperCommand):
-    """A verb whose help has its flags in panels."""
+    """Shows the flags of a verb's help in panels."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments, then the panels, into the help."""
+        """Write the arguments and then the panels into the help."""
         shown = [parameter for parameter in self.get_params(ctx) if parameter.get_help_record(ctx)]
         arguments = [parameter.get_help_record(ctx) for parameter in shown if parameter.param_type_name == "argument"]
         if arguments:
@@ -74,7 +74,7 @@ class PanelledCommand(TyperCommand):
 
 
 def make_verb_group(usual: str = "--help") -> type[TyperGroup]:
-    """Return the group of some verbs, which without a word does what is `usual`: it lists what there is."""
+    """Return a group of verbs that runs the verb `usual` if none is typed."""
 
     class Group(TyperGroup):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

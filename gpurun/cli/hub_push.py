@@ -1,4 +1,4 @@
-"""`export --to hf --push OWNER/NAME`: a model that was exported, at the hub, under the user's own login."""
+"""`export --to hf --push OWNER/NAME`: upload an exported model to the hub with the user's own login."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
 def demand_push(name: str) -> None:
-    """What --push needs, before anything is written: a whole name, the package and a login."""
+    """Check what --push needs before anything is written: a valid name, the package and a login."""
     if not _NAME.fullmatch(name):
-        raise UsageError("export.push_name", f"--push {name!r} is no model's name.", hint="Write OWNER/NAME.")
+        raise UsageError("export.push_name", f"--push {name!r} is not the name of a model.", hint="Write OWNER/NAME.")
     if not _library().get_token():
-        hint = "hf auth login; or set HF_TOKEN to a token that may write."
-        raise SetupError("export.no_login", "There is no login for the hub.", hint=hint)
+        hint = "Run hf auth login, or set HF_TOKEN to a token with write access."
+        raise SetupError("export.no_login", "You are not logged in to the hub.", hint=hint)
 
 
 def push(session: Session, folder: Path, name: str, *, yes: bool) -> str:
-    """Ask, and upload a model's folder into a private repository of that name, which is made; its address.
+    """Ask, upload a model's folder to a new private repository or an existing one, and return its address.
 
-    Declined where the answer is no; SetupError in the hub's words where it takes it not.
+    Raises Declined after a no, and SetupError with the hub's message if the hub refuses.
     """
     library = _library()
     api = library.HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
@@ -34,7 +34,7 @@ def push(session: Session, folder: Path, name: str, *, yes: bool) -> str:
         question = f"Upload {folder} to {api.endpoint}/{name} (private, if it is new)? [y/N]"
         if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
             raise Declined(
-                "export.declined", f"Nothing was uploaded; the model is in {folder}.", hint="It stays there."
+                "export.declined", f"Nothing was uploaded; the model is in {folder}.", hint="The folder was kept."
             )
     try:
         address = api.create_repo(name, private=True, exist_ok=True)

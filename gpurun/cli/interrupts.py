@@ -1,4 +1,4 @@
-"""Ctrl-C, a closed terminal, a cancelled CI job: what each means depends on how far the run is, and is always said."""
+"""Handle Ctrl-C, a closed terminal or a cancelled CI job; the effect depends on the phase, and is always announced."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from gpurun.view.event_text import HEARD, SILENT
 _HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BEFORE_TRAINING = (Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED)
 ATTACHED = "attached"
-"""What `attach` sets instead: whatever ends the view leaves the run, unless a person answers that it is to stop."""
+"""The value for `attach`: ending the view leaves the run, unless a person answers that it must stop."""
 RESUMED = "resumed"
-"""What `resume` sets: before training the view alone ends, and while training nobody may be left to come back."""
+"""The value for `resume`: before training, only the view ends; during training, a signal may stop the run."""
 _GIVES_UP = ("ask", "stop")
 _STOPPING = {
-    True: "Stopping: a checkpoint first, then it comes home, then the instance is destroyed.",
-    False: "Stopping: the command has its --grace to save, then its outputs come home, then the instance is destroyed.",
+    True: "Stopping: saving a checkpoint, downloading it, then destroying the instance.",
+    False: "Stopping: the command has its --grace to save, then its outputs are downloaded, and the instance ends.",
 }
 
 
 class Interrupts:
-    """Notes signals instead of dying of them, so that the viewer can answer between two readings."""
+    """Collects signals instead of dying from them, so that the viewer can answer them."""
 
     def __init__(self) -> None:
         self._heard: deque[int] = deque()
@@ -54,44 +54,46 @@ class Interrupts:
         self._heard.append(number)
 
     def take(self) -> int | None:
-        """The next signal that came, if any: of three quick ones each counts."""
+        """Return the next signal, or None; each of several quick signals counts."""
         return self._heard.popleft() if self._heard else None
 
 
 def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
-    """Answer a signal; True when the viewer is to leave the run to itself. What it asks for, the supervisor does.
+    """Answer a signal; True if the viewer should leave the run. The supervisor carries out any request.
 
     `on_interrupt` is `ask`, `detach` or `stop`, or ATTACHED or RESUMED for a view of a run that another command began.
     """
     phase = sight.state.phase
     if number == signal.SIGHUP:
         return True
-    is_on_its_way = sight.state.leg > 1 or waits_for_machine(sight.state)  # To another machine: there is much to lose.
+    is_on_its_way = sight.state.leg > 1 or waits_for_machine(
+        sight.state
+    )  # On its way to another machine: a stop would lose work.
     if phase in (*_BEFORE_TRAINING, Phase.GONE) and is_on_its_way:
         return _while_training(session, sight, number, on_interrupt)
     if phase in _BEFORE_TRAINING and not sight.state.start_asked:
         if on_interrupt not in _GIVES_UP:
             return True
-        session.say("Nothing to lose yet: the instance is being destroyed.")
+        session.say("Training has not started, so the instance is being destroyed.")
         ask_to_stop(sight.folder, "now", by="signal", reason="interrupted before training", signal=_name(number))
         return False
-    if phase in (Phase.SHIPPED, Phase.TRAINING):  # Where the start was asked for, the answer may have been lost.
+    if phase in (Phase.SHIPPED, Phase.TRAINING):  # After a start request, its answer may have been lost.
         return _while_training(session, sight, number, on_interrupt)
     if phase is Phase.TRAINED:
-        session.say(f"The {sight.plan.job.terms.files} are coming home; that goes on without this terminal.")
+        session.say(f"The {sight.plan.job.terms.files} are being downloaded; that continues without this terminal.")
         return True
     if phase is Phase.HELD:
-        session.say(f"The machine is held: {sight.state.hold_why}. That goes on without this terminal.")
+        session.say(f"The machine is held: {sight.state.hold_why}. That continues without this terminal.")
         return True
     if phase in (Phase.COLLECTED, Phase.DESTROYING):
         rate = format_rate(sight.plan.offer.rate_micros_per_hour)
-        session.say(f"Being destroyed; leaving could leave {rate} running. Ctrl-C again leaves.")
+        session.say(f"The machine is being destroyed; until then it may cost {rate}. Press Ctrl-C again to leave.")
         return False
     return False
 
 
 def _while_training(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
-    """Ask where a person can answer; else stop, since nobody is left to come back, unless told to detach."""
+    """Ask if a person can answer; else stop the run, because nothing would resume it, unless set to detach."""
     if number == signal.SIGINT and on_interrupt in ("ask", ATTACHED, RESUMED) and session.interactive:
         wish = _ask(session, sight)
     else:
@@ -109,7 +111,7 @@ def _name(number: int) -> str:
 
 
 def costs_on(sight: Sight, now: float) -> str:
-    """What a run that is left costs an hour, and until when; "" where it costs nothing."""
+    """Return the hourly cost of a run and its deadline; "" if it costs nothing."""
     if waits_for_machine(sight.state):
         return "$0.00/h while it waits for a machine"
     rate, deadline = sight.plan.offer.rate_micros_per_hour, sight.state.deadline_wall
@@ -119,22 +121,22 @@ def costs_on(sight: Sight, now: float) -> str:
 
 
 def decide_on_silence(session: Session, sight: Sight, message: str) -> bool:
-    """Ask what becomes of a machine that has not answered for long; True when the viewer is to leave the run.
+    """Ask what to do about a machine that has been silent for long; True if the viewer should leave the run.
 
-    Between question and answer it may have come back: then it is not destroyed.
+    If the machine answers again before the person does, it is not destroyed.
     """
     session.say(f"{message[:1].upper()}{message[1:]}.")
-    question = "[d]estroy it, with what only it has  [l]eave this view  [k]eep waiting (Enter)"
+    question = "[d]estroy it and lose its files  [l]eave this view  [k]eep waiting (Enter)"
     said = answer(session, question, flag="--give-up-after", on_interrupt="l")
     if said.startswith("d") and silence_of(look_at_run(session.home, sight.folder.name).records) is None:
-        session.say("It answers again, so it is not destroyed.")
+        session.say("The machine answers again, so it is not destroyed.")
     elif said.startswith("d"):
         ask_to_stop(sight.folder, "destroy", by="user", reason="it did not answer")
     return said.startswith("l")
 
 
 def silence_of(records: Iterable[Record]) -> Record | None:
-    """The record that the machine has not answered for minutes, while that is so."""
+    """Return the record of a machine's current silence, or None."""
     silence = None
     for record in records:
         code = record.typed.code if isinstance(record.typed, Incident) else ""
@@ -147,14 +149,14 @@ def silence_of(records: Iterable[Record]) -> Record | None:
 
 def _ask(session: Session, sight: Sight) -> str:
     costs = costs_on(sight, session.clock.wall())
-    session.say(f"{sight.folder.name} goes on without this terminal{f' ({costs})' if costs else ''}.")
+    session.say(f"{sight.folder.name} continues without this terminal{f' ({costs})' if costs else ''}.")
     question = "[d]etach  [s]top, collect, destroy  [k]eep watching (Enter)"
     return answer(session, question, flag="--on-interrupt", on_interrupt="d")
 
 
 def answer(session: Session, question: str, *, flag: str, on_interrupt: str) -> str:
-    """Ask, and return the answer in small letters; `on_interrupt` where Ctrl-C answers."""
-    # A second Ctrl-C must end the question; with our own handler in place reading would just go on.
+    """Ask, and return the answer in lower case, or `on_interrupt` after Ctrl-C."""
+    # A second Ctrl-C must end the question; our own handler would only record it.
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return session.ask(question, flag=flag).lower()

@@ -1,4 +1,4 @@
-"""The keys that are pressed while a live view is shown, and no echo of them in the middle of the picture."""
+"""Read keys during a live view without echoing them into the picture."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 
 class Keyboard:
-    """Takes the terminal's keyboard from `open` to `close`; where there is none, or it is another's, nothing is typed.
+    """Reads the terminal's keyboard from `open` to `close`; without a terminal of its own it reads nothing.
 
-    Ctrl-C and Ctrl-Z stay what they are.
+    Ctrl-C and Ctrl-Z keep their meaning.
     """
 
     def __init__(self) -> None:
@@ -21,11 +21,11 @@ class Keyboard:
 
     @property
     def is_open(self) -> bool:
-        """Whether keys are heard."""
+        """Return whether keys are read."""
         return self._before is not None
 
     def open(self) -> None:
-        """Turn off echo and line editing. In the background that would stop this process, so it is left alone there."""
+        """Turn off echo and line editing, but not in the background, where that would stop this process."""
         with suppress(OSError, ValueError, termios.error):
             keys = sys.stdin.fileno()
             if not os.isatty(keys) or os.tcgetpgrp(keys) != os.getpgrp():
@@ -37,19 +37,19 @@ class Keyboard:
             self._before = before
 
     def pressed(self) -> str:
-        """The keys since the last call; it does not wait."""
+        """Return the keys since the last call, without waiting."""
         if self._before is None:
             return ""
         typed = b""
         with suppress(OSError, ValueError):
             keys = sys.stdin.fileno()
-            # Not poll: a Mac's says of a terminal that it can be read, and the read then waits.
+            # Not poll: on macOS it reports a terminal as readable, and the read then blocks.
             while select.select([keys], [], [], 0)[0] and (more := os.read(keys, 64)):
                 typed += more
         return typed.decode("ascii", "replace")
 
     def close(self) -> None:
-        """Give the terminal back as it was; what was typed and not read is not the shell's."""
+        """Restore the terminal, and discard unread keys, so that the shell does not get them."""
         before, self._before = self._before, None
         if before is not None:
             with suppress(OSError, ValueError, termios.error):

@@ -1,4 +1,4 @@
-"""Ports of this machine's loopback."""
+"""Find free ports on the loopback of this computer."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def free_port(wanted: int) -> int:
     """Return the first free port of this machine's loopback from `wanted` on."""
     found = next((port for port in range(max(wanted, 1024), 65536) if is_free(port)), None)
     if found is None:
-        raise SetupError("forward.no_port", "No port of this machine is free.", hint="Close what listens there.")
+        raise SetupError("forward.no_port", "No port of this computer is free.", hint="Close what listens there.")
     return found

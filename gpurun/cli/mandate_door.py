@@ -1,4 +1,4 @@
-"""What may be typed under a mandate: the verbs that look, and those that begin and end its own runs."""
+"""Allow only some verbs under a mandate: those that read, and those that start and end its own runs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ ALLOWED = frozenset(
         "help", "version",
     }
 )  # fmt: skip
-"""Every other verb is refused, a new one too: it may spend, hand out a key, or run code on this computer."""
+"""All other verbs are refused, also new ones: they may spend, reveal a key, or run code on this computer."""
 
 
 def demand_verb(bounds: Bounds, name: str) -> None:
-    """UsageError for a verb that a mandate does not have."""
+    """Raise a UsageError for a verb that a mandate does not allow."""
     if name not in ALLOWED:
-        what = f"gpurun {name} is not within a mandate; {bounds.left_words()}."
+        what = f"gpurun {name} is not allowed under a mandate; {bounds.left_words()}."
         raise UsageError("mandate.verb", what, hint="Ask the person who gave you the mandate to do it.")
 
 
 def demand_no_notices(bounds: Bounds, notify: str, program: str) -> None:
-    """UsageError for notices: they go where the one who starts the run says, or run a program here."""
+    """Raise a UsageError for notices, because they send data anywhere or run a program here."""
     for flag, value in (("--notify", notify), ("--exec", program)):
         if value:
-            what = f"{flag} is not within a mandate; {bounds.left_words()}."
-            raise UsageError("mandate.flag", what, hint="Leave it out: gpurun wait tells of the end.")
+            what = f"{flag} is not allowed under a mandate; {bounds.left_words()}."
+            raise UsageError("mandate.flag", what, hint="Leave it out; gpurun wait reports the end.")

@@ -1,6 +1,6 @@
-"""An agent's tools over standard input and output, by the official SDK of the Model Context Protocol.
+"""Serve an agent's tools over standard input and output with the official SDK of the Model Context Protocol.
 
-This module alone imports it, and it is imported by `gpurun mcp` alone.
+Only this module imports the SDK, and only `gpurun mcp` imports this module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpurun.core.installed_files import page
 from gpurun.core.paths import read_regular
 
 AT_ONCE = 4
-"""So many tools are at work at once: each that begins or asks something is a process."""
+"""The number of tools that may work at once; many of them start a process."""
 LOOK_S = 2.0
 INSTRUCTIONS = """\
 Rents GPUs under a mandate that a person wrote: its sums, providers and cards hold whatever is asked for. Money is in
@@ -45,7 +45,7 @@ _RECEIPT, _PAGE = "gpurun://receipts/", "gpurun://docs/ANY-SCRIPT"
 
 
 def serve(desk: AgentDesk) -> None:
-    """Answer until standard input ends."""
+    """Serve until standard input ends."""
     anyio.run(partial(_serve, desk))
 
 

@@ -1,4 +1,4 @@
-"""`gpurun run NAME`: shows what stands under the name, asks about a stranger's, and lets what was typed count more."""
+"""`gpurun run NAME`: show what the name means, ask before a stranger's table, and let typed flags take precedence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpurun.view.styled_text import Cell, Line
 
 _ADDED = ("env", "secret")
-"""What is typed of these stands beside what the table has, and replaces one of the same name alone."""
+"""Flags that add to the table; only an entry of the same name is replaced."""
 _ROWS = {
     "Uploads": ("upload", "data", "include", "exclude"),
     "Installs": ("pip", "image"),
@@ -38,9 +38,9 @@ _ROWS = {
 
 
 def with_named(session: Session, typed: dict[str, Any], flags: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """Return what was typed, a name replaced by what it stands for by these `flags`; those that were typed count more.
+    """Return what was typed, with a name replaced by its `flags` in the table; typed flags take precedence.
 
-    A word with a `/` or a point in it is a file, and what stands behind `--` a command, whatever they are called.
+    A word with a `/` or a dot is always a file, and words after `--` are always a command.
     """
     first, *more = typed["command"] or [""]
     is_command = sys.argv[-len(more) - 2 :][:1] == ["--"]
@@ -52,11 +52,11 @@ def with_named(session: Session, typed: dict[str, Any], flags: Mapping[str, tupl
             raise refuse_unknown(first, Path.cwd())
         return typed
     if more:
-        what = f"{first} takes no words of its own, and here are {shlex.join(more)}."
+        what = f"{first} does not take arguments, but got {shlex.join(more)}."
         raise UsageError("run.named_words", what, hint=f"Flags come first: gpurun run --max-cost 60 … {first}; for the "
                          f"program of that name: gpurun run … -- {first}")  # fmt: skip
     if bool(named.sweep) != typed.get("is_sweep", False):
-        what = f"{named.place} has a sweep, whose settings its command waits for."
+        what = f"{named.place} defines a sweep, and its command needs the settings of a trial."
         raise UsageError("run.is_sweep", what, hint=f"gpurun sweep {first}")
     upload = typed["upload"] or named.upload or "."
     if named.repository:
@@ -72,9 +72,9 @@ def with_named(session: Session, typed: dict[str, Any], flags: Mapping[str, tupl
 
 
 def _lowered_cap(session: Session, named: NamedCommand) -> dict[str, str]:
-    """Return the table's cap where it is below the user's own; UsageError for one above it.
+    """Return the table's cap if it is below the user's own; UsageError if it is above.
 
-    Where the user has no cap it counts for nothing: a stranger's folder has no money to spend.
+    Without a cap of the user it is ignored, because a stranger's folder must not decide what is spent.
     """
     from gpurun.core.money import parse_usd
 
@@ -91,7 +91,7 @@ def _lowered_cap(session: Session, named: NamedCommand) -> dict[str, str]:
 
 
 def _demand_bounds(named: NamedCommand, values: dict[str, Any], flags: Mapping[str, tuple[Any, Any]]) -> None:
-    """UsageError for a number that the flag would not take."""
+    """Raise a UsageError for a number that the flag would not accept."""
     for name, value in values.items():
         option = get_args(flags[name][0])[1]
         if (option.min is not None and value < option.min) or (option.max is not None and value > option.max):
@@ -101,7 +101,7 @@ def _demand_bounds(named: NamedCommand, values: dict[str, Any], flags: Mapping[s
 
 
 def _flag_names(flags: Mapping[str, tuple[Any, Any]]) -> set[str]:
-    """Return every flag that `gpurun run` takes, as a table would call it."""
+    """Return the name in a table of every flag of `gpurun run`."""
     groups = (flags, STARTING.flags, COMMON)
     options = (get_args(kind)[1] for group in groups for kind, _ in group.values())
     words = (
@@ -111,12 +111,12 @@ def _flag_names(flags: Mapping[str, tuple[Any, Any]]) -> set[str]:
 
 
 def _show_and_ask(session: Session, named: NamedCommand, typed: dict[str, Any], own: Sequence[str]) -> None:
-    """Show what the name stands for; a table of a folder's file that is not approved is asked about, at a terminal."""
+    """Show what the name means; ask at a terminal before using a table that was not approved."""
     is_new = not named.is_packaged and not is_approved(named, session.home)
     if is_new and not session.interactive:
-        what = f"{named.place} was not agreed to here, and that is asked at a terminal only; --yes does not answer it."
+        what = f"{named.place} needs approval at a terminal; --yes does not give it."
         verb = "sweep" if named.sweep else "run"
-        hint = f"Read it, then type once at a terminal: gpurun {verb} --dry-run {named.name}"
+        hint = f"Read it, then run once at a terminal: gpurun {verb} --dry-run {named.name}"
         raise UsageError("run.not_approved", what, hint=hint)
     shown = session.draw(_screen(session, named, typed, own))
     if not is_new:
@@ -126,15 +126,15 @@ def _show_and_ask(session: Session, named: NamedCommand, typed: dict[str, Any], 
     providers = tuple(typed["provider"]) or usual_providers(session)
     is_here = typed["dry_run"] or place_kinds(providers) == {"here"}
     where = "on this computer, with your rights" if is_here else "on what you rent"
-    print(shown, file=sys.stderr, flush=True)  # Whatever --quiet says: nothing is agreed to that was not shown.
-    question = f"Run this {where}? It is asked once for each change of the table. [y/N]"
+    print(shown, file=sys.stderr, flush=True)  # Even with --quiet: the user must see what they approve.
+    question = f"Run this {where}? You are asked again only after a change of the table. [y/N]"
     if session.ask(question, flag="an answer at a terminal").lower() not in ("y", "yes"):
-        raise Declined("run.declined", "Nothing was uploaded, installed or begun.", hint="Take another command.")
+        raise Declined("run.declined", "Nothing was uploaded, installed or started.", hint="Take another command.")
     approve(named, session.home)
 
 
 def _screen(session: Session, named: NamedCommand, typed: dict[str, Any], own: Sequence[str]) -> list[Line]:
-    """Return what would run, be uploaded, installed and handed over; of variables the names alone."""
+    """Return what would be run, uploaded, installed and passed on; only the names of variables."""
     from gpurun.view.styled_text import Span, line
     from gpurun.view.table import fields
 
@@ -151,19 +151,19 @@ def _screen(session: Session, named: NamedCommand, typed: dict[str, Any], own: S
         ("You typed", [_typed(name, typed, named) for name in (*own, *(name for name in _ADDED if typed[name]))]),
     ]
     if named.max_cost and not session.settings["max_cost"].value and "max_cost" not in own:
-        rows.append(("Cap", ["max_cost counts only where you have set a larger one, or else type --max-cost"]))
+        rows.append(("Cap", ["max_cost applies only below a cap of your own: set one, or use --max-cost"]))
     return [line(), *fields(rows, session.style, label=16), line()]
 
 
 def _values(named: NamedCommand, keys: Sequence[str]) -> Iterator[str]:
-    """Yield those of the keys that the table sets, each as it stands there."""
+    """Yield the keys that the table sets, with their values."""
     for key in keys:
         if key in named.model_fields_set and (value := getattr(named, key)) not in ("", ()):
             yield f"{key} {', '.join(value) if isinstance(value, tuple) else value}"
 
 
 def _typed(name: str, typed: dict[str, Any], named: NamedCommand) -> str:
-    """Return a flag that counts more than the table, with what stands there; of variables the names alone."""
+    """Return a flag that overrides the table, with the table's value; only the names of variables."""
     flag = f"--{name.replace('_', '-')}"
     if name in _ADDED:
         return f"{flag} {', '.join(word.partition('=')[0] for word in typed[name])}"

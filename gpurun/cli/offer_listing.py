@@ -1,4 +1,4 @@
-"""Prices to list: live ones of every cloud with a key, else the packaged catalogue's, and which they are."""
+"""List live prices of every cloud with a key, else those of the packaged catalogue, marked as such."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _CATALOGUE = "catalogue"
 
 @dataclass(frozen=True)
 class OfferListing:
-    """Offers, and what should be said about them: `notes`, and `warnings` where a price or a key is not what it seems.
+    """Offers with `notes`, and `warnings` for prices or keys that are not what they seem.
 
-    `if_none` is the sentence for an empty list. `read_wall` is None for the catalogue; `unreached`: nobody answered.
+    `if_none` is the message for an empty list. `read_wall` is None for the catalogue; `unreached`: no cloud answered.
     """
 
     offers: Sequence[Offer]
@@ -37,7 +37,7 @@ class OfferListing:
 
 
 def list_offers(session: Session, need: GpuNeed | None, clouds: Sequence[str], choices: Choices) -> OfferListing:
-    """Live offers of the clouds with a key, or the catalogue's of all of them."""
+    """Return live offers of the clouds with a key, else the catalogue's offers of all clouds."""
     if need is None:
         return _catalogued(None, clouds, choices, "Name a GPU to see live prices.")
     ready = [name for name in ready_providers(session.home) if name in clouds]
@@ -49,38 +49,38 @@ def list_offers(session: Session, need: GpuNeed | None, clouds: Sequence[str], c
     market = live_offers(need, ready, session.home, session.clock, choices)
     where = f" in {choices.region}" if choices.region else ""
     how = " on spot" if choices.spot else ""
-    if_none = f"Nobody who was asked has {need}{how}{where} now."
+    if_none = f"No cloud that was asked has {need}{how}{where} now."
     notes = _read_notes(market, [name for name in clouds if name not in ready], session)
     warnings, unreached = _live_warnings(market, ready), len(market.silent) == len(ready)
     return OfferListing(market.offers, notes, warnings, if_none, market.silent, market.read_wall, unreached)
 
 
 def _read_notes(market: Market, keyless: Sequence[str], session: Session) -> list[str]:
-    """When prices were read, and who was not asked for them."""
+    """Return when prices were read, and which clouds were not asked."""
     at = local_time(market.read_wall, now=session.clock.wall())
     read = [f"Prices were read at {at}."] if market.offers else []
-    return [*read, *([f"Not asked, for want of a key: {', '.join(keyless)}."] if keyless else [])]
+    return [*read, *([f"Not asked, because they have no key: {', '.join(keyless)}."] if keyless else [])]
 
 
 def _live_warnings(market: Market, ready: Sequence[str]) -> list[str]:
-    """Prices that a cloud did not tell after all, and keys that go elsewhere."""
+    """Return warnings for prices that are not live, and for keys that go to another address."""
     packaged = {(one.provider, one.price_source) for one in market.offers if one.price_source.startswith(_CATALOGUE)}
     found = [f"The prices of {name} are NOT LIVE: {source}." for name, source in sorted(packaged)]
     for name, variable in OVERRIDES.items():
         if name in ready and os.environ.get(variable):
-            found.append(f"{variable} is set: {name} prices, and your key, go by {os.environ[variable]}.")
+            found.append(f"{variable} is set: requests for {name} prices, with your key, go to {os.environ[variable]}.")
     return found
 
 
 def _catalogued(need: GpuNeed | None, clouds: Sequence[str], choices: Choices, why: str) -> OfferListing:
-    """The packaged catalogue's rows, marked as what they are; it knows no spot prices."""
+    """Return the offers of the packaged catalogue, marked as such; it has no spot prices."""
     rows = [one for one in (offers_for(need) if need else all_offers()) if one.provider in clouds]
     kept = [one for one in rows if choices.region in (None, one.region) or one.region == "any"]
     if choices.spot:
         return OfferListing((), [why], (), "The packaged catalogue has no spot prices.")
     if not kept:
         regions = ", ".join(sorted({one.region for one in rows}))
-        where = f" in {choices.region}; it has it in {regions}" if rows else ""
+        where = f" in {choices.region}; only in {regions}" if rows else ""
         none = f"The packaged catalogue has no {need or 'offer'} of {' or '.join(clouds)}{where}."
         return OfferListing((), [why], (), none)
     dates = sorted({one.price_source.split(" (")[0] for one in kept})
@@ -90,7 +90,7 @@ def _catalogued(need: GpuNeed | None, clouds: Sequence[str], choices: Choices, w
 def nothing_found(
     found: OfferListing, need: GpuNeed | None, clouds: Sequence[str], limit: Micros | None
 ) -> NoOffer | SetupError:
-    """The one sentence for an empty list: all is too dear, nobody answered, or nobody has it."""
+    """Return the error for an empty list: too expensive, no answer, or not for rent."""
     if found.unreached:
         hint = "Check the network, then: gpurun doctor --online"
         return SetupError("market.unreachable", "None of the clouds that have a key could be asked.", hint=hint)
@@ -100,8 +100,8 @@ def nothing_found(
         return NoOffer(
             "offers.too_dear",
             f"{nothing} costs at most {format_rate(limit)}; the cheapest is {format_rate(cheapest)}.",
-            hint="Raise --max-price, or take a smaller --gpu.",
+            hint="Raise --max-price, or use a smaller --gpu.",
         )
     counts = counts_of(need, clouds) if need and need.count else []
     sold = f"It is sold as {', '.join(f'{count}x{need.name}' for count in counts)}. " if need and counts else ""
-    return NoOffer("offers.none", found.if_none, hint=f"{sold}Every card there is: gpurun offers --gpu any")
+    return NoOffer("offers.none", found.if_none, hint=f"{sold}To list every card: gpurun offers --gpu any")

@@ -1,6 +1,6 @@
-"""What `gpurun doctor --online` asks the clouds: does the key work, what may it do, and is anything left there.
+"""Ask the clouds for `gpurun doctor --online`: does the key work, what may it do, and is anything left.
 
-Every provider is asked at the same time in a thread of its own, and none for longer than its time. Nothing is changed.
+Each provider is asked in its own thread with a time limit. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CLOCK_AHEAD_S = 60.0
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found at one provider. `billing`: something there costs money and nobody here drives it."""
+    """The findings at one provider. `billing`: something there costs money without a local supervisor."""
 
     provider: str
     findings: tuple[Finding, ...]
@@ -42,7 +42,7 @@ class Checked:
 
 
 def check_online(session: Session, names: Sequence[str], *, limit_s: float = LIMIT_S) -> list[Checked]:
-    """Ask these providers; one that has no key, fails or is silent says so in its findings."""
+    """Ask these providers; a missing key, a failure or a timeout becomes a finding."""
     until = session.clock.monotonic() + limit_s
     running = [(name, _in_thread(session, name)) for name in names]
     checked = []
@@ -51,12 +51,12 @@ def check_online(session: Session, names: Sequence[str], *, limit_s: float = LIM
             checked.append(future.result(timeout=max(0.0, until - session.clock.monotonic())))
         except TimeoutError:
             text = f"{name} did not answer within {limit_s:.0f} s"
-            checked.append(Checked(name, (Finding("bad", text, "try again; what is rented there was not seen"),)))
+            checked.append(Checked(name, (Finding("bad", text, "try again; its machines were not checked"),)))
     return checked
 
 
 def _in_thread(session: Session, name: str) -> Future[Checked]:
-    """A daemon thread, so that a provider that hangs does not keep the command from ending."""
+    """Check a provider in a daemon thread, so that a hanging provider does not block the command."""
     future: Future[Checked] = Future()
 
     def work() -> None:
@@ -70,7 +70,7 @@ def _in_thread(session: Session, name: str) -> Future[Checked]:
 
 
 def online_code(checked: Sequence[Checked]) -> ExitCode:
-    """9 when something may be billing with no owner, 4 when a key or a provider is not well, else 0."""
+    """Return 9 if something may be billing without an owner, 4 if a key or provider has a problem, else 0."""
     if any(one.billing for one in checked):
         return ExitCode.MAY_BE_BILLING
     bad = any(finding.level == "bad" for one in checked for finding in one.findings)
@@ -78,7 +78,7 @@ def online_code(checked: Sequence[Checked]) -> ExitCode:
 
 
 def online_data(checked: Sequence[Checked]) -> dict[str, object]:
-    """The same for programs."""
+    """Return the findings as data."""
     return {
         "providers": [
             {
@@ -93,7 +93,7 @@ def online_data(checked: Sequence[Checked]) -> dict[str, object]:
 
 
 def _check(session: Session, name: str) -> Checked:
-    """All that is asked of one provider, in order; what fails ends it with a line."""
+    """Check one provider step by step; a failure becomes a finding and ends the check."""
     findings = _elsewhere(name)
     try:
         source = key_source(name, session.home) if name in CLOUDS else "no key needed"
@@ -113,7 +113,7 @@ def _check(session: Session, name: str) -> Checked:
     findings += [_machine(orphan, session) for orphan in orphans]
     findings += [_things(name, left)] if left else []
     if not orphans and not left:
-        findings.append(Finding("ok", f"nothing of gpurun's is left at {name}"))
+        findings.append(Finding("ok", f"gpurun has left nothing at {name}"))
     red = ("overdue", "no deadline", "closed here")
     billing = any(one.fate in red for one in orphans) or any(thing.billed for thing in left)
     seen = [{**one.instance.model_dump(mode="json"), "fate": one.fate} for one in orphans]
@@ -122,13 +122,13 @@ def _check(session: Session, name: str) -> Checked:
 
 
 def _machines(provider: Provider, session: Session) -> list[Orphan]:
-    """Every machine there that has gpurun's token and is not gone, with its fate."""
+    """Return every existing machine with gpurun's token, and its fate."""
     swept = sweep([provider], session.home, session.clock, destroy_all=False, older_than_s=0.0, look_only=True)
     return [one for one in swept if one.instance.state is not InstanceState.GONE]
 
 
 def _elsewhere(name: str) -> list[Finding]:
-    """A key that is sent somewhere else than to the provider is worth a line."""
+    """Return a warning if the key is sent to another address than the provider's."""
     variable = OVERRIDES.get(name, "")
     if not os.environ.get(variable):
         return []
@@ -137,7 +137,7 @@ def _elsewhere(name: str) -> list[Finding]:
 
 
 def _account(account: Account, source: str) -> list[Finding]:
-    """Whose key it is, what it lacks, what is left on it, and how far the clocks are apart."""
+    """Return findings on the account of the key, its permissions, its balance and the clock difference."""
     name = account.provider
     balance = "" if account.balance_micros is None else f", {format_usd(account.balance_micros)} left"
     found = [Finding("ok", f"{name}: key works ({account.identity}; from {source}){balance}")]
@@ -146,8 +146,8 @@ def _account(account: Account, source: str) -> list[Finding]:
     if account.balance_micros is not None and account.balance_micros <= 0:
         found.append(Finding("warn", f"{name} has no money left", "add credit in its console before you rent"))
     if account.missing:
-        lacks = f"{name}: the key may not {', '.join(account.missing)}"
-        found.append(Finding("warn", lacks, "allow it, or what gpurun rents there may fail or go unseen"))
+        lacks = f"{name}: the key lacks permission to {', '.join(account.missing)}"
+        found.append(Finding("warn", lacks, "grant it, or rentals there may fail or stay invisible"))
     ahead = account.clock_ahead_s
     if ahead is None:
         return found
@@ -155,11 +155,11 @@ def _account(account: Account, source: str) -> list[Finding]:
         return [*found, Finding("ok", f"clock within {max(1, round(abs(ahead)))} s of {name}'s")]
     side = "ahead of" if ahead > 0 else "behind"
     text = f"this machine's clock is {format_duration(abs(ahead))} {side} {name}'s"
-    return [*found, Finding("warn", text, "let it follow a time server: deadlines are wall times")]
+    return [*found, Finding("warn", text, "synchronise it with a time server: deadlines are wall times")]
 
 
 def _machine(orphan: Orphan, session: Session) -> Finding:
-    """One machine that has gpurun's token."""
+    """Return the finding for a machine with gpurun's token."""
     one = orphan.instance
     rate = f", {format_rate(one.rate_micros_per_hour)}" if one.rate_micros_per_hour else ""
     who = f"{one.provider}: {one.id} of {one.run or 'an unknown run'} ({one.state}{rate})"
@@ -169,13 +169,13 @@ def _machine(orphan: Orphan, session: Session) -> Finding:
         return Finding("bad", f"{who} is {format_duration(orphan.overdue_s)} past its deadline",
                        f"gpurun reap --provider {one.provider}")  # fmt: skip
     if orphan.fate == "closed here":
-        return Finding("bad", f"{who} may be billing: its end had been believed",
+        return Finding("bad", f"{who} may be billing: it was believed to be gone",
                        f"gpurun reap --destroy --provider {one.provider}")  # fmt: skip
     flags = "--destroy" if orphan.owner.is_here else "--destroy --anyones"
-    whose = f"it is of another home ({orphan.owner.home})" if orphan.owner.home else "nobody here drives it"
-    whose = "nobody here drives it" if orphan.owner.is_here else whose
+    whose = f"it belongs to another home ({orphan.owner.home})" if orphan.owner.home else "no supervisor here drives it"
+    whose = "no supervisor here drives it" if orphan.owner.is_here else whose
     if one.deadline_wall is None:
-        return Finding("bad", f"{who} tells no deadline, and {whose}",
+        return Finding("bad", f"{who} has no known deadline, and {whose}",
                        f"gpurun reap --provider {one.provider} {flags}")  # fmt: skip
     until = local_minute(one.deadline_wall, now=session.clock.wall())
     return Finding("warn", f"{who} is within its lease until {until}; {whose}",
@@ -183,7 +183,7 @@ def _machine(orphan: Orphan, session: Session) -> Finding:
 
 
 def _left_over(provider: Provider, session: Session, orphans: Sequence[Orphan]) -> list[Leftover]:
-    """Side resources that belong to no machine that was seen and to no run that is driven here."""
+    """Return side resources without a visible machine and without a run that is driven here."""
     if not isinstance(provider, LeavesThings):
         return []
     needed = {one.instance.token for one in orphans}

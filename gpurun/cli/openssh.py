@@ -1,4 +1,4 @@
-"""The system's OpenSSH with gpurun's own entries: the words it is called with, and what it may know."""
+"""Build the arguments and environment for the system's OpenSSH with gpurun's own entries."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _PASSED_ON = ("SSH_AUTH_SOCK", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "DISPLAY", 
 
 
 def program() -> str | None:
-    """Return the system's ssh, None where there is none."""
+    """Return the path of the system's ssh, or None."""
     return shutil.which("ssh")
 
 
 def ssh_argv(config: Path, entry: HostEntry, *options: str, command: str = "") -> list[str]:
-    """Return ssh's words for one entry of a configuration, and of no other; the name stands behind `--`."""
+    """Return the arguments of ssh for one entry of gpurun's configuration."""
     return ["ssh", "-F", str(config), *options, "--", entry.alias, *([command] if command else [])]
 
 
 def tunnel_words(pairs: Iterable[tuple[int, int]]) -> list[str]:
-    """Return ssh's words that forward ports, each the one here and the one there, both of the loopback."""
+    """Return the arguments of ssh that forward ports between the loopbacks here and there."""
     return ["-N", *(word for here, there in pairs for word in ("-L", f"{HERE}:{here}:{HERE}:{there}"))]
 
 
 def tunnel_into_job(config: Path, way: WayIn, pairs: Iterable[tuple[int, int]], node: str) -> str:
-    """Return the line that forwards ports of a job's node, which may work: some nodes admit the owner of a job."""
+    """Return a command that forwards ports of a job's node; it works if the node admits the owner of a job."""
     over = ["-o", f"ProxyCommand={through(config, way.entry.alias)}"] if way.entry is not None else []
     return shlex.join(["ssh", *over, *tunnel_words(pairs), node])
 
 
 def ssh_environment() -> dict[str, str]:
-    """Return what an ssh may know: where the agent is, and the terminal."""
+    """Return the environment for ssh: only the agent and the terminal."""
     return child_environment({name: os.environ[name] for name in _PASSED_ON if name in os.environ})

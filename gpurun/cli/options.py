@@ -1,4 +1,4 @@
-"""The flags that more than one verb takes, each written once, and the Request that they make."""
+"""Define the flags that several verbs share, and build a Request from them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ else:  # The help of `plan` needs no more of it, and the real one loads pydantic
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """The runs whose names begin so."""
+    """Return the names of the runs that begin with `incomplete`."""
     from gpurun.core.errors import GpurunError
     from gpurun.core.paths import Home, default_home
 
     try:
         return [one.name for one in Home(default_home()).folders() if one.name.startswith(incomplete)]
-    except (GpurunError, OSError):  # Nobody asked for more than names, and half a command stands there.
+    except (GpurunError, OSError):  # A completion must not print an error into a half-typed command.
         return []
 
 
@@ -48,7 +48,7 @@ def _complete_recipe(incomplete: str) -> list[str]:
 
 
 def complete_gpu(incomplete: str) -> list[str]:
-    """What of the catalogue, with or without its number, begins so."""
+    """Return the names in the catalogue, with or without a count, that begin with `incomplete`."""
     from gpurun.providers.catalog import all_offers, asked_as, card_names
 
     names = {asked_as(offer) for offer in all_offers()} | {*card_names().values(), "any"}
@@ -70,7 +70,7 @@ def _complete_provider(incomplete: str) -> list[str]:
     return [name for name in PROVIDERS if name.startswith(incomplete)]
 
 
-NAMED, USUAL = "Name, unique beginning, or @last", "the only open one, else the last"
+NAMED, USUAL = "Name, unique beginning, or @last", "the only open run, else the last"
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=f"{NAMED}.", autocompletion=complete_run)]
 UsualRun = Annotated[
     str | None,
@@ -80,7 +80,7 @@ Runs = Annotated[
     list[str],
     typer.Argument(metavar="RUN", help=f"{NAMED}; without: {USUAL}.", autocompletion=complete_run),
 ]
-ACCEPT_SKIPPED = "Accept a folder of which more is skipped than read."
+ACCEPT_SKIPPED = "Accept a folder where most files are skipped."
 RecipeArgument = Annotated[
     str,
     typer.Argument(metavar="RECIPE", help="A recipe's name or file, or a plan file.", autocompletion=_complete_recipe),
@@ -91,7 +91,7 @@ RecipeNames = Annotated[
 ]
 Providers = Annotated[
     list[str],
-    typer.Option("--provider", metavar="P", help="Only this one; may be repeated.", autocompletion=_complete_provider),
+    typer.Option("--provider", metavar="P", help="Use only this cloud; repeatable.", autocompletion=_complete_provider),
 ]  # fmt: skip
 Continues = Annotated[
     str | None,
@@ -100,15 +100,20 @@ Continues = Annotated[
 Set = Annotated[
     list[str],
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a recipe's key; may be repeated.", autocompletion=_complete_key
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key of the recipe; may be repeated.",
+        autocompletion=_complete_key,
     ),
 ]
-Checkpoint = Annotated[str, typer.Option("--checkpoint", metavar="NAME", help="best, last, or a step: 000120.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Checkpoint = Annotated[
+    str, typer.Option("--checkpoint", metavar="NAME", help="Use this checkpoint: best, last, or a step: 000120.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every question.")]
 
 
 def request_from(session: Session, **typed: Any) -> Request:
-    """What was typed, with the settings' defaults and what --from brings filled in, checked one by one."""
+    """Return the request that was typed, checked, with the gaps filled from the settings and from --from."""
     from gpurun.core.run_plan import Request
 
     if typed["recipe"].endswith(".json"):
@@ -135,7 +140,7 @@ def request_from(session: Session, **typed: Any) -> Request:
 
 
 def _init(typed: dict[str, Any]) -> tuple[str, ...]:
-    """The override by which a run starts from the weights of --init; UsageError where it has others to start from."""
+    """Return the override that starts a run from the weights of --init; UsageError if another flag names weights."""
     if not typed["init"]:
         return ()
     from gpurun.core.errors import UsageError
@@ -146,18 +151,18 @@ def _init(typed: dict[str, Any]) -> tuple[str, ...]:
         ("--set train.init_from", any(one.startswith("train.init_from=") for one in typed["overrides"])),
     ):
         if is_said:
-            what = f"--init says which weights to start from, and so does {flag}."
-            raise UsageError("usage.init", what, hint="Leave one of them out.")
+            what = f"--init and {flag} both name the weights to start from."
+            raise UsageError("usage.init", what, hint="Use only one of them.")
     return (f'train.init_from="{INIT_FOLDER}"',)
 
 
 def usual_providers(session: Session) -> tuple[str, ...]:
-    """The clouds that the settings name."""
+    """Return the providers that the settings name."""
     return tuple(name.strip() for name in session.settings["providers"].value.split(",") if name.strip())
 
 
 def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
-    """What was typed of the flags of RENTING, as a Request has it, with the settings' defaults."""
+    """Return the fields of a Request for the flags of RENTING, with the defaults of the settings."""
     from gpurun.core.command import checked_globs
     from gpurun.core.money import parse_usd
     from gpurun.core.run_plan import HOLD_S, Choices
@@ -166,7 +171,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
     if session.bounds and typed["continues"] is not None:
         from gpurun.cli.run_control import meant
 
-        meant(session, typed["continues"])  # It is read from here on, so it must be the mandate's own.
+        meant(session, typed["continues"])  # The run is read from here on, so it must belong to the mandate.
     settings, price = session.settings, typed["price_per_hour"]
     cap = typed["max_cost"] or settings["max_cost"].value
     providers = tuple(typed["provider"]) or (usual_providers(session) if typed["continues"] is None else ())
@@ -211,7 +216,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
 
 
 def _moving(session: Session, typed: dict[str, Any]) -> dict[str, Any]:
-    """What was typed of a run that continues on other machines, with the setting; UsageError for what needs it."""
+    """Return the choices for a run that continues on other machines; UsageError for a flag that needs --keep-going."""
     from gpurun.core.errors import UsageError
     from gpurun.core.money import parse_usd
     from gpurun.core.run_plan import MOST_LEGS
@@ -219,11 +224,11 @@ def _moving(session: Session, typed: dict[str, Any]) -> dict[str, Any]:
     is_on = typed["keep_going"] or session.settings["keep_going"].value == "true"
     for name in ("legs", "wait", "until"):
         if typed[name] and not is_on:
-            what = f"--{name} is for a run that continues on other machines."
+            what = f"--{name} applies only to a run that continues on other machines."
             raise UsageError(f"usage.{name}", what, hint="Add --keep-going, or leave it out.")
     legs = MOST_LEGS if typed["legs"] is None else typed["legs"]
     if not 1 <= legs <= LONGEST_LEGS:
-        what = f"--legs {legs} is not a number of machines: from 1 to {LONGEST_LEGS}."
+        what = f"--legs {legs} is out of range: it must be from 1 to {LONGEST_LEGS} machines."
         raise UsageError("usage.legs", what, hint="Write for instance --legs 5")
     rate = parse_usd(typed["max_rate"], name="--max-rate", is_limit=False) if typed["max_rate"] else None
     return {
@@ -240,35 +245,37 @@ _CHALLENGE = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{3,63}")
 
 
 def challenged(session: Session, challenge: str) -> tuple[str, ...]:
-    """The override by which a run's seed follows from a teacher's word and the key that will sign its receipt."""
+    """Return the override that derives a run's seed from a teacher's challenge and the key that will sign."""
     return (f'train.challenge="{bound_challenge(session, challenge)}"',) if challenge else ()
 
 
 def bound_challenge(session: Session, challenge: str) -> str:
-    """Return a teacher's word with the id of the key that will sign: WORD:KEYID."""
+    """Return a challenge with the id of the key that will sign the receipt: CHALLENGE:KEYID."""
     from gpurun.core.errors import SetupError, UsageError
     from gpurun.ledger.signing import load_signer
 
     if not _CHALLENGE.fullmatch(challenge):
-        what = f"--challenge {challenge[:80]!r} is no challenge: 4 to 64 letters, digits, dots and dashes."
-        raise UsageError("usage.challenge", what, hint="Copy the one that your teacher gave you, whole.")
+        what = (
+            f"--challenge {challenge[:80]!r} is not a challenge: it must have 4 to 64 letters, digits, dots or dashes."
+        )
+        raise UsageError("usage.challenge", what, hint="Copy the whole challenge that your teacher gave you.")
     signer = load_signer(session.home.prepare().keys)
     if signer is None:
-        what = (
-            f"A challenge is bound to the key that signs receipts, and {session.home.keys} has none that can be read."
+        what = f"A challenge needs the key that signs receipts, and {session.home.keys} has no readable key."
+        raise SetupError(
+            "challenge.no_key", what, hint="docs/RECEIPTS.md, section The form, explains how to start over."
         )
-        raise SetupError("challenge.no_key", what, hint="See The form in docs/RECEIPTS.md for how to begin again.")
     return f"{challenge}:{signer.keyid}"
 
 
 _BESIDE_PLAN = ("recipe", "max_cost", "dry_run", "accept_weak_lease")
-"""The arguments that may stand beside a plan file; everything else is in it."""
+"""The arguments that are allowed with a plan file; the file contains everything else."""
 
 
 def _planned(session: Session, **typed: Any) -> Request:
-    """The request in a plan file, with what a person may give beside it: the cap, consent, and a rehearsal.
+    """Return the request in a plan file, with the arguments that are allowed with it: cap, consent, rehearsal.
 
-    The file may be a stranger's: where the user has a cap of their own, it holds unless another is typed.
+    The file may come from a stranger, so the cap in the user's settings applies unless --max-cost is typed.
     """
     from gpurun.core.errors import UsageError
     from gpurun.core.money import parse_usd
@@ -279,8 +286,8 @@ def _planned(session: Session, **typed: Any) -> Request:
         (name for name, (_, usual) in REQUEST.flags.items() if typed[name] != usual and name not in _BESIDE_PLAN), ""
     )
     if other:
-        what = f"{path} says what is meant, and something else is asked for beside it ({other.replace('_', '-')})."
-        hint = "Give only --max-cost, --accept-weak-lease or --dry-run with it; else write a new one by plan -o."
+        what = f"{path} already defines the run, so {other.replace('_', '-')} is not allowed with it."
+        hint = "Use only --max-cost, --accept-weak-lease or --dry-run with it, or write a new plan: gpurun plan -o FILE"
         raise UsageError("plan_file.flags", what, hint=hint)
     request = read_plan_file(path)
     choices = request.choices.model_copy(update={"weak_lease": typed["accept_weak_lease"]})
@@ -294,12 +301,12 @@ def _planned(session: Session, **typed: Any) -> Request:
 
 
 def _whole(recipe: str) -> str:
-    """A bundled recipe's name as it is; a file's whole path, so that `--from` and hints find it from any folder."""
+    """Return a bundled recipe's name unchanged, or a file's absolute path, so that `--from` finds it later."""
     return str(Path(recipe).expanduser().absolute()) if recipe.endswith(".toml") or "/" in recipe else recipe
 
 
 def read_script(path: str) -> str:
-    """The text of the script that was named; kept with the run, so that it may change or vanish here."""
+    """Return the text of a script. It is stored with the run, so the file may change or vanish afterwards."""
     from gpurun.core.errors import UsageError
 
     try:
@@ -311,17 +318,17 @@ def read_script(path: str) -> str:
 
 
 def _gpu_hours(hours: float | None) -> float | None:
-    """The hours of --max-gpu-hours, checked."""
+    """Check the hours of --max-gpu-hours, and return them."""
     from gpurun.core.errors import UsageError
 
     if hours is not None and not 0 < hours < 1e6:
-        what = f"--max-gpu-hours {hours:g} is no number of hours above 0."
+        what = f"--max-gpu-hours {hours:g} is not a number of hours above 0."
         raise UsageError("usage.max_gpu_hours", what, hint="Write for instance --max-gpu-hours 16")
     return hours
 
 
 def _trackers(text: str) -> tuple[str, ...]:
-    """The trackers of --log-to, none where it was not typed."""
+    """Return the trackers of --log-to, or none if it was not typed."""
     if not text:
         return ()
     from gpurun.readers.curve_log import checked_trackers
@@ -330,91 +337,98 @@ def _trackers(text: str) -> tuple[str, ...]:
 
 
 def flag(name: str, help_text: str) -> Any:
-    """A switch, as Typer wants it."""
+    """Return the type of a switch, for Typer."""
     return Annotated[bool, typer.Option(name, help=help_text)]
 
 
 def make_text_option(
     name: str, metavar: str, help_text: str, complete: Callable[[str], list[str]] | None = None
 ) -> Any:
-    """A flag with a text behind it, as Typer wants it."""
+    """Return the type of a flag that takes a text, for Typer."""
     return Annotated[str, typer.Option(name, metavar=metavar, help=help_text, autocompletion=complete)]
 
 
 RENTING: dict[str, tuple[Any, Any]] = {
     "gpu": (
-        make_text_option("--gpu", "GPU", "8xA100-80GB, cpu, or any: the cheapest that fits.", complete_gpu),
+        make_text_option("--gpu", "GPU", "Rent 8xA100-80GB, cpu, or any: the cheapest that fits.", complete_gpu),
         "",
     ),
-    "max_cost": (make_text_option("--max-cost", "USD", "What the whole run may cost at most."), ""),
+    "max_cost": (make_text_option("--max-cost", "USD", "Never spend more than this on the whole run."), ""),
     "provider": (Providers, []),
-    "region": (make_text_option("--region", "R", "Only this region."), ""),
-    "data": (make_text_option("--data", "PATH", "Text, shards, or hf:OWNER/NAME of public shards."), ""),
+    "region": (make_text_option("--region", "R", "Use only this region."), ""),
+    "data": (make_text_option("--data", "PATH", "Train on text, shards, or hf:OWNER/NAME."), ""),
     "continues": (Continues, None),
-    "stage": (make_text_option("--stage", "s3://BUCKET", "Upload shards to this bucket before renting."), ""),
-    "hours": (Annotated[float | None, typer.Option("--hours", metavar="H", help="Train at most this long.")], None),
-    "dry_run": (flag("--dry-run", "Rehearse on this machine's CPU, free."), False),
-    "keep_going": (flag("--keep-going", "Continue on another machine if one is lost."), False),
-    "legs": (
-        Annotated[int | None, typer.Option("--legs", metavar="N", help="On so many machines at most; else 5.")],
+    "stage": (make_text_option("--stage", "s3://BUCKET", "Upload the shards to this bucket before renting."), ""),
+    "hours": (
+        Annotated[float | None, typer.Option("--hours", metavar="H", help="Stop training after this many hours.")],
         None,
     ),
-    "wait": (make_text_option("--wait", "DURATION", "How long to wait for another; else 15m."), ""),
-    "until": (make_text_option("--until", "HH:MM", "Until when to wait for another machine."), ""),
-    "max_rate": (make_text_option("--max-rate", "USD", "What a machine may cost an hour."), ""),
-    "spot": (flag("--spot", "Rent a spot machine: cheaper, may be taken away."), False),
-    "accept_weak_lease": (flag("--accept-weak-lease", "Rent where only this computer ends the machine."), False),
-    "lambda_guard": (flag("--lambda-guard", "Put a key on a Lambda machine that ends it."), False),
-    "accept_cpu": (flag("--accept-cpu", "Train where the machine has no CUDA device."), False),
-    "image": (make_text_option("--image", "IMAGE", "Another image than the provider's own."), ""),
-    "setup": (make_text_option("--setup", "SCRIPT", "Run this there first."), ""),
+    "dry_run": (flag("--dry-run", "Rehearse on the CPU of this computer, for free."), False),
+    "keep_going": (flag("--keep-going", "Continue on another machine if this one is lost."), False),
+    "legs": (
+        Annotated[int | None, typer.Option("--legs", metavar="N", help="Use at most this many machines; else 5.")],
+        None,
+    ),
+    "wait": (make_text_option("--wait", "DURATION", "Wait this long for the next machine; else 15m."), ""),
+    "until": (make_text_option("--until", "HH:MM", "Wait until this time for the next machine."), ""),
+    "max_rate": (make_text_option("--max-rate", "USD", "Rent no machine that costs more per hour."), ""),
+    "spot": (flag("--spot", "Rent a spot machine: cheaper, can be taken away."), False),
+    "accept_weak_lease": (flag("--accept-weak-lease", "Rent even if only this computer ends the machine."), False),
+    "lambda_guard": (flag("--lambda-guard", "Put a key on a Lambda machine so it can end itself."), False),
+    "accept_cpu": (flag("--accept-cpu", "Train even if the machine has no CUDA device."), False),
+    "image": (make_text_option("--image", "IMAGE", "Start the machine from this image."), ""),
+    "setup": (make_text_option("--setup", "SCRIPT", "Run this script on the machine first."), ""),
     "setup_limit": (
         Annotated[
-            float | None, typer.Option("--setup-limit", metavar="MIN", help="How long --setup may take; else 10.")
+            float | None,
+            typer.Option("--setup-limit", metavar="MIN", help="Stop --setup after this many minutes; else 10."),
         ],
         None,
     ),
     "log_to": (
-        make_text_option("--log-to", "TRACKERS", "wandb, mlflow, trackio or tensorboard; several by commas."),
+        make_text_option("--log-to", "TRACKERS", "Log to wandb, mlflow, trackio, tensorboard (commas)."),
         "",
     ),
     "give_up_after": (
-        make_text_option("--give-up-after", "DURATION", "End a machine that answers no more so long."),
+        make_text_option("--give-up-after", "DURATION", "End a machine after this long without an answer."),
         "",
     ),
-    "idle": (make_text_option("--idle", "DURATION", "Stop a job that computes nothing so long; off: never."), ""),
-    "silent": (make_text_option("--silent", "DURATION", "Stop a job that writes nothing so long."), ""),
+    "idle": (make_text_option("--idle", "DURATION", "Stop a job that computes nothing this long, or off."), ""),
+    "silent": (make_text_option("--silent", "DURATION", "Stop a job that writes nothing this long, or off."), ""),
     "hold_on_failure": (
-        make_text_option("--hold-on-failure", "MIN|off", "Keep a failed run's machine so long; else 15."),
+        make_text_option("--hold-on-failure", "MIN|off", "Keep the machine of a failed run this long; else 15."),
         "",
     ),
-    "host": (make_text_option("--host", "USER@HOST[:PORT]", "A box of yours, or its name in ~/.ssh/config."), ""),
-    "host_key": (make_text_option("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
-    "identity": (make_text_option("--identity", "FILE", "The private key to log in with, or `agent`."), ""),
-    "jump": (make_text_option("--jump", "USER@HOST[:PORT]", "The host by which the box is reached."), ""),
-    "python": (make_text_option("--python", "PATH", "The Python on the box or the cluster."), ""),
+    "host": (make_text_option("--host", "USER@HOST[:PORT]", "Use your own box, or its name in ~/.ssh/config."), ""),
+    "host_key": (make_text_option("--host-key", "KEY", "Expect this host key or SHA256 fingerprint."), ""),
+    "identity": (make_text_option("--identity", "FILE", "Log in with this private key, or `agent`."), ""),
+    "jump": (make_text_option("--jump", "USER@HOST[:PORT]", "Reach the box through this host."), ""),
+    "python": (make_text_option("--python", "PATH", "Use this Python on the box or cluster."), ""),
     "max_gpu_hours": (
         Annotated[
             float | None,
-            typer.Option("--max-gpu-hours", metavar="H", help="Hours times GPUs that a cluster may spend at most."),
+            typer.Option("--max-gpu-hours", metavar="H", help="Spend at most this many GPU hours on a cluster."),
         ],
         None,
     ),
-    "queue": (make_text_option("--queue", "DURATION", "How long a job may wait to begin; else a day."), ""),
-    "partition": (make_text_option("--partition", "NAME", "The cluster's partition."), ""),
-    "time": (make_text_option("--time", "DURATION", "How long a job may take there."), ""),
-    "account": (make_text_option("--account", "NAME", "Whom the cluster counts it to."), ""),
-    "qos": (make_text_option("--qos", "NAME", "The quality of service there."), ""),
-    "slow_network": (flag("--slow-network", "Train though the nodes' network is slow."), False),
+    "queue": (make_text_option("--queue", "DURATION", "Let a job wait this long to start; else a day."), ""),
+    "partition": (make_text_option("--partition", "NAME", "Use this partition of the cluster."), ""),
+    "time": (make_text_option("--time", "DURATION", "Limit the job to this time on the cluster."), ""),
+    "account": (make_text_option("--account", "NAME", "Charge the job to this account of the cluster."), ""),
+    "qos": (make_text_option("--qos", "NAME", "Use this quality of service on the cluster."), ""),
+    "slow_network": (flag("--slow-network", "Train even if the network between nodes is slow."), False),
     "pass_env": (
         Annotated[
-            list[str], typer.Option("--pass-env", metavar="GLOB", help="Variables of the machine's login for the job.")
+            list[str], typer.Option("--pass-env", metavar="GLOB", help="Pass these variables of the login to the job.")
         ],
         [],
     ),
-    "price_per_hour": (make_text_option("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
+    "price_per_hour": (
+        make_text_option("--price-per-hour", "USD", "Count this hourly price of the box toward the cap."),
+        "",
+    ),
 }
-"""The flags that say where a run is to be and what it may cost, the same for `train` and `run`."""
+"""The flags that define where a run happens and what it may cost; `train` and `run` share them."""
 
 REQUEST = Shared(
     "request",
@@ -423,7 +437,7 @@ REQUEST = Shared(
         **RENTING,
         "overrides": (Set, []),
         "challenge": (
-            make_text_option("--challenge", "C", "What your teacher gave you; the seed follows from it."),
+            make_text_option("--challenge", "C", "Derive the seed from your teacher's challenge."),
             "",
         ),
         "keep_checkpoints": (
@@ -433,25 +447,25 @@ REQUEST = Shared(
                     "--keep-checkpoints",
                     metavar="K",
                     show_default=False,
-                    help="Earlier ones kept beside last and best.",
+                    help="Keep K earlier checkpoints beside last and best.",
                 ),
             ],
             0,
         ),
-        "accept_skipped": (flag("--accept-skipped", "Accept a folder of which more is skipped than read."), False),
+        "accept_skipped": (flag("--accept-skipped", "Accept a folder where most files are skipped."), False),
         "warm": (flag("--warm", "Upload the compile cache of earlier runs."), False),
-        "init": (make_text_option("--init", "FILE", "Weights to begin from: safetensors or a ckpt.pt."), ""),
-        "trainer": (make_text_option("--trainer", "DIR", "Ship this trainer, a changed copy of gpurun's own."), ""),
-        "core_bundle": (make_text_option("--core-bundle", "FILE|URL", "The tasks of CORE, for eval.core."), ""),
+        "init": (make_text_option("--init", "FILE", "Start from these weights: safetensors or ckpt.pt."), ""),
+        "trainer": (make_text_option("--trainer", "DIR", "Use this trainer, a changed copy of gpurun's own."), ""),
+        "core_bundle": (make_text_option("--core-bundle", "FILE|URL", "Use these tasks of CORE, for eval.core."), ""),
     },
     request_from,
 )
-"""The flags that say what run is meant."""
+"""The flags that define a training run."""
 
 
 @dataclass(frozen=True)
 class Starting:
-    """How a run is started and watched: its consent, its name, its notices."""
+    """Hold how a run is started and watched: its consent, its name, its notices."""
 
     yes: bool
     detach: bool
@@ -467,12 +481,12 @@ STARTING = Shared(
     {
         "yes": (Yes, False),
         "detach": (flag("--detach", "Return once the machine is ready."), False),
-        "no_wait": (flag("--no-wait", "Return once its supervisor has begun."), False),
-        "name": (make_text_option("--name", "TEXT", "The run's name."), ""),
-        "on_interrupt": (make_text_option("--on-interrupt", "WHAT", "ask, detach or stop."), ""),
-        "notify": (make_text_option("--notify", "URL", "Post notices of the run there."), ""),
+        "no_wait": (flag("--no-wait", "Return once its supervisor has started."), False),
+        "name": (make_text_option("--name", "TEXT", "Give the run this name."), ""),
+        "on_interrupt": (make_text_option("--on-interrupt", "WHAT", "On Ctrl-C: ask, detach or stop."), ""),
+        "notify": (make_text_option("--notify", "URL", "Post notices of the run to this URL."), ""),
         "program": (make_text_option("--exec", "CMD", "Run this with each notice on standard input."), ""),
     },
     lambda session, **typed: Starting(**typed),
 )
-"""The flags of starting a run, the same for `train` and `run`."""
+"""The flags that control how a run starts; `train` and `run` share them."""

@@ -1,4 +1,4 @@
-"""Where a viewer shows what it reads: redrawn on a terminal, in lines, as JSON Lines, or nowhere."""
+"""Show the news of a run: redrawn on a terminal, as lines, as JSON Lines, or not at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpurun.view.style import probe
 
 
 class Pane(Protocol):
-    """Where news are shown."""
+    """Shows the news of a run."""
 
     def show(self, news: News, now: float) -> None: ...
 
@@ -31,7 +31,7 @@ class Pane(Protocol):
 
 
 class LivePane:
-    """The live view on a terminal."""
+    """Draws the live view on a terminal."""
 
     def __init__(self, plan: Plan, session: Session) -> None:
         self._screen = Screen(plan, spent_by)
@@ -40,18 +40,18 @@ class LivePane:
         self.reopen()
 
     def show(self, news: News, now: float) -> None:
-        """Redraw with what is new."""
+        """Redraw with the news."""
         self._screen.update(news.records, news.events, news.log_lines, news.moving, news.heard_wall, news.gpus)
         self._window.show(self._screen, now=now, keys=self._keyboard.is_open, helps=self._helps)
 
     def is_left(self) -> bool:
-        """Whether q was pressed; a question mark shows what the lines mean, and hides it again."""
+        """Return whether q was pressed; a question mark toggles the explanation of the lines."""
         pressed = self._keyboard.pressed()
         self._helps ^= pressed.count("?") % 2 == 1
         return "q" in pressed
 
     def close(self) -> None:
-        """Leave the last picture standing, and give the terminal back."""
+        """Keep the last picture, and restore the terminal."""
         self._keyboard.close()
         self._window.__exit__(None, None, None)
 
@@ -64,7 +64,7 @@ class LivePane:
 
 
 class SilentPane:
-    """Nothing until the end: for verbs whose answer is one envelope."""
+    """Shows nothing; for verbs that print a single envelope."""
 
     def show(self, news: News, now: float) -> None:
         """Say nothing."""
@@ -81,7 +81,7 @@ class SilentPane:
 
 
 class PlainPane(SilentPane):
-    """One line an event on standard error."""
+    """Prints a line per event on standard error."""
 
     def __init__(self, plan: Plan, session: Session) -> None:
         self._session = session
@@ -104,7 +104,7 @@ class PlainPane(SilentPane):
 
 
 class JsonPane(SilentPane):
-    """JSON Lines on standard output: every record and every event as it comes; the envelope comes last."""
+    """Prints every record and event as JSON Lines on standard output; the envelope comes last."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -125,12 +125,12 @@ class JsonPane(SilentPane):
 
 
 def _leave() -> None:
-    """Nobody reads any more: as when a terminal is closed, the view ends, and the run's own code is not 0."""
+    """End the view because its reader has left, as if the terminal had been closed; the exit code is not 0."""
     signal.raise_signal(signal.SIGHUP)
 
 
 def open_pane(session: Session, plan: Plan, *, stream: bool) -> Pane:
-    """The pane that fits this session."""
+    """Return the pane that fits this session."""
     if session.json:
         return JsonPane(session) if stream else SilentPane()
     live = probe(sys.stderr, color=session.color).redraw and not (session.no_progress or session.quiet)

@@ -1,4 +1,4 @@
-"""How far a long piece of work is, on standard error: a line that is redrawn, or a line now and then."""
+"""Show the progress of long work on standard error: a redrawn line, or a line every few seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN_PERIOD_S = 10.0
 
 
 class ProgressBar:
-    """One line that is redrawn on a terminal; elsewhere a line now and then. Silent with --json and --quiet."""
+    """Redraws a line on a terminal, else prints one every few seconds. Silent with --json and --quiet."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -25,13 +25,13 @@ class ProgressBar:
         self._drawn = ""
 
     def say(self, text: str) -> None:
-        """Talk above the bar."""
+        """Print a line above the bar."""
         self.end()
         if not self._session.json:
             self._session.say(text)
 
     def show(self, figures: Mapping[str, int]) -> None:
-        """Draw how far it is; the time that is left is judged by this call's own work, not by what was done before."""
+        """Draw the progress; the remaining time is estimated only from the work of this command."""
         now = self._session.clock.monotonic()
         self._began = self._began or (now, figures["done_bytes"])
         if now < self._due or self._session.json:
@@ -39,7 +39,7 @@ class ProgressBar:
         since, done_before = self._began
         line = progress_line(figures, elapsed_s=now - since, done_before=done_before, style=self._style)
         if self._redraws:
-            # A line that folds is not one that can be redrawn; a terminal may be made narrower at any time.
+            # A wrapped line cannot be redrawn, and a terminal may become narrower at any time.
             style = probe(sys.stderr, color=self._session.color)
             shown = render([clip_line(line, style.width - 1, style)], style)
             print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
@@ -49,6 +49,6 @@ class ProgressBar:
             self._due = now + _PLAIN_PERIOD_S
 
     def end(self) -> None:
-        """Leave the line as it is and go to the next; one that tells of nothing yet is wiped away."""
+        """Keep the line and go to the next; a line without progress is erased."""
         print(self._drawn, end="", file=sys.stderr, flush=True)
         self._drawn = ""

@@ -1,7 +1,7 @@
-"""The check of a recipe or of a changed trainer: it is rehearsed here, end to end, before anything is rented.
+"""Check a recipe or a changed trainer by rehearsing it here, end to end, before anything is rented.
 
-The rehearsal is the ordinary one of `--dry-run`: shards, supervisor, agent, trainer, collection, receipt. It happens in
-a home of its own, so that the user's runs and receipts stay what they are; only the cache of tokenised text is shared.
+The rehearsal is that of `--dry-run`: shards, supervisor, agent, trainer, collection, receipt. It uses a temporary home,
+so the user's runs and receipts are not affected; only the cache of tokenised text is shared.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _RUN = "rehearsal"
 
 @contextmanager
 def own_home(shared: Home) -> Iterator[Home]:
-    """A home for one rehearsal, gone afterwards; it keeps tokenised text where the user's own runs do."""
+    """Give a temporary home for a rehearsal; it shares the user's cache of tokenised text."""
     make_private(shared.prepare().cache)
     root = Path(tempfile.mkdtemp(prefix="check-", dir=shared.root))
     try:
@@ -53,7 +53,7 @@ def own_home(shared: Home) -> Iterator[Home]:
 
 
 def check_recipe(session: Session, name: str, home: Home) -> CheckRow:
-    """Plan and rehearse one recipe; a GpurunError where either is impossible or the rehearsal fails."""
+    """Plan and rehearse a recipe; GpurunError if either is impossible or the rehearsal fails."""
     recipe, clock = load_recipe(name), session.clock
     began = clock.monotonic()
     plan, folder = rehearsed(session, Request(recipe=name), home, "")
@@ -76,7 +76,7 @@ def rehearsed(session: Session, request: Request, home: Home, trainer: str) -> t
     """
     choices = Choices(trainer=trainer, core_bundle=request.choices.core_bundle)
     asked = request.model_copy(update={"dry_run": True, "continues": "", "choices": choices})
-    again = f"Look at it closely: gpurun train {request.recipe_word} --dry-run"
+    again = f"To look closer: gpurun train {request.recipe_word} --dry-run"
     again += f" --trainer {shlex.quote(request.choices.trainer)}" if request.choices.trainer else ""
     hint = f"{again}, then gpurun logs @last."
     if not trainer or (part := _part_of(asked)) is None:
@@ -99,7 +99,7 @@ def _rehearsed(session: Session, asked: Request, home: Home, name: str, how: str
 
 
 def _part_of(asked: Request) -> Request | None:
-    """The same rehearsal of half of its steps, or of all but one where its schedule needs them; None for one step."""
+    """Return the rehearsal with half of its steps, or all but one if its schedule needs them; None for one step."""
     recipe = load_recipe(asked.recipe, own_reader(Path(asked.choices.trainer)))
     steps = resolve(recipe, "rehearsal", asked.overrides).tables.train.steps
     for fewer in sorted({steps // 2, steps - 1} - {0}):
@@ -113,7 +113,7 @@ def _part_of(asked: Request) -> Request | None:
 
 
 def _planned(name: str, plan: Plan) -> CheckRow:
-    """What the paid form takes on the cheapest offer on which it finishes; nothing where there is none."""
+    """Return time and cost on the cheapest offer that finishes the recipe; empty if there is none."""
     fitting = [one for one in plan.candidates if one.finishes and one.expected_micros is not None]
     if not fitting:
         return CheckRow(recipe=name)
@@ -127,23 +127,23 @@ def _planned(name: str, plan: Plan) -> CheckRow:
 
 
 def judge(row: CheckRow, name: str) -> None:
-    """Refuse a recipe that nobody can rent for, or that learned nothing."""
+    """Raise an error for a recipe that no offer finishes, or that learned nothing."""
     if row.planned_micros is None:
         what = f"No offer in the catalogue finishes {row.recipe}."
         raise NoOffer("recipes.no_offer", what, hint=f"See why: gpurun plan {shlex.quote(name)}")
     if row.first_loss is None or row.last_loss is None or not row.last_loss < row.first_loss:
-        what = f"The rehearsal of {row.recipe} ended with the loss {row.last_loss}, having begun with {row.first_loss}."
+        what = f"The rehearsal of {row.recipe} did not learn: its loss went from {row.first_loss} to {row.last_loss}."
         raise TrainingFailed("recipes.learned_nothing", what, hint=_again(name))
 
 
 def _again(name: str) -> str:
-    return f"Look at it closely: gpurun train {shlex.quote(name)} --dry-run, then gpurun logs @last."
+    return f"To look closer: gpurun train {shlex.quote(name)} --dry-run, then gpurun logs @last."
 
 
 def _rehearse(home: Home, folder: RunFolder, clock: Clock) -> Sight:
-    """Have the run driven until it is closed or nobody drives it; its lease ends it in any case.
+    """Drive the run until it is closed or its supervisor ends; its lease ends it in any case.
 
-    Interrupted, it is destroyed first, so that no trainer goes on in a folder that is gone; then KeyboardInterrupt.
+    On an interrupt, destroy it before raising KeyboardInterrupt, so that no trainer keeps running in a deleted folder.
     """
     interrupted = False
     with Interrupts() as interrupts:
@@ -163,11 +163,11 @@ def _rehearse(home: Home, folder: RunFolder, clock: Clock) -> Sight:
 
 
 def _why(sight: Sight) -> str:
-    """How a rehearsal ended that did not end well, as the end of a sentence."""
+    """Return how a rehearsal failed, as the end of a sentence."""
     if sight.state.failure:
         return f"failed: {sight.state.failure.message}"
     if ended := last_typed(sight.records, TrainObserved):
         return f"ended as {ended.outcome}: {ended.message or ended.reason}."
     log = sight.folder.supervisor_log
     last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
-    return f"was given up by its supervisor: {' '.join(last) or 'it said nothing'}."
+    return f"was given up by its supervisor: {' '.join(last) or 'it wrote nothing'}."

@@ -1,6 +1,6 @@
-"""Turns a Result into bytes: its data or its text on standard output, its errors and the way on beside it.
+"""Render a Result: data or text on standard output, errors and the next command on standard error.
 
-Standard output can be lost: its reader has seen enough, or the disk under it is full.
+Standard output can be lost if its reader has left or the disk is full.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpurun.core.paths import is_stream
 
 
 class OutputLost(Exception):
-    """Standard output takes nothing more; `why` is empty where its reader has left, which is no trouble."""
+    """Raised when standard output fails; `why` is empty if its reader has left, which is not an error."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))
@@ -27,7 +27,7 @@ class OutputLost(Exception):
 
 
 def put(text: str) -> None:
-    """Write a text and a newline at once; OutputLost where that cannot be."""
+    """Write a text and a newline, and flush; OutputLost if that fails."""
     try:
         print(text, flush=True)
     except OSError as error:
@@ -35,7 +35,7 @@ def put(text: str) -> None:
 
 
 def put_bytes(content: bytes) -> int:
-    """Write bytes as they are, at once, and return how many; OutputLost where that cannot be."""
+    """Write bytes, flush, and return their number; OutputLost if that fails."""
     try:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
@@ -45,12 +45,12 @@ def put_bytes(content: bytes) -> int:
 
 
 def write_file(path: Path, text: str, *, flag: str) -> int:
-    """Put a text where a flag asks for it, whole or not at all; its size in bytes, or a SetupError."""
+    """Write a text to the file of a flag, completely or not at all, and return its size; SetupError if that fails."""
     return write_bytes(path, text.encode("utf-8"), flag=flag)
 
 
 def write_bytes(path: Path, content: bytes, *, flag: str) -> int:
-    """The same for what is no text."""
+    """Write bytes to the file of a flag, like `write_file`."""
     part = path.parent / f"{path.name}.part"
     try:
         if path.is_dir():
@@ -60,15 +60,15 @@ def write_bytes(path: Path, content: bytes, *, flag: str) -> int:
         part.write_bytes(content)
         part.rename(path)
     except OSError as error:
-        with suppress(OSError):  # Where it could not be made, it cannot be taken away either.
+        with suppress(OSError):  # If the file could not be created, it cannot be removed.
             part.unlink(missing_ok=True)
         raise SetupError("output.cannot_write", f"{path} cannot be written: {error.strerror}.",
-                         hint=f"Choose another place with {flag}, or make room.") from None  # fmt: skip
+                         hint=f"Choose another path with {flag}, or free some space.") from None  # fmt: skip
     return len(content)
 
 
 def make_output_lost(error: OSError) -> OutputLost:
-    """The error for standard output's; what is still in the buffer goes nowhere, or Python would complain at exit."""
+    """Return the error of a lost standard output; discard its buffer, or Python would complain at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return OutputLost(error)
 
@@ -90,17 +90,17 @@ def render_result(name: str, as_json: bool, result: Result, session: Session | N
 
 
 def without_output(loss: OutputLost, result: Result, session: Session | None) -> int:
-    """End without standard output: silently where its reader has left, else with a sentence; the run's code stays."""
+    """End without standard output: silently if its reader has left, else with an error; the run's code stays."""
     if not loss.why:
         return _talk(result, session)
-    hint = "Make room there, or send it somewhere else."
+    hint = "Free some space, or write to another place."
     error = SetupError("output.lost", f"Standard output cannot be written: {loss.why}.", hint=hint)
     code = result.exit_code or error.exit_code
     return _talk(replace(result, errors=(*result.errors, error), exit_code=code), session)
 
 
 def _talk(result: Result, session: Session | None) -> int:
-    """The errors and the way on, on standard error; where that is lost too there is nobody to tell."""
+    """Print errors and the next command on standard error, and ignore the loss of that too."""
     from gpurun.view.error_text import error_text
     from gpurun.view.style import probe
 

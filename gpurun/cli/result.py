@@ -1,4 +1,4 @@
-"""What a verb returns, instead of printing."""
+"""Define what a verb returns instead of printing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the verbs that act on a run share: find it, ask for its end, make sure that a supervisor drives it."""
+"""Shared steps of verbs that act on a run: find it, request its end, and ensure that it has a supervisor."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from gpurun.ledger.runs import Sight
 
 ANSWER_S = 20.0
-"""So long the supervisor of a run has to begin its end; then the command that asked for it sends the request."""
+"""The time in which a supervisor must begin a requested end; then the command destroys the machine itself."""
 
 
 def meant(session: Session, run: str | None) -> str:
-    """The name of the run that was typed; where none was, the usual one, and it is said which."""
+    """Return the name of the run that was typed, or of the usual run, which is announced."""
     from gpurun.ledger.runs import find_run, usual_run
 
     if run is not None:
@@ -34,27 +34,27 @@ def meant(session: Session, run: str | None) -> str:
 
 
 def find_meant_run(session: Session, run: str | None) -> Sight:
-    """The run that is `meant`, as it stands."""
+    """Return the current state of the run that is `meant`."""
     from gpurun.ledger.runs import look_at_run
 
     return look_at_run(session.home, meant(session, run))
 
 
 def demand_here(session: Session, sight: Sight) -> None:
-    """Ask before going on with a run that another machine opened: its own supervisor may be at work there."""
+    """Ask before resuming a run that another machine opened, because its supervisor may still be active there."""
     opened = opened_of(sight.records).machine if sight.records else ""
     if not opened or opened == machine_id() or sight.owner is not None:
         return
     name = sight.folder.name
-    question = f"{name} was opened on another machine, whose gpurun may drive it still. Go on with it here? [y/N]"
+    question = f"{name} was started on another machine, which may still be driving it. Resume it here? [y/N]"
     if session.ask(question, flag="--here").lower() not in ("y", "yes"):
         raise Declined(
-            "resume.declined", "Nothing was done.", hint=f"gpurun resume {name} --here goes on without asking."
+            "resume.declined", "Nothing was done.", hint=f"gpurun resume {name} --here resumes it without asking."
         )
 
 
 def log_in_again(session: Session, sight: Sight) -> None:
-    """Let the way to a box or cluster of the user's ask its person what no supervisor can; a failure is only told."""
+    """Let a box or cluster ask the user for a login, which no supervisor can answer; a failure is only printed."""
     from gpurun.core.cluster import NoAnswer
     from gpurun.planning.own_box import open_way
 
@@ -68,9 +68,9 @@ def log_in_again(session: Session, sight: Sight) -> None:
 
 
 def drive(session: Session, sight: Sight, *, to_its_end: bool = False) -> None:
-    """Make sure that an unfinished run has a supervisor; one that may not go on only where a stop was asked for.
+    """Ensure that an unfinished run has a supervisor. A run that must not continue gets one only to be ended.
 
-    A damaged journal is not driven, only swept by its tag.
+    A run with a damaged journal gets no supervisor; its machines are found by their token.
     """
     from gpurun.lifecycle.supervisor import start_supervisor
 
@@ -88,12 +88,12 @@ def drive(session: Session, sight: Sight, *, to_its_end: bool = False) -> None:
 
 
 def _not_driven(sight: Sight, *, to_its_end: bool) -> VerificationFailed | None:
-    """Why no supervisor may have a run."""
+    """Return why the run must not have a supervisor, or None."""
     from gpurun.ledger.journal import newer
 
     name, state = sight.folder.name, sight.state
     if sight.damage is not None:
-        hint = f"Nothing is spent on it any more. End any machine that the run may have left: gpurun destroy {name}."
+        hint = f"gpurun spends nothing more on it. To end what it may have left: gpurun destroy {name}"
         return VerificationFailed("journal.damaged", f"The journal of {name} is damaged: {sight.damage}.", hint=hint)
     if to_its_end or not sight.unfinished:
         return None
@@ -103,9 +103,9 @@ def _not_driven(sight: Sight, *, to_its_end: bool) -> VerificationFailed | None:
 def stop_run(
     session: Session, sight: Sight, how: How, reason: str, *, same_account: bool = False, leaves: bool = False
 ) -> Result:
-    """Ask for a stop and watch until the run is closed; a closed run is only described.
+    """Request a stop and watch until the run is closed; a closed run is only shown.
 
-    `leaves`: its user was told what does not come home, and gives that up.
+    With `leaves`, the user has agreed to lose the files that are not downloaded.
     """
     from gpurun.cli.viewer import follow_run
     from gpurun.core.stop_request import ask_to_stop
@@ -120,8 +120,8 @@ def stop_run(
     except SetupError as unwritten:
         if how != "destroy" or not sight.state.may_be_billing:
             raise
-        what = f"The machine is gone, but nothing of it could be written down: {unwritten.what}"
-        hint = "Make room or give yourself access; then the proof and the receipt come with: "
+        what = f"The machine is gone, but its end could not be recorded: {unwritten.what}"
+        hint = "Free some space or fix the access; then get proof and receipt with: "
         told = SetupError(unwritten.code, what, hint=f"{hint}gpurun destroy {sight.folder.name}")
         return _destroy_unrecorded(session, sight, told)
     drive(session, sight, to_its_end=True)
@@ -129,15 +129,15 @@ def stop_run(
     if ends_at_once and not _is_begun(session, sight):
         run = sight.folder.name
         what = f"The supervisor of {run} ({sight.owner or 'started just now'}) did not answer for {ANSWER_S:.0f} s."
-        hint = f"Once it is ended (kill -9), the proof and the receipt come with: gpurun resume {run}."
+        hint = f"Kill it (kill -9), then get proof and receipt with: gpurun resume {run}"
         return _destroy_unrecorded(session, sight, RunHeld("supervisor.silent", what, hint=hint))
     result = follow_run(session, sight.folder, stream=False)
-    # For the run it was an interruption; for the person who asked, it is what was asked for.
+    # The run was interrupted, but the user requested that, so it is a success.
     return replace(result, exit_code=ExitCode.DONE) if result.exit_code is ExitCode.INTERRUPTED else result
 
 
 def _is_begun(session: Session, sight: Sight) -> bool:
-    """Whether the supervisor has begun to destroy, or has nothing to destroy, within ANSWER_S."""
+    """Return whether the supervisor begins to destroy, or has nothing to destroy, within ANSWER_S."""
     from gpurun.ledger.run_state import WORKING
     from gpurun.ledger.runs import look_at_run
 
@@ -149,7 +149,7 @@ def _is_begun(session: Session, sight: Sight) -> bool:
 
 
 def _destroy_unrecorded(session: Session, sight: Sight, told: GpurunError) -> Result:
-    """Destroy what a run has from here, where its supervisor cannot; `told` says why its receipt must wait."""
+    """Destroy a run's machine from here because its supervisor cannot; `told` explains why the receipt must wait."""
     from gpurun.lifecycle.supervisor import end_at_once
 
     run = sight.folder.name
@@ -165,10 +165,10 @@ def _destroy_unrecorded(session: Session, sight: Sight, told: GpurunError) -> Re
 
 
 def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False) -> Result:
-    """End what a run with a damaged journal may have left, by its tokens, with proof, and without writing to it.
+    """Find and end the machines of a run with a damaged journal by their tokens, without writing to the journal.
 
-    Every provider of the plan is asked, since the damage may hide which one made the machine. One that shows nothing to
-    another account's key has not said that there is nothing.
+    Every provider of the plan is asked, because the damage may hide which one made the machine. An empty answer to the
+    key of another account does not prove that nothing is left.
     """
     from gpurun.lifecycle.instance.terminate import demand_account
     from gpurun.lifecycle.reaper import sweep_run
@@ -190,9 +190,9 @@ def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False)
         except (Unknown, GpurunError) as error:
             why = error.what if isinstance(error, GpurunError) else str(error)
             hint = f"Try again: gpurun destroy {run}"
-            left.append(MayBeBilling("destroy.cannot_look", f"{name} does not say what exists: {why}.", hint=hint))
+            left.append(MayBeBilling("destroy.cannot_look", f"{name} does not report what exists: {why}.", hint=hint))
     if left:
         return Result(errors=tuple(left), exit_code=ExitCode.MAY_BE_BILLING)
     asked = ", ".join(names)
-    text = f"Destroyed (proven): {', '.join(ended)}" if ended else f"Nothing at {asked} was asked for by {run}."
+    text = f"Destroyed (proven): {', '.join(ended)}" if ended else f"{run} has nothing at {asked}."
     return Result(data={"run": run, "destroyed": ended}, text=text)

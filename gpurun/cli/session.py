@@ -1,4 +1,4 @@
-"""One invocation: the home, the clock, and how this terminal wants to be spoken to."""
+"""Hold one invocation: the home, the clock, and the output style."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Session:
-    """The common flags of every verb, and what follows from them."""
+    """The common flags of every verb, and values derived from them."""
 
     home: Home
     json: bool = False
@@ -34,19 +34,19 @@ class Session:
     no_input: bool = False
     no_progress: bool = False
     typed: frozenset[str] = frozenset()
-    """The flags of the verb that stood on the command line, by their parameters' names."""
+    """The parameter names of the flags that were typed."""
     clock: Clock = field(default_factory=SystemClock)
 
     @cached_property
     def settings(self) -> dict[str, Setting]:
-        """The settings of this home and folder."""
+        """Load the settings of this home and folder."""
         from gpurun.core.settings import load_settings
 
         return load_settings(self.home, project=Path.cwd(), environment=os.environ)
 
     @cached_property
     def bounds(self) -> Bounds | None:
-        """The bounds of the mandate that this was started with; None without one, an error where it does not hold."""
+        """Return the bounds of this process's mandate; None without a mandate, an error if it is invalid."""
         if MANDATE_VARIABLE not in os.environ:
             return None
         from gpurun.ledger.mandate import MandateBudget, mandate_here
@@ -56,43 +56,43 @@ class Session:
         return Bounds(mandate, MandateBudget(self.home, self.clock, mandate.id), self.home) if mandate else None
 
     def desk(self, run: str) -> Desk:
-        """Return where a run of that name is planned."""
+        """Return the desk on which a run of this name is planned."""
         from gpurun.planning.place import Desk
 
         return Desk(run, self.home, self.clock, self.talk_when_slow(), self.interactive, self.bounds)
 
     @cached_property
     def style(self) -> Style:
-        """What standard output can carry."""
+        """Return the style that standard output supports."""
         from gpurun.view.style import probe
 
         return probe(sys.stdout, color=self.color)
 
     def draw(self, lines: Iterable[Line]) -> str:
-        """Styled lines as standard output can carry them."""
+        """Render styled lines for standard output."""
         from gpurun.view.styled_text import render
 
         return render(lines, self.style)
 
     @property
     def interactive(self) -> bool:
-        """Whether a person can be asked: both ends are a terminal, and nothing forbids it."""
+        """Return whether a person can answer: input and error output are terminals, and no flag forbids it."""
         return not (self.no_input or self.json) and sys.stdin.isatty() and sys.stderr.isatty()
 
     def say(self, text: str) -> None:
-        """Talk to the person: standard error, unless they wanted quiet."""
+        """Print to standard error, unless --quiet is set."""
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
     def ring(self, text: str) -> None:
-        """Ring the terminal's bell and have it notify (OSC 9), unless somebody wants quiet."""
+        """Ring the terminal's bell and have it notify (OSC 9), unless --quiet is set."""
         from gpurun.core.untrusted import safe_line
 
         if self.interactive and not self.quiet:
             print(f"\a\x1b]9;{safe_line(text)}\x1b\\", end="", file=sys.stderr, flush=True)
 
     def talk_when_slow(self, after_s: float = 2.0) -> Callable[[str], None]:
-        """Talk about work that is usually quick: at once with --verbose, else only once it has taken a while."""
+        """Return a printer for usually quick work: it prints with --verbose, or once `after_s` have passed."""
         began = self.clock.monotonic()
 
         def talk(text: str) -> None:
@@ -102,7 +102,7 @@ class Session:
         return talk
 
     def ask(self, question: str, *, flag: str) -> str:
-        """Ask on the terminal; where nobody can answer, a UsageError names the flag that would have."""
+        """Ask on the terminal; if no answer is possible, raise a UsageError that names the flag to use instead."""
         if not self.interactive:
             raise UsageError("input.needed", f"An answer is needed: {question}", hint=f"Give it as {flag}.")
         try:
@@ -110,5 +110,5 @@ class Session:
             return sys.stdin.readline().strip()
         except KeyboardInterrupt:
             print(file=sys.stderr)
-            what = "Interrupted at the question: nothing was begun, and nothing spent."
+            what = "Interrupted at the question: nothing was started or spent."
             raise Interrupted("input.interrupted", what, hint="Run it again.") from None

@@ -1,4 +1,4 @@
-"""Whether a box of the user's own still answers after a run, and the signed line about that beside the receipt."""
+"""Check whether the user's own box still answers after a run, and describe the signed statement about it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_PARTS = 16
 
 
 def knock(host: str, port: int, patience_s: float = PATIENCE_S) -> str:
-    """What a connection to a port meets: `answers SSH`, one of QUIET, or what tells nothing either way."""
+    """Return the result of a connection: `answers SSH`, one of QUIET, or an inconclusive answer."""
     try:
         line = socket.create_connection((host, port), timeout=patience_s)
     except ConnectionRefusedError:
@@ -37,7 +37,7 @@ def knock(host: str, port: int, patience_s: float = PATIENCE_S) -> str:
 
 
 def _greeting_of(line: socket.socket) -> str:
-    """What a box says first. One that takes the call and is silent may be busy: that is no sign of its being off."""
+    """Return what a box sends first. A silent box may be busy, which does not show that it is off."""
     heard = b""
     try:
         for _ in range(_MOST_PARTS):
@@ -55,25 +55,25 @@ def _greeting_of(line: socket.socket) -> str:
 
 
 def box_login(receipt: Receipt, run: str) -> Login:
-    """The box of a receipt; a UsageError where there is nothing for the user to end."""
+    """Return the login of a receipt's box; UsageError if the user has no box to end."""
     if receipt.signature not in (Signature.OK, Signature.UNSIGNED):
-        raise VerificationFailed("receipt.signature", "The signature does not fit the receipt.",
+        raise VerificationFailed("receipt.signature", "The signature does not match the receipt.",
                                  hint=f"gpurun audit {run}")  # fmt: skip
     ended = receipt.predicate["teardown"]["is"]
     if ended != Teardown.USER_OPERATED:
         how = "no machine was made for it" if ended is None else f"its machine ended as {ended!r}"
         raise UsageError("shutdown.not_yours", f"There is nothing to confirm for {run}: {how}.",
-                         hint=f"What is known of its end: gpurun receipt {run}")  # fmt: skip
+                         hint=f"To see how it ended: gpurun receipt {run}")  # fmt: skip
     if "imported" in receipt.predicate["asked"]:
-        what = f"{run} ran in a notebook, and nothing here can see its session."
+        what = f"{run} ran in a notebook, and gpurun cannot see its session."
         raise UsageError("shutdown.no_box", what, hint="End the session where it ran; docs/ROUTES.md says where.")
     return parse_host(box_of(receipt), name="the box of the receipt")
 
 
 def knock_again_and_again(login: Login, clock: Clock, jump: str = "") -> list[Try]:
-    """Tries until one comes after the whole span, however long each takes; the first sign of life ends it.
+    """Try to connect until the whole span has passed; stop at the first sign of life.
 
-    What stands behind another host answers nobody here, up or down.
+    A box behind a jump host cannot be reached directly, whether it is on or off.
     """
     if jump:
         return [Try(0.0, f"it is reached only by {jump}")]
@@ -86,7 +86,7 @@ def knock_again_and_again(login: Login, clock: Clock, jump: str = "") -> list[Tr
 
 
 def describe_confirmation(made: Confirmation, session: Session) -> str:
-    """A confirmation in one line: what was seen or said, and when."""
+    """Describe a confirmation in one line: what was observed or stated, and when."""
     told = made.predicate
     at = local_time(datetime.fromisoformat(told["confirmed_at"]).timestamp(), now=session.clock.wall())
     unsigned = " (unsigned)" if made.signature is Signature.UNSIGNED else ""
@@ -98,7 +98,7 @@ def describe_confirmation(made: Confirmation, session: Session) -> str:
 
 
 def shutdown_line(session: Session, run: str, receipt: Receipt) -> str:
-    """What a receipt shows of its shutdown; "" while nothing was stated."""
+    """Return the line about the shutdown for a receipt; "" if there is no statement."""
     try:
         kept = read_confirmation(session.home, session.home.run(run), receipt)
     except VerificationFailed as error:

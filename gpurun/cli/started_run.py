@@ -1,4 +1,4 @@
-"""A run from its plan to its end: shown, agreed to, begun, and followed; the same for `train` and `run`."""
+"""Take a run from plan to end: show it, ask, start it and follow it; shared by `train`, `run`, `dev` and `sweep`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def start_and_follow(
 ) -> Result:
     """Make the plan of a run, ask, do what comes `before`, start its supervisor, and follow it.
 
-    `follow` does so in another way, with the answer to an interrupt and those that were heard.
+    A custom `follow` gets the folder, the answer to an interrupt, and the signals so far.
     """
     from gpurun.cli.commands.plan import run_name
     from gpurun.cli.interrupts import Interrupts as Heard
@@ -51,7 +51,7 @@ def start_and_follow(
         made = planned(run)
         _show_and_ask(session, made, yes=starting.yes)
         before(made)
-        # From here on a signal is an answer to the run: its supervisor would rent, train and pay without this command.
+        # From here on a signal must be answered, because the supervisor rents and pays without this command.
         with Heard() as heard:
             with budgets_of(session.home, session.clock, made.mandate).reserved(run, made.most_micros):
                 folder = create_run(session.home, request, made)
@@ -70,7 +70,7 @@ def start_and_follow(
 
 
 def _begun(plan: Plan) -> Result:
-    """Return what was begun, with what it may cost."""
+    """Return the run that was started and what it may cost."""
     offer = plan.offer
     data = {
         "run": plan.run,
@@ -81,11 +81,11 @@ def _begun(plan: Plan) -> Result:
         "worst_micros": plan.worst_micros,
         "cap_micros": plan.cap_micros,
     }
-    return Result(data=data, text=f"{plan.run} has begun.", after=f"How far it is: gpurun attach {plan.run}")
+    return Result(data=data, text=f"{plan.run} has started.", after=f"To watch it: gpurun attach {plan.run}")
 
 
 def _hand_to_supervisor(told: Mapping[str, str]) -> None:
-    """Set what --notify and --exec say for the supervisor, which has this environment; so no file of a run has it."""
+    """Pass --notify and --exec to the supervisor through the environment, so that no file of the run has them."""
     from gpurun.core.settings import check_setting, variable_of
 
     for key, value in told.items():
@@ -94,7 +94,7 @@ def _hand_to_supervisor(told: Mapping[str, str]) -> None:
 
 
 def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:
-    """Print the plan; where money can be spent, ask, or want both --yes and a cap."""
+    """Print the plan; if it can spend money, require a cap, and ask unless --yes is set."""
     from gpurun.cli.commands.plan import shown
     from gpurun.core.money import format_usd
 
@@ -104,21 +104,21 @@ def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:
     if not plan.worst_micros:
         return
     if plan.cap_micros is None:
-        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Give one: --max-cost 25.")
+        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Set one: --max-cost 25.")
     if yes:
         return
     this, most = format_usd(plan.worst_micros), format_usd(plan.most_micros)
-    others = f" ({most} if it has to be another offer)" if most != this else ""
+    others = f" ({most} if another offer is needed)" if most != this else ""
     question = f"Spend up to {this}{others}? [y/N]"
     if plan.choices.keep_going:
         legs = f"{this} on the first machine, the rest on at most {plan.choices.legs - 1} more"
         question = f"Spend up to {format_usd(plan.cap_micros)} ({legs})? [y/N]"
     if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
-        raise Declined("train.declined", "Nothing was rented and nothing spent.", hint="gpurun plan shows it again.")
+        raise Declined("train.declined", "Nothing was rented or spent.", hint="gpurun plan shows it again.")
 
 
 def _ask_about_this_machine(session: Session, plan: Plan, *, yes: bool) -> None:
-    """Ask before a script of --setup, or what builds packages, is run on this machine."""
+    """Ask before running --setup or building packages on this computer."""
     from pathlib import Path
 
     from gpurun.core.run_plan import Mode
@@ -128,17 +128,17 @@ def _ask_about_this_machine(session: Session, plan: Plan, *, yes: bool) -> None:
     if plan.choices.setup:
         works.append("the script of --setup")
     if plan.job.python and not is_built(Path(plan.job.python)):
-        works.append(f"what installs {', '.join(plan.job.pip)}")
+        works.append(f"the installation of {', '.join(plan.job.pip)}")
     if yes or plan.mode is Mode.PAID or not works:
         return
     question = f"Run {' and '.join(works)} on this machine? [y/N]"
     if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
-        raise Declined("train.declined", "Nothing was installed or begun.", hint="Leave --setup and --pip out.")
+        raise Declined("train.declined", "Nothing was installed or started.", hint="Leave --setup and --pip out.")
 
 
 def admitted(session: Session, name: str) -> bool | None:
-    """Ask whether a template by the name of a key is uploaded; None where nobody can be asked."""
+    """Ask whether to upload a template with the name of a key file; None if no answer is possible."""
     if not session.interactive:
         return None
-    question = f"Upload {name}? Its name says that it holds a key; nothing in it looks like one. [y/N]"
+    question = f"Upload {name}? Its name suggests a key, but its content does not look like one. [y/N]"
     return session.ask(question, flag=f"--include {name}").lower() in ("y", "yes")

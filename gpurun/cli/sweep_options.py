@@ -1,4 +1,4 @@
-"""The flags of `gpurun sweep`, and the Request that they make of a recipe, a command or a name in gpurun.toml."""
+"""Define the flags of `gpurun sweep`, and build a Request for a recipe, a command or a name in gpurun.toml."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _OPTIONS = ("trials", "sampler", "prune", "keep", "at_once", "seed")
 _OF_A_COMMAND = (
     "upload", "outputs", "env", "secret", "pip", "total_steps", "include", "exclude", "grace", "output_gb", "disk",
 )  # fmt: skip
-"""What is asked for of a command alone."""
+"""The flags that apply only to a command, not to a recipe."""
 _NOT_OF_A_TRIAL = ("resume_arg", "checkpoint_glob", "stop_signal", "challenge")
-"""A trial that was cut off is begun again, and a challenge makes the seed of one run."""
+"""The flags that a sweep does not take: a trial that was cut off starts over, and a challenge seeds one run."""
 
 
 def sweep_request(session: Session, **typed: Any) -> Request:
-    """Return what was typed, checked; UsageError for settings that no trial could have."""
+    """Return the request for a sweep, checked; UsageError for settings that no trial could use."""
     from gpurun.core.errors import UsageError
     from gpurun.core.sweep import make_sweep, parse_axis
 
@@ -41,7 +41,7 @@ def sweep_request(session: Session, **typed: Any) -> Request:
         hint = (
             "gpurun sweep mini-gpt --set lr=1e-3,3e-4; or gpurun sweep --set lr=1e-3,3e-4 -- python train.py --lr {lr}"
         )
-        raise UsageError("sweep.nothing", "There is nothing to try: no recipe and no command.", hint=hint)
+        raise UsageError("sweep.nothing", "A sweep needs a recipe or a command to try.", hint=hint)
     if len(words) == 1 and not _is_command(words):
         if (named := _table_of(session, words[0])) is not None:
             in_table = dict(named)
@@ -51,7 +51,7 @@ def sweep_request(session: Session, **typed: Any) -> Request:
             return request.model_copy(update={"sweep": make_sweep(space, options)})
         return _of_recipe(session, typed, words[0], space, options)
     if not _is_command(words):
-        what = f"{words[0]} has words behind it, and a command stands behind --."
+        what = f"{words[0]} is followed by more words, but a command must come after --."
         raise UsageError("sweep.words", what, hint=f"gpurun sweep --set … -- {' '.join(words)}")
     request = command_request(session, **typed)
     return request.model_copy(update={"sweep": make_sweep(space, options)})
@@ -60,13 +60,13 @@ def sweep_request(session: Session, **typed: Any) -> Request:
 def _of_recipe(
     session: Session, typed: dict[str, Any], recipe: str, space: Mapping[str, Axis], options: Mapping[str, Any]
 ) -> Request:
-    """Return the request of a recipe's sweep; a setting with one value is one of every trial."""
+    """Return the request of a recipe's sweep; a setting with a single value applies to every trial."""
     from gpurun.core.errors import UsageError
     from gpurun.core.sweep import make_sweep
 
     if own := [name for name in _OF_A_COMMAND if name in session.typed]:
-        what = f"--{own[0].replace('_', '-')} is for a command, and {recipe} is a recipe."
-        raise UsageError("sweep.option", what, hint="Leave it out, or name a command behind --.")
+        what = f"--{own[0].replace('_', '-')} applies only to a command, but {recipe} is a recipe."
+        raise UsageError("sweep.option", what, hint="Leave it out, or put a command after --.")
     fixed = {name: axis[0] for name, axis in space.items() if isinstance(axis, tuple) and len(axis) == 1}
     sweep = make_sweep({name: axis for name, axis in space.items() if name not in fixed}, options)
     usual = {name: value for name, (_, value) in REQUEST.flags.items()}
@@ -79,20 +79,20 @@ def _of_recipe(
 def _going_on(
     session: Session, typed: dict[str, Any], space: Mapping[str, Axis], options: Mapping[str, Any]
 ) -> Request:
-    """Return the request of a sweep that goes on where an earlier one ended."""
+    """Return the request of a sweep that continues an earlier one."""
     from gpurun.cli.options import renting_from
     from gpurun.core.errors import UsageError
     from gpurun.core.run_plan import Request
     from gpurun.jobs.earlier_sweep import sweep_as_before
 
     if other := [*typed["command"], *space, *(name for name, value in options.items() if value)]:
-        what = f"A sweep that goes on tries what the earlier one was to try, and {other[0]} is asked for beside it."
+        what = f"A sweep with --from repeats the settings of the earlier sweep, so {other[0]} is not allowed with it."
         raise UsageError("continue.other_sweep", what, hint=f"gpurun sweep --from {typed['continues']}")
     return sweep_as_before(Request(recipe="", **renting_from(session, **typed)), session.home, usual_providers(session))
 
 
 def _table_of(session: Session, name: str) -> dict[str, Any] | None:
-    """Return the `sweep` of the folder's [run.NAME]; None where there is no such table. UsageError for one without."""
+    """Return the `sweep` of [run.NAME] in the folder's file; None if there is no such table, UsageError if no sweep."""
     from gpurun.core.errors import UsageError
     from gpurun.core.settings import PROJECT_FILE, project_runs
 
@@ -109,13 +109,13 @@ def _table_of(session: Session, name: str) -> dict[str, Any] | None:
     wrong = [key for key in ("trials", "keep", "at_once", "seed") if key in found and type(found[key]) is not int]
     wrong += [key for key in ("sampler", "prune") if not isinstance(found.get(key, ""), str)]
     if wrong or not isinstance(found.get("set", {}), dict):
-        what = f"{(wrong or ['set'])[0]} of the sweep in [run.{name}] is not of its kind."
-        raise UsageError("sweep.table", what, hint="Numbers, words and lists as docs/SWEEPS.md shows them.")
+        what = f"{(wrong or ['set'])[0]} of the sweep in [run.{name}] has the wrong type."
+        raise UsageError("sweep.table", what, hint="docs/SWEEPS.md shows which keys are numbers, words and lists.")
     return found
 
 
 def _space_in(table: Mapping[str, Any]) -> dict[str, Axis]:
-    """Return the settings of a table: a list of values, or a text as --set has it."""
+    """Return the settings of a table: a list of values, or a text in the syntax of --set."""
     from gpurun.core.sweep import axis_of, parse_axis
 
     found: dict[str, Axis] = {}
@@ -126,20 +126,20 @@ def _space_in(table: Mapping[str, Any]) -> dict[str, Axis]:
 
 
 def _unique(axes: Any) -> dict[str, Axis]:
-    """Return the settings by name; UsageError for one that is given twice."""
+    """Return the settings by name; UsageError for a name that is given twice."""
     from gpurun.core.errors import UsageError
 
     found: dict[str, Axis] = {}
     for name, axis in axes:
         if name in found:
-            what = f"--set {name} stands there twice."
+            what = f"--set {name} is given twice."
             raise UsageError("sweep.set", what, hint=f"Give all its values at once: --set {name}=VALUE,VALUE")
         found[name] = axis
     return found
 
 
 def _is_command(words: Sequence[str]) -> bool:
-    """Whether the words stand behind `--`."""
+    """Return whether the words were typed after `--`."""
     return sys.argv[-len(words) - 1 :][:1] == ["--"]
 
 
@@ -152,24 +152,25 @@ SWEEP = Shared(
     {
         "command": (
             Annotated[
-                list[str], typer.Argument(metavar="WHAT", help="A recipe, a name in gpurun.toml, or -- any command.")
+                list[str],
+                typer.Argument(metavar="WHAT", help="A recipe, a name in gpurun.toml, or any command after --."),
             ],
             [],
         ),
         "settings": (
             Annotated[
-                list[str], typer.Option("--set", metavar="NAME=V,V", help="A setting's values, or a range: 1e-4..1e-2.")
+                list[str], typer.Option("--set", metavar="NAME=V,V", help="Try these values, or a range: 1e-4..1e-2.")
             ],
             [],
         ),
-        "trials": (_number("--trials", "N", "How many; else all combinations, or 20.", min=0), 0),
-        "sampler": (make_text_option("--sampler", "NAME", "grid, random or tpe (optuna's)."), ""),
-        "prune": (make_text_option("--prune", "NAME", "asha: end early what falls behind."), ""),
-        "keep": (_number("--keep", "K", "How many of the best come home; else 1.", min=0, max=100), 0),
-        "at_once": (_number("--at-once", "N", "How many share a card; else what fits.", min=0, max=64), 0),
-        "seed": (_number("--seed", "N", "What the sampler draws by.", min=0), 0),
+        "trials": (_number("--trials", "N", "Run this many trials; else all combinations, or 20.", min=0), 0),
+        "sampler": (make_text_option("--sampler", "NAME", "Choose trials by grid, random or tpe (optuna's)."), ""),
+        "prune": (make_text_option("--prune", "NAME", "asha: end trials early that fall behind."), ""),
+        "keep": (_number("--keep", "K", "Download the K best trials; else 1.", min=0, max=100), 0),
+        "at_once": (_number("--at-once", "N", "Run this many trials on a card; else what fits.", min=0, max=64), 0),
+        "seed": (_number("--seed", "N", "Seed the sampler with this number.", min=0), 0),
         **{name: kind for name, kind in COMMAND.flags.items() if name not in ("command", *_NOT_OF_A_TRIAL)},
     },
     sweep_request,
 )
-"""The flags that say which trials are meant; those of renting are the ones of `train`."""
+"""The flags that define the trials; the renting flags are shared with `train`."""

@@ -1,4 +1,4 @@
-"""A program at this terminal over our own SSH connection, for a machine without OpenSSH's client."""
+"""Run a remote program at this terminal over our own SSH connection, if OpenSSH is not installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BLOCK = 32 << 10
 
 
 class _Channel(Protocol):
-    """What is sent to a program's terminal."""
+    """The part of a channel that sends to a program's terminal."""
 
     def sendall(self, s: bytes) -> object: ...
 
@@ -35,7 +35,7 @@ class _Channel(Protocol):
 def run_here(entry: HostEntry, command: str, clock: Clock, *, at_terminal: bool) -> int:
     """Run a command line on a machine with this process's input and outputs, and return its exit code.
 
-    At a terminal it gets one there, of the size that this one has, also after a change.
+    At a terminal, the program gets a remote terminal that follows the size of this one.
     """
     from gpurun.remote.ssh.connection import connect
 
@@ -45,7 +45,7 @@ def run_here(entry: HostEntry, command: str, clock: Clock, *, at_terminal: bool)
     try:
         channel = connection.channel()
         if channel is None:
-            raise MachineLost(f"{entry.address.place} takes no more programs on one connection.")
+            raise MachineLost(f"{entry.address.place} accepts no more programs on one connection.")
         if at_terminal:
             size = os.get_terminal_size(sys.stdin.fileno())
             channel.get_pty(os.environ.get("TERM", "vt100"), size.columns, size.lines)
@@ -65,7 +65,7 @@ def run_here(entry: HostEntry, command: str, clock: Clock, *, at_terminal: bool)
 
 
 def _copy(receive: Callable[[int], bytes], to: int) -> None:
-    """Write all that comes, until nothing does, or nobody reads it any more."""
+    """Copy output until it ends or its reader has left."""
     with suppress(OSError):
         while block := receive(_BLOCK):
             while block:
@@ -73,10 +73,10 @@ def _copy(receive: Callable[[int], bytes], to: int) -> None:
 
 
 def _send(channel: _Channel, changed: int) -> None:
-    """Send what is typed, and each new size of the terminal."""
+    """Send typed keys, and each new size of the terminal."""
     keys = sys.stdin.fileno()
     watched = [keys, changed]
-    with suppress(Exception):  # The channel is over; who receives from it sees that too.
+    with suppress(Exception):  # The channel has ended; its receiver notices that too.
         while True:
             ready = select.select(watched, [], [])[0]
             if changed in ready:
@@ -94,7 +94,7 @@ def _send(channel: _Channel, changed: int) -> None:
 
 @contextmanager
 def _raw() -> Iterator[None]:
-    """Have each key come as it is typed, Ctrl-C too; the terminal is put back whatever happens."""
+    """Deliver each key as it is typed, even Ctrl-C; always restore the terminal."""
     keys = sys.stdin.fileno()
     before = termios.tcgetattr(keys)
     tty.setraw(keys, termios.TCSADRAIN)  # What was typed before is not lost.
@@ -111,7 +111,7 @@ def _as_it_is() -> Iterator[None]:
 
 @contextmanager
 def _size_changes() -> Iterator[int]:
-    """Give what can be read each time the terminal has another size."""
+    """Give a descriptor that becomes readable when the terminal changes its size."""
     read, write = os.pipe()
     before = signal.signal(signal.SIGWINCH, lambda *_: os.write(write, b"."))
     try:

@@ -1,4 +1,4 @@
-"""One line about runs that nobody drives and nobody closed, before any verb that is not about them."""
+"""Print a line about unfinished runs without a supervisor, before any unrelated verb."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gpurun.core.journal_records import RunState
     from gpurun.ledger.runs import Sight
 
-# These are about such runs themselves, or answer too quickly to look.
+# These verbs handle such runs themselves, or must be fast.
 SILENT = (
     "ps",
     "resume",
@@ -30,7 +30,7 @@ SILENT = (
 
 
 def note_unfinished(session: Session) -> None:
-    """Say which runs are left unfinished; silence, at the price of a few small reads, when there are none."""
+    """Print which runs are unfinished; without any, this costs only a few small reads."""
     if not any(not folder.is_closed and os.path.isfile(folder.journal) for folder in session.home.folders()):
         return
     from gpurun.ledger.runs import unfinished_runs
@@ -45,14 +45,14 @@ def note_unfinished(session: Session) -> None:
 
 
 def _exists(state: RunState) -> str:
-    """What may be there of a run, in words."""
+    """Return what may still exist of a run."""
     if state.leftover:
         return "something that it left is billed"
     return "its instance may still exist" if state.may_be_billing else "nothing of it is rented"
 
 
 def _go_on_destroying(session: Session, sight: Sight) -> None:
-    """A machine that should be gone and is not proven gone: whatever the user came for, somebody goes on trying."""
+    """Restart the supervisor of a machine that should be gone but is not proven gone, whatever verb was typed."""
     from gpurun.core.journal_records import Phase
 
     state = sight.state
@@ -62,4 +62,4 @@ def _go_on_destroying(session: Session, sight: Sight) -> None:
         from gpurun.lifecycle.supervisor import start_supervisor
 
         start_supervisor(sight.folder, session.home, session.clock)
-        session.say(f"Its supervisor was started again, to see {sight.folder.name} gone.")
+        session.say(f"Its supervisor was restarted to prove that {sight.folder.name} is gone.")

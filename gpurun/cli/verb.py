@@ -1,6 +1,6 @@
-"""Turns a function into a verb: adds the flags that every verb takes, calls it, and renders what it returns.
+"""Turn a function into a verb: add the common flags, call the function, and render its result.
 
-Whatever happens, something speaks the language that was asked for: with `--json` even a wrong flag gives the envelope.
+The output format holds for errors too: with `--json`, even a wrong flag prints the envelope.
 """
 
 from __future__ import annotations
@@ -24,29 +24,32 @@ from gpurun.core.errors import ExitCode, GpurunError, Interrupted, SetupError, U
 from gpurun.core.paths import Home, default_home, home_at
 
 COMMON: dict[str, tuple[Any, Any]] = {
-    "json": (Annotated[bool, typer.Option("--json", help="JSON on standard output, an envelope at its end.")], False),
-    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="No talk, only results and errors.")], False),
-    "verbose": (Annotated[bool, typer.Option("--verbose", "-v", help="More talk.")], False),
-    "color": (Annotated[str, typer.Option("--color", help="auto, always or never; else as set.", metavar="WHEN")], ""),
+    "json": (Annotated[bool, typer.Option("--json", help="Print JSON, with an envelope at the end.")], False),
+    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")], False),
+    "verbose": (Annotated[bool, typer.Option("--verbose", "-v", help="Print more details.")], False),
+    "color": (Annotated[str, typer.Option("--color", help="Use color: auto, always or never.", metavar="WHEN")], ""),
     "no_input": (Annotated[bool, typer.Option("--no-input", help="Never ask; a missing answer is an error.")], False),
-    "home": (Annotated[str, typer.Option("--home", help="The folder of runs and keys.", metavar="DIR")], ""),
-    "no_progress": (Annotated[bool, typer.Option("--no-progress", help="No live view, plain lines.")], False),
+    "home": (Annotated[str, typer.Option("--home", help="Use this folder for runs and keys.", metavar="DIR")], ""),
+    "no_progress": (
+        Annotated[bool, typer.Option("--no-progress", help="Print plain lines instead of a live view.")],
+        False,
+    ),
 }
-"""The flags of every verb, each with its type and default; `gpurun` takes them before the verb, too."""
+"""The flags of every verb, with type and default; `gpurun` also accepts them before the verb."""
 
 Verb = Callable[..., Result]
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Flags that several verbs take, and what is made of them: the verb gets that as the argument `name`."""
+    """Flags that several verbs share; `make` builds a value from them, which the verb gets as argument `name`."""
 
     name: str
     flags: Mapping[str, tuple[Any, Any]]
     make: Callable[..., Any]
 
 
-# What a path is refused for: too long, shut to us, through a file; then what a disk says that fails or is away.
+# Errors of an unusable path (no access, too long, not a folder), then of a failing or absent disk.
 _SHUT = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR),
     *(errno.EIO, errno.ESTALE, errno.ENOTCONN),
@@ -56,10 +59,10 @@ _SHUT = (
 def verb(
     app: typer.Typer, name: str, *, examples: Sequence[str], shares: Sequence[Shared] = (), takes_command: bool = False
 ) -> Callable[[Verb], Verb]:
-    """Register `function(session, …) -> Result` under the last word of a name; its help opens with the examples.
+    """Register `function(session, …) -> Result` under the last word of a name; its help begins with the examples.
 
-    The verb takes the flags that it `shares` too, and is given what is made of them; with `takes_command` all that
-    follows its first argument is that argument's own.
+    The verb also takes the flags in `shares`, and gets the values built from them. With `takes_command`, everything
+    after its first argument belongs to that argument.
     """
     given_by_us = ("session", *(one.name for one in shares))
 
@@ -105,7 +108,7 @@ def verb(
 
 
 def takes(command: Callable[..., Any], flags: Mapping[str, tuple[Any, Any]]) -> None:
-    """Give a function with `**given` the flags that Typer is to see, each with its type and default."""
+    """Give a function with `**given` the signature that Typer reads: flags with type and default."""
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(flag, kind, default=d, annotation=a) for flag, (a, d) in flags.items()]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -113,18 +116,18 @@ def takes(command: Callable[..., Any], flags: Mapping[str, tuple[Any, Any]]) -> 
 
 
 def _refuse_blanks(context: Any) -> None:
-    """Refuse an empty text where to say nothing means whatever is usual: a script's variable may not be set."""
+    """Raise a UsageError for an empty value of a flag with a default, probably an unset variable in a script."""
     typed = _typed_names(context)
     for parameter in context.command.params:
         name = parameter.name or ""
         if name in typed and parameter.default == "" and not str(context.params[name]).strip():
             told = parameter.opts[0] if parameter.opts[0].startswith("-") else name.upper()
-            hint = "Give it a value, or leave it out; a script's variable may not be set."
+            hint = "Give it a value or leave it out; a variable in your script may be unset."
             raise UsageError("usage.blank", f"{told} is empty.", hint=hint)
 
 
 def _typed_names(context: Any) -> frozenset[str]:
-    """Return which parameters were given on the command line, though it be the usual value."""
+    """Return the parameters that were typed on the command line, even with their default value."""
     names = (parameter.name or "" for parameter in context.command.params)
     return frozenset(name for name in names if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE")
 
@@ -137,8 +140,8 @@ def _session(common: dict[str, Any], typed: frozenset[str] = frozenset()) -> Ses
 
 
 def _usual_color(home: Home) -> str:
-    """What the settings say of colour; where they cannot be read, `destroy` must still work."""
-    if os.environ.get("NO_COLOR"):  # Only the flag overrules it.
+    """Return the colour setting; unreadable settings must not prevent `destroy`."""
+    if os.environ.get("NO_COLOR"):  # Only the flag overrides NO_COLOR.
         return "auto"
     try:
         return Session(home=home).settings["color"].value
@@ -147,9 +150,9 @@ def _usual_color(home: Home) -> str:
 
 
 def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
-    """Call the verb; a known error becomes a Result, an unknown one a report with its trace in a file."""
+    """Call the verb; a known error becomes a Result, an unknown one a bug report with its trace in a file."""
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # It was kept until somebody could answer it.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # It was blocked until a handler existed.
         if session.color not in ("auto", "always", "never"):
             raise UsageError("usage.color", f"--color {session.color!r} is not one of auto, always, never.",
                              hint="Leave the flag out, or choose one of the three.")  # fmt: skip
@@ -162,7 +165,7 @@ def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
         result = call()
     except GpurunError as error:
         result = Result(errors=(error,), exit_code=error.exit_code)
-    except KeyboardInterrupt:  # Typer would answer it with a bare exit code, and --json with nothing.
+    except KeyboardInterrupt:  # Typer would only exit with a code, and --json would print nothing.
         left = Interrupted("interrupted", "Interrupted.", hint="gpurun ps shows what runs.")
         result = Result(errors=(left,), exit_code=left.exit_code)
     except OutputLost as loss:
@@ -176,9 +179,9 @@ def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
 
 
 def _not_ours(session: Session, fault: Exception) -> GpurunError | None:
-    """Return what is no fault of gpurun's, and of which a trace helps nobody: a disk, a path, a package that lacks."""
+    """Return the error for a cause outside gpurun, where a trace would not help: disk, path, missing package."""
     if isinstance(fault, RuntimeError) and "home directory" in str(fault):  # As pathlib says it of ~NAME.
-        what = "A path begins with ~ and the name of nobody on this machine."
+        what = "A path begins with ~ and a user name that does not exist on this machine."
         return UsageError("usage.path", what, hint="Write it whole, or name the folder ./~NAME.")
     if isinstance(fault, ImportError):
         from gpurun.core.installed_files import broken_installation
@@ -189,10 +192,10 @@ def _not_ours(session: Session, fault: Exception) -> GpurunError | None:
         return None
     if fault.errno in (errno.ENOSPC, errno.EDQUOT):
         what = f"There is no space left to write {where or session.home.root}."
-        return SetupError("disk.full", what, hint="Free some space; then again.")
+        return SetupError("disk.full", what, hint="Free some space, then try again.")
     if where and fault.errno in _SHUT:
         return SetupError(
-            "path.unusable", f"{where} cannot be used: {fault.strerror}.", hint="Mend that file, or name another."
+            "path.unusable", f"{where} cannot be used: {fault.strerror}.", hint="Repair that path, or name another."
         )
     return None
 

@@ -1,4 +1,4 @@
-"""Watches a run until it is closed. The run does not need it: the supervisor works alone, the terminal is a window."""
+"""Watch a run until it is closed. The run does not depend on it: the supervisor works alone."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PERIOD_S = 0.2
 _FULL_BYTES = 1 << 20
 RESTARTS = 2
 ASK_S = 20 * 60.0
-"""A machine that has not answered for so long is asked about, where somebody can answer."""
-LONGEST_TURN_S = 60.0  # In the rest of it this laptop slept.
+"""After this silence of a machine, ask what to do if a person can answer."""
+LONGEST_TURN_S = 60.0  # A longer turn means that this computer slept.
 
 
 class Viewer:
-    """One person watching one run."""
+    """Lets a person watch a run."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Viewer:
         self._silent_s, self._turn_mono = 0.0, session.clock.monotonic()
 
     def follow(self, heard: Interrupts | None = None) -> Result:
-        """Show the run until it is closed or left; what was `heard` before is answered first."""
+        """Show the run until it is closed or left; answer the signals in `heard` first."""
         with nullcontext(heard) if heard is not None else Interrupts() as interrupts:
             try:
                 while True:
@@ -74,8 +74,8 @@ class Viewer:
                 self._pane.close()
 
     def _turn(self) -> Result | None:
-        """Read and show what is new; a Result when there will be no more."""
-        owned = holder_of(self._folder.lock) is not None  # Asked before reading, so that nothing is missed after it.
+        """Read and show the news; return a Result at the end."""
+        owned = holder_of(self._folder.lock) is not None  # Checked before reading, so that no late news is missed.
         news = self._reader.read()
         self._pane.show(news, self._session.clock.wall())
         if (
@@ -93,7 +93,7 @@ class Viewer:
         if not news.is_empty:
             self._ring()
             return None
-        if owned and self._is_unseen:  # It is looked for until its deadline: nobody waits for that.
+        if owned and self._is_unseen:  # The search lasts until the deadline, so do not wait for it.
             return abandoned(look_at_run(self._session.home, self._folder.name), self._session.clock.wall())
         if not owned:
             sight = look_at_run(self._session.home, self._folder.name)
@@ -105,20 +105,20 @@ class Viewer:
         return None
 
     def _ring(self) -> None:
-        """Ring the terminal's bell, and have it notify, for what notices are sent for."""
+        """Ring the terminal's bell and show a notification for each notice."""
         if self._session.interactive and self._records:
             for notice, message, _ in self._noticed.news(self._records, self._session.clock.wall()):
                 self._session.ring(f"{self._folder.name} {notice}: {message}")
 
     def _hear_silence(self, records: Iterable[Record]) -> None:
-        """Take note of a machine that answers no more, or again; of one that did so before this view, since when."""
+        """Track when a machine falls silent or answers again, also if that began before this view."""
         before, self._silence = self._silence, silence_of((*filter(None, (self._silence,)), *records))
         if self._silence is not None and self._silence is not before:
             since_wall = getattr(self._silence.typed, "since_wall", None)
             self._silent_s = max(0.0, self._session.clock.wall() - (inf if since_wall is None else since_wall))
 
     def _about_silence(self) -> Result | None:
-        """Ask what becomes of a machine that has been silent for long, and again after as long; a Result to leave."""
+        """Ask what to do about a machine that is silent for long, repeatedly; return a Result to leave."""
         clock, silence = self._session.clock, self._silence
         gap_s, self._turn_mono = min(clock.monotonic() - self._turn_mono, LONGEST_TURN_S), clock.monotonic()
         self._silent_s = self._silent_s + gap_s if silence is not None else 0.0
@@ -132,16 +132,16 @@ class Viewer:
         return self._left(sight) if leave else None
 
     def _undriven(self, sight: Sight) -> Result | None:
-        """What to do about a run that is not over and that nobody drives; a Result where it is to be left."""
+        """Restart the supervisor of an unfinished run; return a Result if that must not happen again."""
         if gave_up(sight) or self._restarts >= RESTARTS:
             return abandoned(sight, self._session.clock.wall())
-        # It was killed. The journal says where it was, and being driven again is the only way on.
+        # The supervisor was killed. A new one continues from the journal.
         self._restarts += 1
         start_supervisor(self._folder, self._session.home, self._session.clock)
         return None
 
     def _answer(self, number: int) -> Result | None:
-        """Answer a signal with the terminal given back meanwhile."""
+        """Answer a signal while the terminal is restored."""
         sight = look_at_run(self._session.home, self._folder.name)
         if sight.state.phase is Phase.DESTROYING:
             if self._warned_while_destroying:
@@ -153,7 +153,7 @@ class Viewer:
         return left_running(self._session, sight) if leave else None
 
     def _left(self, sight: Sight) -> Result | None:
-        """What leaving says; nothing is left of a run that is over."""
+        """Return the result of leaving the run; None if the run has ended."""
         if not sight.unfinished:
             return None
         is_ending = sight.state.phase is Phase.DESTROYING
@@ -170,8 +170,8 @@ def follow_run(
 ) -> Result:
     """Show a run until it is closed, and return its own exit code; or until the person leaves it.
 
-    With `--json` every record and event is streamed as a line, unless `stream` is false. The command that began the run
-    passes on what was `heard` since.
+    With `--json`, every record and event is streamed as a line, unless `stream` is false. The command that started the
+    run passes on the signals that it `heard`.
     """
     left = Viewer(session, folder, on_interrupt, stream=stream).follow(heard)
     if left.exit_code is ExitCode.MAY_BE_BILLING and session.interactive:
@@ -180,27 +180,27 @@ def follow_run(
 
 
 def left_running(session: Session, sight: Sight) -> Result:
-    """The run goes on without this terminal: what it costs an hour, and last the command to return."""
+    """Return the result of leaving a run: its hourly cost, and the command to return to it."""
     folder, costs = sight.folder, costs_on(sight, session.clock.wall())
-    after = f"{folder.name} goes on{f' ({costs})' if costs else ''}. Come back with: gpurun attach {folder.name}"
+    after = f"{folder.name} continues{f' ({costs})' if costs else ''}. To return: gpurun attach {folder.name}"
     return Result(data={"run": folder.name, "folder": str(folder.path)}, after=after, exit_code=ExitCode.PENDING)
 
 
 def left_while_destroying(sight: Sight) -> Result:
-    """The person would not wait for the proof: its supervisor goes on, and until it is done the machine may bill."""
+    """Return the result of leaving before the proof: the supervisor continues, but the machine may bill until then."""
     name = sight.folder.name
-    what = f"{name} is still being destroyed, and not proven gone yet; that goes on without this terminal."
-    error = MayBeBilling("run.may_be_billing", what, hint=f"Watch its end with gpurun attach {name}.")
+    what = f"{name} is still being destroyed and not yet proven gone; that continues without this terminal."
+    error = MayBeBilling("run.may_be_billing", what, hint=f"To watch it: gpurun attach {name}")
     return Result(data={"run": name, "state": sight.state.phase}, errors=(error,), exit_code=error.exit_code)
 
 
 def abandoned(sight: Sight, now: float | None = None) -> Result:
-    """Nobody drives the run and it is not closed: say whether something may still be billed, and what to do."""
+    """Return the result for an unfinished run without a supervisor: what may still be billed, and what to do."""
     name = sight.folder.name
     told = gave_up(sight, now) or f"The supervisor of {name} ended before the run did: {read_supervisor_words(sight)}"
     if sight.state.may_be_billing:
         error: GpurunError = MayBeBilling(
-            "run.may_be_billing", told, hint=f"Its supervisor goes on asking. At once: gpurun destroy {name}"
+            "run.may_be_billing", told, hint=f"Its supervisor keeps trying. To try now: gpurun destroy {name}"
         )
     else:
         error = GpurunError(
@@ -210,14 +210,14 @@ def abandoned(sight: Sight, now: float | None = None) -> Result:
 
 
 def read_supervisor_words(sight: Sight) -> str:
-    """Return the last line that the supervisor wrote; with it that the disk is full, which may have kept another."""
+    """Return the last line that the supervisor wrote, and whether a full disk may have prevented more."""
     last = deque((line for line in lines_of(sight.folder.supervisor_log) if line.strip()), maxlen=1)
     full = f" The disk of {sight.folder.path} is full." if disk_usage(sight.folder.path).free < _FULL_BYTES else ""
-    return (last[0][-300:] if last else "it said nothing.") + full
+    return (last[0][-300:] if last else "it wrote nothing.") + full
 
 
 def show_finished(session: Session, sight: Sight) -> Result:
-    """The receipt, where the checkpoint lies, and what failed if something did."""
+    """Return the receipt, the place of the checkpoints, and the failure, if any."""
     from gpurun.ledger.write_receipt import read_receipt
     from gpurun.readers.next_command import continuing_command, left_at, next_command
     from gpurun.view.receipt_files import files_home
@@ -239,7 +239,7 @@ def show_finished(session: Session, sight: Sight) -> Result:
         "outputs": outputs,
     }
     failure, step = state.failure, left_at(told)
-    on = f"Its checkpoint of step {step} is at home. To go on from there: {continuing_command(told)}"
+    on = f"Its checkpoint of step {step} is downloaded. To continue from it: {continuing_command(told)}"
     errors: tuple[GpurunError, ...] = ()
     if failure:
         hint = on if step is not None and failure.code == "machine.lost" else failure.hint
@@ -255,17 +255,17 @@ def show_finished(session: Session, sight: Sight) -> Result:
     code = as_exit_code(state.exit_code if state.exit_code is not None else 1)
     if code is ExitCode.BUDGET_STOP and checkpoints:
         flag = "--hours" if sight.plan.lease.hours_s is not None else "--max-cost"
-        after = f"{after}\n{flag} ended it. The rest: {continuing_command(told)} {flag} …"
+        after = f"{after}\n{flag} ended it. To continue: {continuing_command(told)} {flag} …"
     return Result(data=data, text=text, after=after, errors=errors, exit_code=code)
 
 
 def _failed(sight: Sight, on: str) -> GpurunError:
-    """Return why a job failed or was cut off, in its own words where it is not gpurun's trainer."""
+    """Return why a job failed or was cut off; a command's own message is quoted."""
     from gpurun.cli.failure_hints import failure_hint
 
     terms = sight.plan.job.terms
     ended = last_typed(sight.records, TrainObserved)
-    assert ended is not None, "whatever failed or was lost is on record"
+    assert ended is not None, "a failed or lost job has a record"
     message = ended.message
     what = f"{terms.work.capitalize()} {'was cut off' if ended.outcome == 'lost' else 'failed'}: {message}"
     if message.startswith(terms.work):

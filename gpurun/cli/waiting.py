@@ -1,4 +1,4 @@
-"""Waits for a run: for its machine, as `train --detach` does, or for its end, as `wait` does."""
+"""Wait for a run: for its machine (`train --detach`) or for its end (`wait`)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _CODES: dict[int, ExitCode] = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTE
 
 
 class _UntilReady(Viewer):
-    """Follows a run until its machine is ready, or the run is over; a supervisor that dies is not started again."""
+    """Follows a run until its machine is ready or the run ends, without restarting a dead supervisor."""
 
     def _turn(self) -> Result | None:
-        return self._ready() or super()._turn()  # A signal is answered right before this.
+        return self._ready() or super()._turn()  # Signals are answered just before this call.
 
     def _ready(self) -> Result | None:
         sight = look_at_run(self._session.home, self._folder.name)
@@ -41,16 +41,16 @@ class _UntilReady(Viewer):
         if gave_up(sight):
             return abandoned(sight, self._session.clock.wall())
         name = sight.folder.name
-        what = f"The supervisor of {name} ended while its machine was awaited: {read_supervisor_words(sight)}"
+        what = f"The supervisor of {name} ended before its machine was ready: {read_supervisor_words(sight)}"
         error = GpurunError("detach.undriven", what, hint=f"gpurun resume {name}, or gpurun destroy {name}")
         code = ExitCode.MAY_BE_BILLING if sight.state.may_be_billing else ExitCode.PENDING
         return Result(data={"run": name, "state": sight.state.phase}, errors=(error,), exit_code=code)
 
 
 class _UntilEnd(Viewer):
-    """Follows a run in silence until it is over; a signal ends the waiting and leaves the run.
+    """Follows a run silently until it ends; a signal ends only the waiting.
 
-    Of a machine that is held, which somebody may want to do something about, it says so once.
+    If the machine is held, which may need the user, that is printed once.
     """
 
     _is_told = False
@@ -66,20 +66,24 @@ class _UntilEnd(Viewer):
 
     def _answer(self, number: int) -> Result | None:
         name = self._folder.name
-        error = Interrupted("wait.interrupted", f"{name} goes on; only the waiting ended.", hint=f"gpurun wait {name}")
+        error = Interrupted(
+            "wait.interrupted", f"{name} continues; only the waiting ended.", hint=f"gpurun wait {name}"
+        )
         return Result(data={"run": name}, errors=(error,), exit_code=_CODES.get(number, ExitCode.PENDING))
 
 
 def wait_until_ready(session: Session, folder: RunFolder, on_interrupt: str, heard: Interrupts) -> Result:
-    """Leave a run, with 0, once a supervisor drives it and its machine is ready; else end as the run did.
+    """Return 0 once a supervisor drives the run and its machine is ready; else the run's own result.
 
-    Where its supervisor died the run is pending (8), or may be billing (9).
+    If its supervisor died, the run is pending (8) or may be billing (9).
     """
     if (os.getpid() == 1 or os.getppid() == 1) and _FIRST.exists() and _FIRST.read_text().strip() not in _INITS:
-        session.say(f"This container ends with its first process, and the supervisor too: gpurun wait {folder.name}")
+        session.say(
+            f"This container stops with its first process, ending the supervisor. Use: gpurun wait {folder.name}"
+        )
     return _UntilReady(replace(session, no_progress=True), folder, on_interrupt, stream=False).follow(heard)
 
 
 def wait_until_over(session: Session, folder: RunFolder) -> Result:
-    """The Result of a run that is over, with its own exit code; 130 or 143 where a signal ended the waiting."""
+    """Wait for a run to end, and return its result; exit 130 or 143 if a signal ended the waiting."""
     return _UntilEnd(session, folder, "", pane=SilentPane()).follow()

@@ -78,7 +78,7 @@ def test_a_box_is_worked_on_in_a_terminal_and_ends_by_its_question(user: User) -
     terminal = Terminal(user, *dev(user, "--sync", "10s"))
     try:
         terminal.shows(f"{RUN} is ready", 120)
-        told = terminal.shows("files home, machine gone, receipt")
+        told = terminal.shows("download files, end machine, receipt")
         assert f"gpurun ssh {RUN}" in told
         assert f"vscode-remote://ssh-remote+gpurun-{RUN}/" in told
         terminal.types(
@@ -304,7 +304,7 @@ def test_a_kernel_computes_through_the_tunnel_and_its_token(tmp_path: Path) -> N
         with socket.create_server(("127.0.0.1", 8888)):  # Taken here, and as the guest shares this network, there.
             terminal = Terminal(user, *dev(user, "--jupyter"))
             try:
-                terminal.shows("as long as this shell is open", 180)
+                terminal.shows("while this shell is open", 180)
                 shown = terminal.shows("bundle/work", 60)
                 port, token = link_in(shown)
                 url = f"http://127.0.0.1:{port}/api/kernels"

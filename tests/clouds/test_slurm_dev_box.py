@@ -77,7 +77,7 @@ def test_a_job_is_worked_on_in_a_terminal_that_follows_its_size(
         terminal = Terminal(user, *dev(user))
         try:
             terminal.shows(f"{RUN} is ready", 120)
-            told = terminal.shows("files home, machine gone, receipt")
+            told = terminal.shows("download files, end machine, receipt")
             line = re.search(r"ssh -o .*?(?=   # if the cluster)", "".join(told.splitlines()))
             assert line is not None, told
             assert f"gpurun forward {RUN}" not in told

@@ -153,7 +153,7 @@ def test_a_port_is_forwarded_to_the_loopback_until_ctrl_c(user: User) -> None:
         here = taken.getsockname()[1]
         refused = user.types("forward", RUN, f"{here}:{there}")
     assert refused.returncode == 2
-    assert f"Port {here} of this machine is taken" in refused.stderr
+    assert f"Port {here} of this computer is in use" in refused.stderr
     offered = refused.stderr.partition(f"gpurun forward {RUN} ")[2].split()[0]
     free = int(offered.partition(":")[0])
     tunnel = subprocess.Popen(

@@ -282,7 +282,7 @@ def test_of_a_run_that_is_over_it_says_what_is_at_home(session: Session) -> None
 
 @pytest.mark.parametrize(
     ("key", "told_as", "words"),
-    [("missing", "lost", "Lost with it"), ("left", "left", "Left on it, as newer ones came home")],
+    [("missing", "lost", "Lost with it"), ("left", "left", "Not downloaded, because newer ones were")],
 )
 def test_after_the_end_it_names_what_was_lost_and_what_was_left(
     session: Session, monkeypatch: pytest.MonkeyPatch, key: str, told_as: str, words: str
@@ -306,8 +306,12 @@ def test_after_the_end_it_names_what_was_lost_and_what_was_left(
         ((), "last", [30, 30]),
         (("000030.optim",), "last", [20, 20]),
         (("000030.model", "000030.optim"), "last", [20, 20]),
-        (("000020.optim",), "best", "The best checkpoint of fox-41, step 20, did not come home whole."),
-        (("000020.model", "000020.optim"), "best", "The best checkpoint of fox-41, step 20, did not come home whole."),
+        (("000020.optim",), "best", "The best checkpoint of fox-41, step 20, was not downloaded completely."),
+        (
+            ("000020.model", "000020.optim"),
+            "best",
+            "The best checkpoint of fox-41, step 20, was not downloaded completely.",
+        ),
         (("000030.optim", "000020.model"), "last", "No checkpoint of fox-41 came home whole."),
         (("000030.model", "000030.optim", "000020.optim"), "all", [20]),
     ],

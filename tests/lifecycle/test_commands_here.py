@@ -115,7 +115,7 @@ def test_a_finished_command_runs_once_more_only_if_that_is_meant(
 
     refused = type_at_a_terminal("n")
     assert (refused.returncode, "[continue.ended_well]" in refused.stderr) == (3, True)
-    assert asked == ["fox-41 ended well. Run its command once more, from its last checkpoint? [y/N]"]
+    assert asked == ["fox-41 succeeded. Run its command again from its last checkpoint? [y/N]"]
     warned = "fox-41 succeeded: its command runs again, unchanged."
     assert warned in type_at_a_terminal("y").stdout
     assert len(asked) == 2

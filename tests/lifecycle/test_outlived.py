@@ -167,7 +167,7 @@ def test_a_bill_that_outgrows_the_proof_names_the_living_machine(risen: World, m
     session = Session(home=risen.home, clock=risen.clock)
     told = audit_verb.audit(session, against_bill=True)
     assert told.exit_code is ExitCode.MAY_BE_BILLING
-    assert "i-local-1 lives: gpurun reap puts that on record and ends it" in told.text
+    assert "i-local-1 still exists: gpurun reap records that and ends it" in told.text
     assert [error.hint for error in told.errors] == ["gpurun reap ends it."]
     assert reap(risen) == (0, ["destroyed"])
     assert audit_verb.audit(session, against_bill=True).exit_code is ExitCode.VERIFICATION_FAILED

@@ -242,7 +242,7 @@ def test_wrong_input_changes_nothing_and_repeats_no_key(home: Home, arguments: l
 def test_a_key_in_the_environment_is_said_to_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", KEY)
     kept = gpurun("auth", "set", "runpod", given="other")
-    assert "goes before it" in kept.stdout
+    assert "takes precedence" in kept.stdout
     removed = gpurun("auth", "rm", "runpod")
     assert "unset RUNPOD_API_KEY" in removed.stdout
 

@@ -79,9 +79,11 @@ def test_an_error_says_what_then_what_to_do_then_its_code() -> None:
 def test_what_is_to_be_copied_from_a_hint_has_lines_of_its_own() -> None:
     trust, policy = {"Principal": {"Service": "scheduler.amazonaws.com"}}, {"Action": "ec2:TerminateInstances"}
     typed = commands(trust, policy)
-    shown = error_text("No role was made.", "\n".join(["By hand it is:", *typed]), "aws.declined", Style(width=60))
+    shown = error_text(
+        "No role was created.", "\n".join(["To create it by hand:", *typed]), "aws.declined", Style(width=60)
+    )
     _, advice, *copied, code = (line.strip() for line in shown.splitlines())
-    assert (advice, copied, code) == ("By hand it is:", typed, "[aws.declined]")
+    assert (advice, copied, code) == ("To create it by hand:", typed, "[aws.declined]")
     assert [shlex.split(line)[2] for line in copied] == ["create-role", "put-role-policy"]
 
 

@@ -1,4 +1,4 @@
-"""`gpurun attach`: a view of a run that any terminal may open and close."""
+"""`gpurun attach`: open a live view of a run in any terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 @verb(app, "attach", examples=["gpurun attach", "gpurun attach fox-41"])
 def attach(session: Session, run: UsualRun = None) -> Result:
-    """Watch a run live; closing the view changes nothing."""
+    """Watch a run live; closing the view does not affect the run."""
     from gpurun.cli.interrupts import ATTACHED
     from gpurun.cli.run_control import find_meant_run
     from gpurun.cli.viewer import follow_run

@@ -1,4 +1,4 @@
-"""`gpurun audit`: whether what the receipts state holds."""
+"""`gpurun audit`: check what the receipts state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 
 MORE_MICROS = usd("0.01")
-"""How much more than a receipt's bound may be billed, since bills are rounded in their own way."""
+"""The tolerance above a receipt's bound, because providers round their bills."""
 _FOUND = ("run", "seq", "chain", "signature", "files", "death", "measured_micros", "measured_is")
 _CARD = (
     "student", "file", "run", "verdict", "recipe", "steps", "data", "trainer", "device", "loss", "val_loss",
@@ -37,38 +37,45 @@ _CARD = (
 @verb(app, "audit", examples=["gpurun audit", "gpurun audit fox-41 --against-bill --json"])
 def audit(
     session: Session,
-    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="The runs to check; without: all.")] = [],  # noqa: B006
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="The runs to check; else all.")] = [],  # noqa: B006
     since: Annotated[
-        str, typer.Option("--since", metavar="DATE", help="Only runs opened on that day or later: 2026-11-01.")
+        str, typer.Option("--since", metavar="DATE", help="Check only runs opened on this day or later: 2026-11-01.")
     ] = "",
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as problems.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Count warnings as problems.")] = False,
     against_bill: Annotated[
-        bool, typer.Option("--against-bill", help="Ask the providers what they billed, too.")
+        bool, typer.Option("--against-bill", help="Also ask the providers what they billed.")
     ] = False,
     head: Annotated[
-        str | None, typer.Option("--head", metavar="HASH", help="The head that you wrote down earlier, whole.")
+        str | None,
+        typer.Option("--head", metavar="HASH", help="Expect this head, the full hash that you noted earlier."),
     ] = None,
-    key: Annotated[str, typer.Option("--key", metavar="PUB", help="Trust this public key file alone.")] = "",
-    replay: Annotated[bool, typer.Option("--replay", help="Compute the last checkpoint's losses again, too.")] = False,
-    require_replay: Annotated[
-        bool, typer.Option("--require-replay", help="The same, and whatever could not be is a problem.")
+    key: Annotated[str, typer.Option("--key", metavar="PUB", help="Trust only this public key file.")] = "",
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Also compute the losses of the last checkpoint again.")
     ] = False,
-    every: Annotated[bool, typer.Option("--all", help="With --replay: all runs, not the last alone.")] = False,
-    roster: Annotated[str, typer.Option("--roster", metavar="FOLDER", help="Check a folder of cards instead.")] = "",
-    class_file: Annotated[str, typer.Option("--class", metavar="CLASS", help="The class that they are of.")] = "",
-    csv: Annotated[str, typer.Option("--csv", metavar="FILE", help="Write the table of --roster there, too.")] = "",
+    require_replay: Annotated[
+        bool, typer.Option("--require-replay", help="Like --replay, but a run that cannot be replayed is a problem.")
+    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="With --replay: all runs instead of only the last.")] = False,
+    roster: Annotated[str, typer.Option("--roster", metavar="FOLDER", help="Check this folder of cards instead.")] = "",
+    class_file: Annotated[
+        str, typer.Option("--class", metavar="CLASS", help="Compare the cards with this class.")
+    ] = "",
+    csv: Annotated[
+        str, typer.Option("--csv", metavar="FILE", help="Also write the table of --roster to this file.")
+    ] = "",
 ) -> Result:
-    """Check journals, receipts, signatures, costs and checkpoints, by a second computation.
+    """Check journals, receipts, signatures, costs and checkpoints by computing them again.
 
-    Exit 0 when all holds, 10 when something does not, 9 when something may be billing. With `against_bill` the
-    providers are asked what they billed, and more than a receipt's bound is a problem.
+    Exit 0 if everything holds, 10 if something does not, 9 if something may be billing. With `against_bill`, a bill
+    above the bound of its receipt is a problem.
     """
     if roster or class_file or csv:
         from gpurun.readers.roster_audit import audit_roster
 
         if not roster or runs or since or head or key or against_bill:
             what = (
-                "--class and --csv go with --roster FOLDER, and no RUN, --since, --head, --key or --against-bill does."
+                "--class and --csv need --roster FOLDER, which excludes RUN, --since, --head, --key and --against-bill."
             )
             raise UsageError("usage.roster", what, hint="gpurun audit --roster cards/ --class ml-2026.roster.json")
         place, clock = Path(roster).expanduser(), session.clock
@@ -79,9 +86,9 @@ def audit(
     from gpurun.ledger.runs import find_run, planned_runs
 
     if (replay or require_replay) and not (runs or since or every) and planned_runs(session.home):
-        runs = ["@last"]  # As its neighbours mean it: to compute a whole home again takes hours.
+        runs = ["@last"]  # Like other verbs without a RUN: replaying a whole home takes hours.
     names = [find_run(session.home, run) for run in runs] or None
-    # Asked before, too: who was driven when its journal was read may have ended well since, which may be minutes ago.
+    # Also looked up before the audit, which takes minutes: a run that is driven now may have ended well by then.
     driven = {one.name for one in session.home.folders() if not one.is_closed and _is_driven(session, one.name)}
     report = audit_home(session.home, names, since=day_wall(since), expected_head=head, public_key=_key(key))
     bills = _bills(session, report) if against_bill else {}
@@ -105,7 +112,7 @@ def _shown(
     *,
     strict: bool,
 ) -> Result:
-    """The table and what is said below it; `driven` are the runs that somebody drove when their journals were read."""
+    """Show the table and its notes; `driven` are the runs that had a supervisor when their journals were read."""
     from gpurun.view.audit_table import audit_screen
 
     problems = [*report.problems, *(problem for row in report.rows for problem in row.problems)]
@@ -135,7 +142,7 @@ def _shown(
 
 
 def _data(report: AuditReport, bills: dict[str, Bill]) -> dict[str, object]:
-    """Return the whole report for programs."""
+    """Return the whole report as data."""
     from gpurun.lifecycle.charges import Bill
 
     rows = []
@@ -166,21 +173,21 @@ def _data(report: AuditReport, bills: dict[str, Bill]) -> dict[str, object]:
 
 
 def _with_bill(session: Session, row: AuditRow, bill: Bill | None) -> AuditRow:
-    """Return the row with what its bill contradicts, and which of its machines live then; a floor is no bound."""
+    """Return the row, with a problem if the bill exceeds the receipt; a cost that is only a floor is not compared."""
     from gpurun.ledger.audit.findings import NO
 
     billed, bound = bill.micros if bill is not None else None, row.measured_micros
     if billed is None or bound is None or row.is_floor or billed <= total(bound, MORE_MICROS):
         return row
-    problem = f"{format_usd(billed)} was billed, and the receipt says {format_usd(bound)} at most"
+    problem = f"{format_usd(billed)} was billed, but the receipt states {format_usd(bound)} at most"
     if living := _alive(session, row.run):
-        problem = f"{problem}; {', '.join(living)} lives: gpurun reap puts that on record and ends it"
+        problem = f"{problem}; {', '.join(living)} still exists: gpurun reap records that and ends it"
         return replace(row, problems=(*row.problems, problem), verdict="may be billing", may_be_billing=True)
     return replace(row, problems=(*row.problems, problem), verdict=row.verdict if row.may_be_billing else NO)
 
 
 def _cards_shown(session: Session, rows: list[CardRow], csv: str, *, strict: bool) -> Result:
-    """Show a folder of cards; exit 10 where a card does not hold, or under `strict` where a note is left."""
+    """Show a folder of cards; exit 10 if a card does not hold, or, with `strict`, if it has a note."""
     from gpurun.cli.render import write_file
     from gpurun.view.evidence_card import roster_csv, roster_screen
 
@@ -190,7 +197,7 @@ def _cards_shown(session: Session, rows: list[CardRow], csv: str, *, strict: boo
     said = [
         f"  {row.student or row.file}: {text}" for row in rows for text in (*row.problems, *row.notes, *row.checked)
     ]
-    hint = "Each is named above; two cards that share what only one can have are both named."
+    hint = "The lines above name each problem; two cards that share a unique value are both listed."
     errors = (VerificationFailed("audit.failed", "A card does not hold.", hint=hint),) if failed else ()
     return Result(
         data={"ok": not failed, "rows": [{key: getattr(row, key) for key in _CARD} for row in rows]},
@@ -201,7 +208,7 @@ def _cards_shown(session: Session, rows: list[CardRow], csv: str, *, strict: boo
 
 
 def _bills(session: Session, report: AuditReport) -> dict[str, Bill]:
-    """What was billed for each run that rented something."""
+    """Return the bill of each run that rented something."""
     from gpurun.lifecycle.charges import bill_of
     from gpurun.planning.own_box import login_to
     from gpurun.providers.registry import open_provider
@@ -212,7 +219,7 @@ def _bills(session: Session, report: AuditReport) -> dict[str, Bill]:
 
 
 def _alive(session: Session, run: str) -> list[str]:
-    """The machines of a run that live by their providers' word, though their end is on record."""
+    """Return the machines that their providers still list although the journal records their end."""
     from gpurun.lifecycle.reaper import alive_in_spite
     from gpurun.planning.own_box import login_to
     from gpurun.providers.registry import open_provider
@@ -223,7 +230,7 @@ def _alive(session: Session, run: str) -> list[str]:
 
 
 def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
-    """What a replay says of each run that has a receipt."""
+    """Replay each run that has a receipt, and return the results."""
     from gpurun.core.untrusted import finding
     from gpurun.ledger.runs import look_at_run
     from gpurun.ledger.write_receipt import read_receipt
@@ -252,31 +259,31 @@ def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
 
 
 def _is_driven(session: Session, run: str) -> bool:
-    """Whether a supervisor here works on the run, and has not just failed to prove its end."""
+    """Return whether a local supervisor drives the run and has not failed to prove its end."""
     return holder_of(session.home.run(run).lock) is not None and not _why_red(session, run)
 
 
 def _why_red(session: Session, run: str) -> str:
-    """What `ps` says too: why the end of its machine is not proven, where that was tried."""
+    """Return why the end of the run's machine could not be proven, as `ps` shows it; "" if that was not tried."""
     from gpurun.ledger.runs import gave_up, look_at_run
 
     try:
         return gave_up(look_at_run(session.home, run), session.clock.wall())
-    except GpurunError:  # Its damage is a row of its own.
+    except GpurunError:  # A damaged run has its own row.
         return ""
 
 
 def _errors(session: Session, lost: list[str], failed: bool) -> tuple[VerificationFailed | MayBeBilling, ...]:
-    """The one sentence for the envelope; the table has told people already."""
+    """Return the error for the envelope; the table already shows the details."""
     if lost:
         hint = f"gpurun resume {lost[0]} finishes it; gpurun destroy {lost[0]} ends it at once."
-        if session.home.run(lost[0]).is_closed:  # Its bill alone says so, until that is on record.
+        if session.home.run(lost[0]).is_closed:  # Only its bill says that the machine exists; no record does yet.
             hint = "gpurun reap ends it."
-        what = _why_red(session, lost[0]) or f"{lost[0]} is not proven gone, and nobody drives it."
+        what = _why_red(session, lost[0]) or f"{lost[0]} is not proven gone, and no supervisor drives it."
         return (MayBeBilling("audit.may_be_billing", what, hint=hint),)
     if failed:
-        hint = "Each is named above; a receipt that was lost can be put back from a copy."
-        return (VerificationFailed("audit.failed", "Something recorded does not hold.", hint=hint),)
+        hint = "The lines above name each problem; a lost receipt can be restored from a copy."
+        return (VerificationFailed("audit.failed", "Some records do not hold.", hint=hint),)
     return ()
 
 

@@ -1,4 +1,4 @@
-"""`gpurun auth`: keys of the clouds, read from a prompt or standard input and never from an argument."""
+"""`gpurun auth`: keys of clouds, read from a prompt or standard input, never from an argument."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def _complete_key(incomplete: str) -> list[str]:
 Owner = Annotated[
     str, typer.Argument(metavar="PROVIDER", help="runpod, lambda or lambda-guard.", autocompletion=_complete_key)
 ]
-# Taken only to be refused: Typer would print an argument that it does not expect, and so the key.
+# Accepted only to be refused: Typer would print an unexpected argument, and thus the key.
 Stray = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="no key here")]
 
 
 app = typer.Typer(
-    help="Keep, show and remove the clouds' keys; install gpurun's own on a box.",
+    help="Store, show and remove the keys of clouds; install gpurun's own key on a box.",
     cls=make_verb_group("status"),
     rich_markup_mode=None,
 )
@@ -64,28 +64,26 @@ def set_key(
 ) -> Result:
     """Store a provider's key, read from a prompt without echo or from standard input.
 
-    With `online`, or when asked for at the prompt, the provider is asked about it.
+    With `online`, or after a yes at the prompt, the provider is asked whether the key works.
     """
     from gpurun.providers.registry import CLOUDS
 
     _require_keyed(provider)
     if stray:
-        what = (
-            "A key is not taken as an argument: it would stay in the shell's history and show in the list of processes."
-        )
+        what = "A key must not be an argument: the shell's history and the process list would show it."
         raise UsageError(
             "auth.key_as_argument", what, hint=f"Make a new key at the provider, then: gpurun auth set {provider}"
         )
     key = _read_key(session, provider)
     where = store_credential(provider, key, session.home)
-    lines = [f"Kept the key for {provider} in the {where}."]
+    lines = [f"Stored the key for {provider} in the {where}."]
     variable = VARIABLES.get(provider, "")
     shadowed = bool(variable and os.environ.get(variable, "").strip())
     if shadowed:
-        lines.append(f"{variable} is set in this environment and goes before it.")
+        lines.append(f"{variable} is set in this environment and takes precedence.")
     data: dict[str, object] = {"provider": provider, "kept": where, "shadowed_by": variable if shadowed else None}
     if provider not in CLOUDS:
-        lines.append("It is put on the machine only with --lambda-guard.")
+        lines.append("It is copied to a machine only with --lambda-guard.")
         return Result(data=data, text="\n".join(lines))
     if not (online or _wants_check(session, provider)):
         after = f"Check it: gpurun doctor --online --provider {provider}"
@@ -100,30 +98,30 @@ def set_key(
 
 
 def _wants_check(session: Session, name: str) -> bool:
-    """Ask whether to check at once, where somebody can answer; Enter means yes."""
+    """Ask whether to check the key now, if the session is interactive; Enter means yes."""
     if not session.interactive:
         return False
-    question = f"It is kept. Ask {name} now whether it works? That changes nothing there. [Y/n]"
+    question = f"The key is stored. Ask {name} now whether it works? That changes nothing there. [Y/n]"
     return session.ask(question, flag="--online").lower() in ("", "y", "yes")
 
 
 def _read_key(session: Session, name: str) -> Secret:
-    """From a prompt that shows nothing, or from whatever is piped in."""
+    """Read a key from a prompt without echo, or from a pipe."""
     if not sys.stdin.isatty():
         return clean_key(sys.stdin.read(LONGEST_KEY * 4))
     if not session.interactive:
         hint = f"Pipe it in: pass show {name} | gpurun auth set {name}"
-        raise UsageError("input.needed", f"The key for {name} is needed, and asking is off.", hint=hint)
+        raise UsageError("input.needed", f"The key for {name} is needed, but prompts are off.", hint=hint)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", getpass.GetPassWarning)
             typed = getpass.getpass(f"Key for {name} (it is not shown): ", stream=sys.stderr)
     except getpass.GetPassWarning:
         hint = f"Pipe it in: pass show {name} | gpurun auth set {name}"
-        raise UsageError("auth.no_silent_prompt", "This terminal cannot hide what is typed.", hint=hint) from None
+        raise UsageError("auth.no_silent_prompt", "This terminal cannot hide what you type.", hint=hint) from None
     except EOFError:
         session.say("")
-        raise Declined("auth.declined", "No key was given; nothing has changed.", hint="Run it again.") from None
+        raise Declined("auth.declined", "No key was given, so nothing has changed.", hint="Run it again.") from None
     except KeyboardInterrupt:
         session.say("")
         raise
@@ -137,22 +135,22 @@ def ssh(
         str, typer.Argument(metavar="LOGIN", help="USER@HOST[:PORT]: a box of yours that takes a password.")
     ],
 ) -> Result:
-    """Install gpurun's key on a box of yours, once, by its password, which ssh asks for and nothing keeps."""
+    """Install gpurun's key on your own box, using its password, which only ssh reads and nothing stores."""
     from gpurun.planning.own_box import demand_password_login, install_own_key
 
     login = demand_password_login(host)
     if not session.interactive:
-        hint = "Run it in a terminal; or add the key of --identity by the platform's page."
-        raise UsageError("input.needed", f"The password of {login} is needed, and asking is off.", hint=hint)
+        hint = "Run it in a terminal, or add the key of --identity on the platform's website."
+        raise UsageError("input.needed", f"The password of {login} is needed, but prompts are off.", hint=hint)
     public = install_own_key(login, session.home, session.clock, session.say)
     data = {"host": str(login), "public_key": public}
-    text = f"{login} takes gpurun's key now; the password was typed to ssh, and not kept."
+    text = f"{login} now accepts gpurun's key; ssh read the password, and nothing stored it."
     return Result(data=data, text=text, after=f"Use it: gpurun train --provider ssh --host {login}")
 
 
 @verb(app, "auth status", examples=["gpurun auth status", "gpurun auth status --json"])
 def status(session: Session) -> Result:
-    """Show which providers have a key and where it is from; never any part of a key."""
+    """Show which providers have a key and where it comes from, but no part of the key."""
     from gpurun.providers.registry import CLOUDS
     from gpurun.view.key_table import keys_table
 
@@ -187,12 +185,12 @@ def _row(session: Session, name: str) -> KeyRow:
         return KeyRow(name, None, problem=error.what, hint=error.hint, about=about)
     also = file_of(name, session.home)
     if found is not None and found.source.startswith("environment") and also.exists():
-        about = f"goes before the one in file {also}"
+        about = f"takes precedence over the key in file {also}"
     return KeyRow(name, found.source if found else None, about=about)
 
 
 def _aws_row() -> KeyRow:
-    """What the environment and the files say; only the SDK knows whether they hold, and a role of the machine."""
+    """Return the row of AWS, from environment and files; only the SDK knows whether the keys work."""
     from gpurun.view.key_table import KeyRow
 
     return KeyRow("aws", aws_source(), about="found by the AWS SDK itself")
@@ -200,7 +198,7 @@ def _aws_row() -> KeyRow:
 
 @verb(app, "auth rm", examples=["gpurun auth rm runpod"])
 def rm(session: Session, provider: Owner) -> Result:
-    """Remove a key that was kept with `auth set`."""
+    """Remove a key that `auth set` stored."""
     _require_keyed(provider)
     places = forget_credential(provider, session.home)
     variable = VARIABLES.get(provider, "")
@@ -208,25 +206,25 @@ def rm(session: Session, provider: Owner) -> Result:
     text = (
         f"Removed the key for {provider} from the {' and the '.join(places)}."
         if places
-        else f"No key for {provider} was kept."
+        else f"No key for {provider} was stored."
     )
     if still:
         text += f"\n{still} is still set in this environment: unset {still}"
-    after = "The provider still knows it: revoke it there if nothing else uses it." if places else ""
+    after = "The provider still accepts the key: revoke it there if nothing else uses it." if places else ""
     return Result(data={"provider": provider, "removed": places, "still_in": still or None}, text=text, after=after)
 
 
 def _require_keyed(name: str) -> None:
-    """Refuse names that no key is kept for, each with what to do instead."""
+    """Raise a UsageError for a name that has no stored key, with what to do instead."""
     from gpurun.providers.registry import PROVIDERS
 
     if name in KEYS:
         return
     if name == "aws":
         source = aws_source()
-        now = f"it finds some now in the {source}" if source else "it finds none in the environment or in ~/.aws"
-        raise UsageError("auth.aws", f"gpurun keeps no AWS keys; the AWS SDK looks for them, and {now}.", hint=_AWS)
+        now = f"it finds keys in the {source}" if source else "it finds none in the environment or in ~/.aws"
+        raise UsageError("auth.aws", f"gpurun stores no AWS keys; the AWS SDK looks for them, and {now}.", hint=_AWS)
     if name in PROVIDERS:
         raise UsageError("auth.no_key_needed", f"{name} needs no key.", hint=f"Use it: gpurun train --provider {name}")
-    hint = did_you_mean(name, (*KEYS, "aws"), otherwise=f"Keys are kept for {', '.join(KEYS)}.")
+    hint = did_you_mean(name, (*KEYS, "aws"), otherwise=f"Keys are stored for {', '.join(KEYS)}.")
     raise UsageError("provider.unknown", f"This gpurun has no provider {name!r}.", hint=hint)

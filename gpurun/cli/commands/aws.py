@@ -12,16 +12,18 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 
-app = typer.Typer(help="Set up an AWS account, once.", cls=make_verb_group(), rich_markup_mode=None)
+app = typer.Typer(help="Set up an AWS account for gpurun.", cls=make_verb_group(), rich_markup_mode=None)
 
 
 @verb(app, "aws setup", examples=["gpurun aws setup", "gpurun aws setup --yes", "gpurun aws setup --policy"])
 def setup(
     session: Session,
-    policy: Annotated[bool, typer.Option("--policy", help="Only show the policy that gpurun's user needs.")] = False,
+    policy: Annotated[
+        bool, typer.Option("--policy", help="Only show the policy that gpurun's IAM user needs.")
+    ] = False,
     yes: Yes = False,
 ) -> Result:
-    """Make the role with which AWS itself ends a machine at its deadline."""
+    """Create the role that lets AWS end a machine at its deadline."""
     import json
 
     from gpurun.core.clock import SystemClock
@@ -37,9 +39,9 @@ def setup(
     there = plan.arn is not None
     question = f"{'Renew' if there else 'Make'} the role gpurun-terminate in account {plan.account}? [y/N]"
     if not yes and session.ask(question, flag="--yes").lower() not in ("y", "yes"):
-        hint = "By hand it is:\n" + "\n".join(commands(plan.trust, plan.policy))
-        raise Declined("aws.declined", "No role was made.", hint=hint)
+        hint = "To create it by hand:\n" + "\n".join(commands(plan.trust, plan.policy))
+        raise Declined("aws.declined", "No role was created.", hint=hint)
     arn = make_role(wire, plan)
-    text = f"The role {arn} {'was renewed' if there else 'was made'}.\n"
-    text += "From now on each machine also has a schedule at AWS that ends the machine at its deadline."
+    text = f"The role {arn} {'was renewed' if there else 'was created'}.\n"
+    text += "From now on, a schedule at AWS also ends each machine at its deadline."
     return Result(data={"account": plan.account, "role": arn, "made": not there}, text=text)

@@ -1,4 +1,4 @@
-"""`gpurun budget`: what is left of each sum that rentals share, and what was spent."""
+"""`gpurun budget`: show what is left of each budget, and what was spent."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ app = typer.Typer(rich_markup_mode=None)
 @verb(app, "budget", examples=["gpurun budget", "gpurun budget --month 2026-11 --json"])
 def budget(
     session: Session,
-    month: Annotated[str, typer.Option("--month", metavar="YYYY-MM", help="Only what was spent in that month.")] = "",
+    month: Annotated[
+        str, typer.Option("--month", metavar="YYYY-MM", help="Show only what was spent in this month.")
+    ] = "",
 ) -> Result:
-    """Show what is left of each budget, which runs hold how much of it, and what was spent by receipts."""
+    """Show what is left of each budget, how much each run holds, and what receipts say was spent."""
     from gpurun.cli.budget_rows import budget_rows
     from gpurun.readers.money_spent import spent_by_month
     from gpurun.view.budget_screen import budget_screen

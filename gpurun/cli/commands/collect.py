@@ -1,4 +1,4 @@
-"""`gpurun collect`: the checkpoints that are finished, while the machine trains on."""
+"""`gpurun collect`: download finished checkpoints while training continues."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ app = typer.Typer(rich_markup_mode=None)
 def collect(
     session: Session,
     run: RunArgument,
-    only: Annotated[str, typer.Option("--only", metavar="WHAT", help="last, best, or all.")] = "all",
+    only: Annotated[str, typer.Option("--only", metavar="WHAT", help="Download last, best, or all.")] = "all",
     to: Annotated[str, typer.Option("--to", metavar="DIR", help="Copy the downloaded files into this folder.")] = "",
 ) -> Result:
-    """Download finished checkpoints now, while training goes on; of a run that is over, say what was downloaded."""
+    """Download finished checkpoints while training continues, or list those of a finished run."""
     from gpurun.cli.collect_checkpoints import collected, copy_result_files, parse_only
     from gpurun.cli.run_control import find_meant_run
 
@@ -31,7 +31,7 @@ def collect(
     place = Path(to).expanduser().absolute() if to else None
     if place and place.exists() and not place.is_dir():
         raise UsageError(
-            "usage.to", f"{place} is no folder.", hint="Name one with --to; it is made where it is missing."
+            "usage.to", f"{place} is not a folder.", hint="Name a folder with --to; it is created if it does not exist."
         )
     sight = find_meant_run(session, run)
     if place and session.bounds:

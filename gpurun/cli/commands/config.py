@@ -10,13 +10,13 @@ from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 
 app = typer.Typer(
-    help="Show the settings, and where each comes from.", cls=make_verb_group("show"), rich_markup_mode=None
+    help="Show the settings and where each one comes from.", cls=make_verb_group("show"), rich_markup_mode=None
 )
 
 
 @verb(app, "config show", examples=["gpurun config show", "GPURUN_MAX_COST=25 gpurun config show"])
 def show(session: Session) -> Result:
-    """Show every setting with the place it comes from."""
+    """Show every setting and where it comes from."""
     from gpurun.view.list_tables import config_table
 
     settings = session.settings
@@ -30,5 +30,5 @@ def show(session: Session) -> Result:
 
 @verb(app, "config path", examples=["gpurun config path"])
 def path(session: Session) -> Result:
-    """Say which file holds your own defaults."""
+    """Print the path of the file with your own defaults."""
     return Result(data={"path": str(session.home.config)}, text=str(session.home.config))

@@ -1,4 +1,4 @@
-"""`gpurun confirm-shutdown`: a box of your own is yours to end; this checks that you have, and signs it."""
+"""`gpurun confirm-shutdown`: check that you have shut down your own box, and sign that."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def confirm_shutdown(
     session: Session,
     run: RunArgument,
     force: Annotated[
-        str | None, typer.Option("--force", metavar="WORDS", help="State it yourself; these words are signed.")
+        str | None,
+        typer.Option("--force", metavar="WORDS", help="State the shutdown in your own words, which are signed."),
     ] = None,
 ) -> Result:
-    """Check that your own box answers no more after a run, and sign it beside the receipt.
+    """Check that your own box has stopped answering after a run, and sign that beside the receipt.
 
-    Exit 9 when a box that costs money still answers, 10 when it cannot be confirmed for another reason.
+    Exit 9 if a box that costs money still answers, 10 if it cannot be confirmed for another reason.
     """
     from gpurun.cli.shutdown_probe import QUIET, SPAN_S, box_login, describe_confirmation, knock_again_and_again
     from gpurun.core.clock import utc
@@ -52,27 +53,29 @@ def confirm_shutdown(
     receipt = read_receipt(session.home, folder)
     login, box = box_login(receipt, folder.name), look_at_run(session.home, folder.name).plan.box
     kept = read_confirmation(session.home, folder, receipt)
-    # One without a signature may be anybody's: where there is a key, it is looked at again and signed.
+    # An unsigned statement may be forged: if there is a key now, check again and sign.
     if kept is not None and kept.is_seen and (kept.signature is Signature.OK or not load_signer(session.home.keys)):
         return _told(
-            kept, folder.name, session, f"{login.host} was confirmed before: {describe_confirmation(kept, session)}."
+            kept, folder.name, session, f"{login.host} was already confirmed: {describe_confirmation(kept, session)}."
         )
     if not session.json:
-        session.say(f"Knocking at {login.host} port {login.port} for about {SPAN_S:.0f} s.")
+        session.say(f"Checking {login.host} port {login.port} for about {SPAN_S:.0f} s.")
     tries = knock_again_and_again(login, session.clock, box.jump if box else "")
     if not force and not all(one.seen in QUIET for one in tries):
         raise _not_down(tries[-1].seen, login, receipt, folder.name)
     now, gone = session.clock.wall(), receipt.predicate["timeline"]["gone"]
     if utc(now) < gone:
-        what = f"By this machine's clock it is {utc(now)}, before the run's end at {gone}; no statement of then holds."
-        hint = "Set the clock, or wait until it has passed that; then run this again."
+        what = (
+            f"This computer's clock shows {utc(now)}, before the run's end at {gone}, so a statement would be invalid."
+        )
+        hint = "Set the clock or wait until that time, then run this again."
         raise VerificationFailed("shutdown.clock", what, hint=hint)
     made = write_confirmation(session.home, folder, receipt, tries, words=force or "", wall=now)
     return _told(made, folder.name, session, f"{login.host}: {describe_confirmation(made, session)}.")
 
 
 def _not_down(seen: str, login: Login, receipt: Receipt, run: str) -> GpurunError:
-    """The refusal to sign: exit 9 while it answers and costs money."""
+    """Return the error that refuses to sign; exit 9 if the box answers and costs money."""
     from gpurun.cli.shutdown_probe import ANSWERS
 
     rate = Micros(receipt.predicate["cost"]["rentals"][-1]["rate_micros_per_hour"])
@@ -86,7 +89,7 @@ def _not_down(seen: str, login: Login, receipt: Receipt, run: str) -> GpurunErro
         return VerificationFailed(
             "shutdown.still_up", what, hint=f"Shut the machine down, then run this again. {forced}"
         )
-    what = f"Whether {login.host} is down cannot be told: {seen}."
+    what = f"gpurun cannot tell whether {login.host} is down: {seen}."
     return VerificationFailed("shutdown.cannot_tell", what, hint=f"Check that you are online and try again. {forced}")
 
 
@@ -98,13 +101,15 @@ def _told(made: Confirmation, run: str, session: Session, text: str) -> Result:
     if made.is_seen:
         seen = {one["seen"] for one in made.predicate["checked"]["tries"]}
         lines.append(
-            "  A rented container that refuses is stopped; a machine of its own that refuses is still switched on."
+            "  A rented container that refuses connections is stopped; a whole machine that refuses them is still on."
             if "refused" in seen
-            else "  A machine that is off and a line that is cut look the same from here."
+            else "  From here, a machine that is off looks the same as a broken connection."
         )
     cost = made.predicate["cost"]["until_confirmed_micros"]
     if cost:
-        lines.append(f"  At the price you gave it cost at most {format_usd(Micros(cost))} until then, storage aside.")
+        lines.append(
+            f"  At the price that you gave, it cost at most {format_usd(Micros(cost))} until then, without storage."
+        )
     if made.signature is Signature.UNSIGNED:
         lines.append("  Unsigned: this home has no readable key.")
     data = {"statement": made.predicate, "signature": made.signature, "file": str(session.home.run(run).path / NAME)}

@@ -1,4 +1,4 @@
-"""`gpurun data`: a corpus made into shards before anything is rented, and what a folder of shards holds."""
+"""`gpurun data`: make shards of a corpus before renting, and check a folder of shards."""
 
 from __future__ import annotations
 
@@ -43,27 +43,30 @@ LAYOUT = Shared(
     "layout",
     {
         "text_column": (
-            make_text_option("--text-column", "NAME", "The key or column that has the text; else text."),
+            make_text_option("--text-column", "NAME", "Read the text from this key or column; else text."),
             "",
         ),
-        "template": (make_text_option("--template", "TEXT", r"A text of several columns: '{question}\n{answer}'."), ""),
-        "delimiter": (make_text_option("--delimiter", "CHAR", "Of a table: ';', tab; none: it is a text."), ""),
-        "no_header": (flag("--no-header", "A table's first row is a document; its columns are 1, 2, …"), False),
-        "per_line": (flag("--per-line", "Each line of a text is a document."), False),
-        "include": (_globs("--include", "Only these files"), []),
-        "exclude": (_globs("--exclude", "Not these files"), []),
-        "val": (make_text_option("--val", "PATH", "What is held out; none: by chance, whatever files are called."), ""),
+        "template": (make_text_option("--template", "TEXT", r"Join several columns: '{question}\n{answer}'."), ""),
+        "delimiter": (
+            make_text_option("--delimiter", "CHAR", "Split columns at ';' or tab; none: it is plain text."),
+            "",
+        ),
+        "no_header": (flag("--no-header", "Read the first row as data; columns are 1, 2, …"), False),
+        "per_line": (flag("--per-line", "Read each line of a text as a document."), False),
+        "include": (_globs("--include", "Read only these files"), []),
+        "exclude": (_globs("--exclude", "Skip these files"), []),
+        "val": (make_text_option("--val", "PATH", "Hold out these files; none: a random share of all."), ""),
         "val_fraction": (
             Annotated[
                 float | None,
-                typer.Option("--val-fraction", metavar="F", help="The share that is held out; else the recipe's."),
+                typer.Option("--val-fraction", metavar="F", help="Hold out this share; else the recipe's."),
             ],
             None,
         ),
     },
     _layout_from,
 )
-"""The flags that say how a source's files are to be read."""
+"""The flags that define how the files of a source are read."""
 
 
 @verb(
@@ -80,36 +83,39 @@ def prepare(
     layout: Layout,
     recipe: RecipeArgument = "",
     source: Annotated[
-        str, typer.Option("--source", metavar="TEXT", help="A file, a folder, or hf:OWNER/NAME; else the recipe's.")
+        str, typer.Option("--source", metavar="TEXT", help="Read a file, folder, or hf:OWNER/NAME; else the recipe's.")
     ] = "",
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="The folder to make, or to continue.")] = "",
-    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Worker processes; 0: one for each core.")] = 0,
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Write to this folder, or continue it.")] = "",
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", help="Use this many processes; 0: one per core.")
+    ] = 0,
     executor: Annotated[
-        str, typer.Option("--executor", metavar="WHO", help="processes, datatrove or ray.")
+        str, typer.Option("--executor", metavar="WHO", help="Work with processes, datatrove or ray.")
     ] = "processes",
     dedupe: Annotated[
-        str, typer.Option("--dedupe", metavar="KINDS", help="Drop duplicates: url,exact,near, or some of them.")
+        str, typer.Option("--dedupe", metavar="KINDS", help="Drop duplicates: any of url,exact,near.")
     ] = "none",
     similarity: Annotated[
-        float | None, typer.Option("--similarity", metavar="J", help="How alike near duplicates are; else 0.5.")
+        float | None,
+        typer.Option("--similarity", metavar="J", help="Drop near duplicates above this similarity; else 0.5."),
     ] = None,
     shard_tokens: Annotated[
-        int, typer.Option("--shard-tokens", metavar="N", help="Tokens in a shard, about.")
+        int, typer.Option("--shard-tokens", metavar="N", help="Put about this many tokens into a shard.")
     ] = 100_000_000,
     accept_skipped: Annotated[bool, typer.Option("--accept-skipped", help=ACCEPT_SKIPPED)] = False,
 ) -> Result:
-    """Make shards of a corpus of any size, on all cores. Interrupted, the same command goes on."""
+    """Make shards of a corpus of any size, on all cores. Repeat the command to continue after an interrupt."""
     from gpurun.data.dedupe.signatures import dedupe_of
     from gpurun.data.workers import demand_executor
 
     demand_executor(executor)
     if similarity is not None and "near" not in dedupe.split(","):
         raise _no_near(dedupe)
-    # A shard's header counts its tokens in 32 bits; a row group more may come into it.
+    # The header of a shard counts tokens in 32 bits, and a shard may exceed its size by a row group.
     for name, value, least, most in (("workers", workers, 0, 10_000), ("shard-tokens", shard_tokens, 1000, 10**9)):
         if not least <= value <= most:
             what = f"--{name} {value} is too {'few' if value < least else 'many'}."
-            raise UsageError(f"usage.{name.replace('-', '_')}", what, hint=f"Take {least:,} to {most:,}.")
+            raise UsageError(f"usage.{name.replace('-', '_')}", what, hint=f"Use a number from {least:,} to {most:,}.")
     choices: dict[str, Any] = {"layout": layout, "dedupe": dedupe_of(dedupe, similarity)}
     choices |= {"shard_tokens": shard_tokens, "accept_skipped": accept_skipped}
     choices |= {} if layout.val_fraction is None else {"val_fraction": layout.val_fraction}
@@ -120,7 +126,7 @@ def prepare(
 def _prepared(
     session: Session, recipe: str, *, source: str, out: str, choices: Mapping[str, Any], how: Mapping[str, Any]
 ) -> Result:
-    """Make the folder of shards, or go on with it, and say what it holds."""
+    """Make or continue the folder of shards, and show what it holds."""
     from gpurun.cli.progress_bar import ProgressBar
     from gpurun.data.prepare import prepare as prepare_text
     from gpurun.data.run_shards import order_for
@@ -134,8 +140,8 @@ def _prepared(
     if resolved.tables.data.tokenizer.endswith("-pairs"):
         raise UsageError(
             "data.parallel",
-            f"The recipe reads sentence pairs ({resolved.tables.data.tokenizer}), which are prepared as a run begins.",
-            hint="Hand the pairs to the run itself: gpurun train RECIPE --data FILE.tsv",
+            f"The recipe reads sentence pairs ({resolved.tables.data.tokenizer}), prepared when a run starts.",
+            hint="Pass the pairs to the run: gpurun train RECIPE --data FILE.tsv",
         )
     bar = ProgressBar(session)
     try:
@@ -144,21 +150,21 @@ def _prepared(
         found, manifest = inspect_data(made.folder)
     except KeyboardInterrupt:
         bar.end()
-        kept = "Interrupted. What is finished stays: the same command goes on with it."
+        kept = "Interrupted. Finished shards are kept; repeat the command to continue."
         return Result(exit_code=ExitCode.INTERRUPTED, after=kept)
     finally:
         bar.end()
     figures = DataFigures(found, manifest["source"], skipped=made.passed_over)
     shown = session.draw(data_lines(place.name, figures, session.style))
-    after = f"Train on it: gpurun train {shlex.quote(name)} --data {shlex.quote(out or place.name)}"
+    after = f"To train on it: gpurun train {shlex.quote(name)} --data {shlex.quote(out or place.name)}"
     data = {**found.model_dump(exclude={"beside"}), "made": made.made, "documents": manifest["source"]["documents"]}
     return Result(data=data, text=shown, after=after)
 
 
 def _no_near(dedupe: str) -> UsageError:
-    """A similarity where no near duplicates are looked for: one would take it for a request to drop them."""
+    """Return the error for --similarity without near duplicates, because it reads like a request to drop them."""
     kinds = "near" if dedupe == "none" else f"{dedupe},near"
-    what = f"--similarity is of near duplicates, and --dedupe is {dedupe}."
+    what = f"--similarity applies only to near duplicates, but --dedupe is {dedupe}."
     return UsageError("usage.similarity", what, hint=f"Add --dedupe {kinds}, or leave --similarity out.")
 
 
@@ -173,52 +179,52 @@ def _no_near(dedupe: str) -> UsageError:
 def adopt(
     session: Session,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Shards of nanoGPT, llm.c or build-nanogpt.")],
-    out: Annotated[Path, typer.Option("--out", metavar="NEW", help="The folder to make; it links to the shards.")],
+    out: Annotated[Path, typer.Option("--out", metavar="NEW", help="Create this folder with links to the shards.")],
     tokenizer: Annotated[
-        str, typer.Option("--tokenizer", metavar="NAME", help="The tokeniser that made the ids: gpt2 or char.")
+        str, typer.Option("--tokenizer", metavar="NAME", help="Name the tokeniser of the ids: gpt2 or char.")
     ],
     eot: Annotated[
-        str, typer.Option("--eot", metavar="WHERE", help="Where the end of text stands: before, after, none.")
+        str, typer.Option("--eot", metavar="WHERE", help="Expect the end-of-text token before, after, or none.")
     ] = "",
 ) -> Result:
-    """Describe shards that another program made, so that runs can train on them; the shards stay where they are."""
+    """Describe shards of another program, so that runs can train on them; the shards stay where they are."""
     from gpurun.data.adopt import ENDS, TOKENIZERS
     from gpurun.data.adopt import adopt as refer
 
     for name, value, known in (("tokenizer", tokenizer, TOKENIZERS), ("eot", eot or ENDS[0], ENDS)):
         if value not in known:
             what = f"--{name} {value} is not known."
-            raise UsageError(f"usage.{name}", what, hint=f"There are: {', '.join(known)}.")
+            raise UsageError(f"usage.{name}", what, hint=f"Use one of: {', '.join(known)}.")
     place = out.expanduser().absolute()
     found, manifest = refer(folder.expanduser().absolute(), tokenizer, place, session.say, eot=eot)
-    after = f"Train on it: gpurun train RECIPE --data {shlex.quote(str(out))}"
+    after = f"To train on it: gpurun train RECIPE --data {shlex.quote(str(out))}"
     return _told(session, out.name, found, manifest, after=after)
 
 
 @verb(app, "data hellaswag", examples=["gpurun data hellaswag hellaswag_val.jsonl ./fineweb-edu"])
 def hellaswag(
     session: Session,
-    questions: Annotated[Path, typer.Argument(metavar="FILE", help="hellaswag_val.jsonl, as it is published.")],
+    questions: Annotated[Path, typer.Argument(metavar="FILE", help="The published hellaswag_val.jsonl.")],
     folder: Folder,
 ) -> Result:
     """Tokenise HellaSwag's questions into a folder of shards, for evaluations."""
     from gpurun.data.hellaswag import write_items
 
     path, count = write_items(questions.expanduser(), folder.expanduser(), session.say)
-    after = f"Ask some at every evaluation: --data {folder} --set eval.hellaswag_items=1000"
+    after = f"To score on them at every evaluation: --data {folder} --set eval.hellaswag_items=1000"
     return Result(data={"items": count, "file": str(path)}, text=f"{count:,} questions in {path}", after=after)
 
 
 @verb(app, "data inspect", examples=["gpurun data inspect ./fineweb-edu"])
 def inspect(session: Session, folder: Folder) -> Result:
-    """Check every shard of a folder to the last token, and say what it holds."""
+    """Check every token of a folder of shards, and show what the folder holds."""
     from gpurun.data.shard_folder import inspect_data
 
     return _told(session, folder.name, *inspect_data(folder.expanduser()))
 
 
 def _told(session: Session, name: str, found: DataSummary, manifest: Mapping[str, Any], *, after: str = "") -> Result:
-    """What a folder of shards holds."""
+    """Return the result that shows a folder of shards."""
     from gpurun.view.shard_lines import DataFigures, data_lines
 
     shards = {split: len(manifest[split]) for split in ("train", "val")}

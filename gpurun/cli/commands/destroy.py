@@ -1,4 +1,4 @@
-"""`gpurun destroy`: the machine ends now, and what it has is lost."""
+"""`gpurun destroy`: end the machine now; its files are lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def destroy(
     run: RunArgument,
     yes: Yes = False,
     same_account: Annotated[
-        bool, typer.Option("--same-account", help="State that a new key is of the account that rented the machine.")
+        bool,
+        typer.Option("--same-account", help="State that a new key belongs to the account that rented the machine."),
     ] = False,
 ) -> Result:
     """Destroy the machine now, without downloading anything, and prove that it is gone."""
@@ -28,9 +29,9 @@ def destroy(
     from gpurun.core.errors import Declined
 
     sight = find_meant_run(session, run)
-    question = f"Destroy {sight.folder.name} without bringing anything home? [y/N]"
+    question = f"Destroy {sight.folder.name} without downloading anything? [y/N]"
     if sight.unfinished and not yes and session.ask(question, flag="--yes").lower() not in ("y", "yes"):
-        raise Declined("destroy.declined", "Nothing was destroyed.", hint="gpurun stop keeps a checkpoint first.")
+        raise Declined("destroy.declined", "Nothing was destroyed.", hint="gpurun stop saves a checkpoint first.")
     if sight.damage is not None:
         return sweep_damaged(session, sight, same_account=same_account)
     return stop_run(session, sight, "destroy", "destroyed by the user", same_account=same_account)

@@ -1,4 +1,4 @@
-"""`gpurun dev`: a machine to work on, under the same cap, proof and receipt."""
+"""`gpurun dev`: rent a machine to work on, with the same cap, proof and receipt."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ def dev(
     session: Session,
     wanted: Wanted,
     starting: Starting,
-    no_shell: Annotated[bool, typer.Option("--no-shell", help="Say what to type next, and open no shell.")] = False,
+    no_shell: Annotated[
+        bool, typer.Option("--no-shell", help="Print what to type next instead of opening a shell.")
+    ] = False,
 ) -> Result:
-    """Rent a machine to work on by shell, editor or JupyterLab; it ends by itself when nobody uses it."""
+    """Rent a machine to work on by shell, editor or JupyterLab; it ends automatically when it is idle."""
     from gpurun.cli.dev_session import work_there
     from gpurun.cli.started_run import admitted, start_and_follow
     from gpurun.planning.dev_box_proposal import DevBoxProposal

@@ -1,4 +1,4 @@
-"""`gpurun doctor`: it changes nothing, and each finding that is not well says what to do."""
+"""`gpurun doctor`: check the set-up without changing anything; each problem comes with a hint."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ app = typer.Typer(rich_markup_mode=None)
 def doctor(
     session: Session,
     provider: Providers = [],  # noqa: B006 - Typer copies defaults.
-    online: Annotated[bool, typer.Option("--online", help="Ask the clouds too; nothing is changed there.")] = False,
+    online: Annotated[bool, typer.Option("--online", help="Also ask the clouds; this changes nothing there.")] = False,
 ) -> Result:
-    """Check this machine and its keys; with --online ask the clouds about both, and what was left.
+    """Check this computer and its keys; with --online also ask the clouds about keys and leftovers.
 
-    Exit 4 when something keeps gpurun from working here, 9 when something may be billing.
+    Exit 4 if something keeps gpurun from working here, 9 if something may be billing.
     """
     from gpurun.cli.online_checks import Checked, check_online, online_code, online_data
     from gpurun.providers.registry import CLOUDS, require_known
@@ -63,7 +63,7 @@ def doctor(
         clusters = [name for name in known_here(session.home) if place_facts(name).is_queued]
         names = provider or [*(name for name, finding in keys if finding.level == "ok"), *clusters]
         if names and not session.json:
-            session.say(f"Asking {', '.join(names)}; nothing is changed there.")
+            session.say(f"Asking {', '.join(names)}; this changes nothing there.")
         checked = check_online(session, names)
         keys = [(name, finding) for name, finding in keys if name not in names]
     findings += _told(keys, named=bool(provider))
@@ -76,14 +76,14 @@ def doctor(
 
 
 def _other_gpurun() -> Iterator[Finding]:
-    """Say where somebody else's package of the same name shares this one's files."""
+    """Report another package of the same name that shares files with this one."""
     if has_other_gpurun():
-        what = "another package that is called gpurun is installed here and shares this one's files"
+        what = "another package named gpurun is installed and shares files with this one"
         yield Finding("bad", what, "pip uninstall gpurun gpurun-cap; then: pip install .")
 
 
 def _unfinished(session: Session) -> tuple[list[Finding], bool]:
-    """Runs that nobody drives, or nobody here can read, and whether something may be billing."""
+    """Return findings for runs without a supervisor or with unreadable records, and whether anything may be billing."""
     from gpurun.ledger.runs import look_at_unfinished
 
     left, unread = look_at_unfinished(session.home)
@@ -91,14 +91,14 @@ def _unfinished(session: Session) -> tuple[list[Finding], bool]:
     if left:
         names = ", ".join(sight.folder.name for sight in left)
         hint = f"gpurun resume {left[0].folder.name}"
-        findings.append(Finding("bad", f"unfinished and driven by nobody: {names}", hint))
+        findings.append(Finding("bad", f"unfinished and without a supervisor: {names}", hint))
     elif not unread:
-        findings.append(Finding("ok", "no run is left unfinished"))
+        findings.append(Finding("ok", "no unfinished runs"))
     return findings, any(sight.state.may_be_billing for sight in left)
 
 
 def _keys(session: Session, names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
-    """Whether each cloud has a key, without asking anybody."""
+    """Yield whether each cloud has a key, without asking the cloud."""
     from gpurun.providers.registry import CLOUDS, key_source
 
     for name in names:
@@ -113,16 +113,16 @@ def _keys(session: Session, names: Sequence[str]) -> Iterator[tuple[str, Finding
             yield name, Finding("warn", f"{name} has no key", f"gpurun auth set {name}")
         else:
             hint = f"gpurun doctor --online --provider {name}"
-            yield name, Finding("ok", f"{name} has a key from {source}, not asked whether it works", hint)
+            yield name, Finding("ok", f"{name} has a key from {source}, not tested", hint)
 
 
 def _told(keys: Sequence[tuple[str, Finding]], *, named: bool) -> list[Finding]:
-    """The findings about keys. A cloud that nobody has a key for is no fault, unless there is none for any."""
+    """Return the findings about keys. A cloud without a key is a problem only if no cloud has a key."""
     from gpurun.providers.registry import CLOUDS
 
     missing = [name for name, finding in keys if finding.level == "warn"]
     if not named and len(missing) == len(CLOUDS):
-        return [Finding("warn", "there is no key for any cloud: nothing can be rented", "gpurun auth set runpod")]
+        return [Finding("warn", "no cloud has a key, so nothing can be rented", "gpurun auth set runpod")]
     return [finding for name, finding in keys if named or name not in missing]
 
 
@@ -131,7 +131,7 @@ def _python() -> Finding:
 
 
 def _torch() -> Finding:
-    """Whether torch is installed, without the second and the memory that importing it costs."""
+    """Check that torch is installed, without the time and memory of importing it."""
     if importlib.util.find_spec("torch") is None:
         return Finding("warn", "no PyTorch: planning and clouds work, dry runs do not", install_line("local"))
     from importlib.metadata import version
@@ -143,11 +143,15 @@ def _disk(session: Session) -> Finding:
     folder = next(place for place in (session.home.root, *session.home.root.parents) if place.exists())
     free = shutil.disk_usage(folder).free
     text = f"{format_bytes(free)} free for runs"
-    return Finding("ok", text) if free > _ENOUGH_BYTES else Finding("warn", text, "a checkpoint may not fit: make room")
+    return (
+        Finding("ok", text)
+        if free > _ENOUGH_BYTES
+        else Finding("warn", text, "a checkpoint may not fit: free some space")
+    )
 
 
 def _uplink(session: Session) -> Finding:
-    """How fast a plan takes this computer to send, and what that rests on: only an upload measures it."""
+    """Return the upload speed that plans assume, and where it comes from: only an upload measures it."""
     from gpurun.core.run_plan import Request
     from gpurun.jobs.training.history import load_priors, uplink_of
 
@@ -158,7 +162,7 @@ def _uplink(session: Session) -> Finding:
 
 
 def _home(session: Session) -> Finding:
-    """The folder can be used, and the kernel keeps its promises there: fsync and locks."""
+    """Check that the home can be used, and that fsync and locks work in it."""
     from gpurun.ledger.fsync import require_durable
 
     try:
@@ -180,7 +184,7 @@ def _bundle() -> Finding:
 
 
 def _ledger(session: Session) -> Finding:
-    """The chain of receipts, line by line; what the receipts state is the audit's business."""
+    """Check the chain of receipts; the audit checks what the receipts state."""
     from gpurun.ledger.audit.strict_lines import chain_lines
 
     try:

@@ -1,4 +1,4 @@
-"""`gpurun eval`: a checkpoint's score on tasks that people compare."""
+"""`gpurun eval`: score a checkpoint on a public benchmark."""
 
 from __future__ import annotations
 
@@ -24,21 +24,26 @@ app = typer.Typer(rich_markup_mode=None)
 def evaluate(
     session: Session,
     run: UsualRun = None,
-    core: Annotated[bool, typer.Option("--core", help="CORE: the 22 tasks of DCLM, as nanochat asks them.")] = False,
+    core: Annotated[
+        bool, typer.Option("--core", help="Score on CORE: the 22 tasks of DCLM, asked as in nanochat.")
+    ] = False,
     core_bundle: Annotated[
-        str, typer.Option("--core-bundle", metavar="FILE|URL", help="Its tasks; without: those that the run had.")
+        str,
+        typer.Option("--core-bundle", metavar="FILE|URL", help="Read the tasks from this bundle; else use the run's."),
     ] = "",
-    items: Annotated[int, typer.Option("--items", metavar="N", help="At most so many of each task.")] = MOST_ITEMS,
+    items: Annotated[
+        int, typer.Option("--items", metavar="N", help="Ask at most this many questions of each task.")
+    ] = MOST_ITEMS,
     checkpoint: Checkpoint = "best",
 ) -> Result:
-    """Score a run's checkpoint on this machine, on tasks that other models were scored on."""
+    """Score a run's checkpoint on this computer, on a public benchmark."""
     from gpurun.cli.run_control import find_meant_run
     from gpurun.core.untrusted import parse_object
     from gpurun.data.core_bundle import FILE, bundle_file, write_core
     from gpurun.readers.weights import ask_trainer, find_checkpoint
 
     if not core:
-        raise UsageError("usage.eval", "Nothing to score by was named.", hint="Add --core.")
+        raise UsageError("usage.eval", "No benchmark was named.", hint="Add --core.")
     if not 0 < items <= MOST_ITEMS:
         raise UsageError(
             "usage.items", f"--items {items} is not between 1 and {MOST_ITEMS:,}.", hint="Try --items 500."
@@ -52,18 +57,18 @@ def evaluate(
             write_core(bundle, items, found.data, Path(own), session.talk_when_slow())
             file = Path(own, FILE)
         elif not file.is_file():
-            what = f"{sight.folder.name} has no items of CORE."
+            what = f"{sight.folder.name} does not have the tasks of CORE."
             raise UsageError("core.no_bundle", what, hint="Name the bundle: --core-bundle eval_bundle.zip")
         elif items != MOST_ITEMS:
-            what = f"--items {items} needs a bundle to draw from; the run's own items are answered as they are."
+            what = f"--items {items} needs a bundle to draw from; the run's own questions cannot be limited."
             raise UsageError("usage.items", what, hint="Add --core-bundle, or leave --items out.")
-        session.say(f"step {found.step:,}, on this machine")
+        session.say(f"step {found.step:,}, on this computer")
         answer = parse_object(ask_trainer("trainer.core_score", found, f"--items={file}", limit_s=LIMIT_S))
     return Result(data={"run": sight.folder.name, **answer}, text="\n".join(_rows(answer)))
 
 
 def _rows(answer: dict[str, Any]) -> list[str]:
-    """CORE and its tasks, a line each."""
+    """Return a line for each task, and one for CORE."""
     from gpurun.core.untrusted import safe_line
 
     width = max(map(len, answer["tasks"]))

@@ -1,4 +1,4 @@
-"""`gpurun evidence`: what is handed in of a run, in one file."""
+"""`gpurun evidence`: pack a run's evidence into one file."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ app = typer.Typer(rich_markup_mode=None)
 def evidence(
     session: Session,
     run: UsualRun = None,
-    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Where to write it, else RUN.card.zip.")] = "",
+    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write to this file, else RUN.card.zip.")] = "",
     with_checkpoint: Annotated[
-        bool, typer.Option("--with-checkpoint", help="Its checkpoints and a small text's shards, too.")
+        bool, typer.Option("--with-checkpoint", help="Include the checkpoints, and the shards if they are small.")
     ] = False,
 ) -> Result:
-    """Write a run's evidence into one file to hand in: card, receipt, journal, log and events.
+    """Pack a run's evidence into one file to hand in: card, receipt, journal, log and events.
 
-    No key of yours is in it, and no path of this computer; a file that names one is left out, and the card says so.
-    Where a file shows the value of a --secret that is set here, or of a provider's key, nothing is written.
+    The file contains none of your keys and no path of this computer: a file with such a path is left out, and the card
+    says so. If a file contains the value of a --secret or of a provider's key, nothing is written.
     """
     from gpurun.cli.render import write_bytes
     from gpurun.cli.run_control import find_meant_run

@@ -1,4 +1,4 @@
-"""`gpurun export`: a checkpoint in the form that other tools read, with a card of the run's figures."""
+"""`gpurun export`: write a checkpoint in the format of other tools, with a model card."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ def export(
     session: Session,
     run: RunArgument,
     folder: Annotated[
-        str | None, typer.Argument(metavar="DIR", help="The folder to make; alone, of the usual run.")
+        str | None, typer.Argument(metavar="DIR", help="The folder to create. Without RUN, exports the usual run.")
     ] = None,
     to: Annotated[
         str,
         typer.Option(
             "--to",
             metavar="FORM",
-            help="hf: transformers' form; nanogpt, mingpt: their ckpt.pt; lab: the course's file; tensorboard: curves.",
+            help="Write for hf (transformers), nanogpt or mingpt (ckpt.pt), lab (course), tensorboard (curves).",
         ),
     ] = "hf",
     checkpoint: Checkpoint = "best",
     push: Annotated[
-        str, typer.Option("--push", metavar="OWNER/NAME", help="Upload the model there, at the Hugging Face hub.")
+        str, typer.Option("--push", metavar="OWNER/NAME", help="Upload the model to this repository on Hugging Face.")
     ] = "",
     yes: Yes = False,
 ) -> Result:
-    """Write a run's checkpoint or curves for other tools, a model with a card of its receipt.
+    """Export a run's checkpoint, with a model card, or its curves for other tools.
 
-    A model's folder is new or empty, and is written whole or not at all. With one argument it is the folder. Curves go
-    into a folder of the run's name in it.
+    A model needs a new or empty folder, and is written completely or not at all. A single argument is the folder.
+    Curves go into a subfolder with the name of the run.
     """
     from gpurun.cli.run_control import find_meant_run
     from gpurun.readers.weights import ask_trainer, find_checkpoint
@@ -58,20 +58,20 @@ def export(
         from gpurun.cli import hub_push
 
         if to != "hf":
-            what = "Only a model in transformers' form is uploaded."
+            what = "Only a model in the format of transformers can be uploaded."
             raise UsageError("export.push_form", what, hint="Leave --push out, or write --to hf.")
         hub_push.demand_push(push)
     if to not in FORMS:
-        raise UsageError("export.unknown_form", f"--to {to!r} is not known.", hint=f"There is: {', '.join(FORMS)}.")
+        raise UsageError("export.unknown_form", f"--to {to!r} is not known.", hint=f"Use one of: {', '.join(FORMS)}.")
     if folder is None and (run.startswith("@") or run in session.home.run_names()):
-        what = f"{run} is a run, and no folder is named for its model."
+        what = f"{run} is a run, but the folder for its model is missing."
         raise UsageError("export.no_folder", what, hint=f"Name one: gpurun export {run} ./model")
     sight = find_meant_run(session, None if folder is None and run.strip() else run)
     place = Path(folder or run).expanduser().absolute()
     if to == "tensorboard":
         return _curves(session, sight, place / sight.folder.name)
     found = find_checkpoint(sight, checkpoint)
-    session.say(f"step {found.step:,}, on this machine")
+    session.say(f"step {found.step:,}, on this computer")
     figures = figures_of(session, sight, found.step)
     form = () if to == "hf" else ("--form", to)
     written = ask_trainer("trainer.export", found, str(place), *form, limit_s=LIMIT_S, figures=figures).splitlines()
@@ -90,18 +90,18 @@ def _curves(session: Session, sight: Sight, place: Path) -> Result:
     from gpurun.readers.loaded_run import load_run
 
     if place.exists():
-        raise UsageError("export.not_empty", f"{place} is there already.", hint="Name another folder, or remove it.")
+        raise UsageError("export.not_empty", f"{place} already exists.", hint="Name another folder, or remove it.")
     began = next((record.wall for record in sight.records if record.event is Event.TRAIN_STARTED), 0.0)
     rows, log = load_run(sight.folder.name, session.home.root).rows, TensorBoardLog(place, began)
     for name, value, row in figures_in(rows):
         log.add(name, value, row)
     log.close()
     data = {"run": sight.folder.name, "folder": str(place), "rows": len(rows)}
-    return Result(data=data, text=f"Wrote {place}. See it: tensorboard --logdir {shlex.quote(str(place.parent))}")
+    return Result(data=data, text=f"Wrote {place}. To see it: tensorboard --logdir {shlex.quote(str(place.parent))}")
 
 
 def figures_of(session: Session, sight: Sight, step: int) -> dict[str, Any]:
-    """What the model card says of the run, in its own words; null where nobody measured it."""
+    """Return the run's figures for the model card; a figure that was not measured is None."""
     from gpurun.core.money import format_usd
     from gpurun.readers.run_material import earlier_words, material_of
     from gpurun.view.number_format import format_duration

@@ -1,4 +1,4 @@
-"""`gpurun forward`: ports of a run's machine, on this one's loopback."""
+"""`gpurun forward`: forward ports of a run's machine to this computer's loopback."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def forward(
     run: RunArgument,
     ports: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PORT", help="A port of the machine's, or HERE:THERE; without: its JupyterLab."),
+        typer.Argument(metavar="PORT", help="A port of the machine, or HERE:THERE; else its JupyterLab."),
     ] = None,
 ) -> Result:
-    """Forward ports of a run's machine to 127.0.0.1 here, until Ctrl-C or the machine's end.
+    """Forward ports of a run's machine to 127.0.0.1, until Ctrl-C or until the machine ends.
 
-    An open connection lengthens no deadline.
+    An open connection does not extend a deadline.
     """
     from gpurun.cli.openssh import program, ssh_argv, ssh_environment, tunnel_into_job, tunnel_words
     from gpurun.cli.run_control import meant
@@ -57,10 +57,12 @@ def forward(
         hint = f"If the cluster lets you log in to your job's node (gpurun ssh {name} -- hostname names it): {line}"
         if link:
             session.say(f"JupyterLab, once its port is forwarded: {link}")
-        raise UsageError("forward.cluster", f"gpurun forwards no port of {name}, a job of a cluster.", hint=hint)
+        raise UsageError(
+            "forward.cluster", f"{name} is a job of a cluster, and gpurun cannot forward its ports.", hint=hint
+        )
     if program() is None:
-        hint = "Install OpenSSH's client (openssh-client). gpurun ssh does without it."
-        raise SetupError("forward.no_openssh", "Ports are forwarded by `ssh`, which is not here.", hint=hint)
+        hint = "Install OpenSSH's client (openssh-client). gpurun ssh works without it."
+        raise SetupError("forward.no_openssh", "Forwarding needs `ssh`, which is not installed.", hint=hint)
     _demand_free(name, pairs)
     options = ["-T", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", "-o", "LogLevel=INFO"]
     options += tunnel_words(pairs)
@@ -79,7 +81,7 @@ def forward(
         process.terminate()
         process.wait()
         done = ", ".join(f"{HERE}:{here}" for here, _ in pairs)
-        return Result(data={"run": name, "ports": _as_data(pairs)}, text=f"Closed: {done}. {name} goes on.")
+        return Result(data={"run": name, "ports": _as_data(pairs)}, text=f"Closed: {done}. {name} continues.")
     finally:
         signal.signal(signal.SIGTERM, before)
         process.kill()
@@ -88,7 +90,7 @@ def forward(
 
 
 class _Tunnel:
-    """An ssh that forwards, and what it says."""
+    """Runs an ssh that forwards ports, and reads its messages."""
 
     def __init__(self, session: Session, process: subprocess.Popen[bytes], run: str, link: str = "") -> None:
         self._session, self._process, self._run, self._link = session, process, run, link
@@ -98,7 +100,7 @@ class _Tunnel:
         self._reader.start()
 
     def keep(self, pairs: list[tuple[int, int]]) -> None:
-        """Wait for its end; it is said once the ports are seen to be open."""
+        """Wait until the tunnel ends, and announce the ports once they are open."""
         is_open = False
         while self._process.poll() is None:
             if not is_open and not any(is_free(here) for here, _ in pairs):
@@ -107,18 +109,18 @@ class _Tunnel:
                     self._session.say(f"http://{HERE}:{here} is port {there} of {self._run}'s machine.")
                 if self._link:
                     self._session.say(f"JupyterLab: {self._link}")
-                self._session.say("Ctrl-C closes them; the run goes on.")
+                self._session.say("Ctrl-C closes them; the run continues.")
             self._session.clock.sleep(_TICK_S)
         self._reader.join()
 
     def why_ended(self) -> SetupError:
-        """Return what ssh said of its end."""
+        """Return why the tunnel ended, from the messages of ssh."""
         run = self._run
         if self._is_forbidden:
-            hint = "It is set in its sshd_config (AllowTcpForwarding). Files come by scp, with gpurun ssh-config."
+            hint = "Its sshd_config sets that (AllowTcpForwarding). Copy files with scp instead: gpurun ssh-config"
             return SetupError("forward.forbidden", f"The SSH server of {run}'s machine forbids forwarding.", hint=hint)
         why = self._words[-1] if self._words else "the machine ended it"
-        hint = f"gpurun ps shows how {run} stands; if its machine runs, type this again."
+        hint = f"gpurun ps shows the state of {run}; if its machine is running, try again."
         return SetupError("forward.ended", f"The connection to {run}'s machine has ended: {why}.", hint=hint)
 
     def _listen(self) -> None:
@@ -130,37 +132,39 @@ class _Tunnel:
                 self._is_forbidden = True
                 self._process.terminate()
             elif _NOBODY.encode() in line and b"open failed" in line:
-                self._session.say("Nothing listens there yet on the port that was just asked for.")
+                self._session.say("Nothing listens on that port of the machine yet.")
             elif said := last_words(line).rstrip("."):
                 self._words.append(said)
 
 
 def _pairs(ports: list[str]) -> list[tuple[int, int]]:
-    """Read `PORT` and `HERE:THERE`; UsageError for what is none, and for one that is named twice."""
+    """Parse `PORT` and `HERE:THERE`; UsageError for anything else, or for a port that is named twice."""
     pairs = list[tuple[int, int]]()
     for text in ports:
         found = _PAIR.fullmatch(text)
         here, there = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
         if not (0 < here < 65536 and 0 < there < 65536):
-            hint = "Write a number from 1 to 65535, or two: 8889:8888 is port 8888 there at 8889 here."
+            hint = "Write a number from 1 to 65535, or two: 8889:8888 forwards port 8888 there to 8889 here."
             raise UsageError("forward.port", f"{text!r} is not a port.", hint=hint)
         if here in dict(pairs):
-            hint = f"Take another one here: {here + 1}:{there}."
+            hint = f"Use another local port: {here + 1}:{there}."
             raise UsageError("forward.port_twice", f"Port {here} is named twice.", hint=hint)
         pairs.append((here, there))
     return pairs
 
 
 def _demand_free(run: str, pairs: list[tuple[int, int]]) -> None:
-    """Refuse a port that is taken here, and offer the whole line with the next free one."""
+    """Raise a UsageError for a local port that is taken, with the command for the next free one."""
     for here, _ in pairs:
         if is_free(here):
             continue
         wanted = {port for port, _ in pairs}
         free = next((port for port in range(max(here, 1023) + 1, 65536) if port not in wanted and is_free(port)), None)
         line = " ".join(f"{free if one == here else one}:{there}" for one, there in pairs)
-        hint = f"Take the next free one: gpurun forward {run} {line}" if free else "Close what listens there."
-        raise UsageError("forward.port_taken", f"Port {here} of this machine is taken, or not yours.", hint=hint)
+        hint = f"Use the next free port: gpurun forward {run} {line}" if free else "Close what listens there."
+        raise UsageError(
+            "forward.port_taken", f"Port {here} of this computer is in use, or you may not use it.", hint=hint
+        )
 
 
 def _as_data(pairs: list[tuple[int, int]]) -> list[dict[str, int]]:

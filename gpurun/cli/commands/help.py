@@ -1,4 +1,4 @@
-"""`gpurun help`: a verb's help, or a page of docs/."""
+"""`gpurun help`: show a verb's help or a page of docs/."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def _complete_topic(incomplete: str) -> list[str]:
     return [name for name in (*_topics(), *_verbs()) if name.startswith(incomplete)]
 
 
-Topics = Annotated[
-    list[str], typer.Argument(metavar="TOPIC", help="A verb, or a page.", autocompletion=_complete_topic)
-]
+Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", help="A verb or a page.", autocompletion=_complete_topic)]
 
 
 @verb(app, "help", examples=["gpurun help", "gpurun help train", "gpurun help receipts"])
@@ -29,12 +27,12 @@ def show_help(
     session: Session,
     words: Topics = [],  # noqa: B006
 ) -> Result:
-    """Show a verb's help, or a page of the handbook; without a word, what there is."""
+    """Show a verb's help or a page of the handbook; without a topic, list both."""
     topics = _topics()
     if not words:
         wide = max(map(len, topics))
         listed = "\n".join(f"  {name.ljust(wide)}  {title}" for name, title in topics.items())
-        text = f"{_help_of([])}\n\nPages, by gpurun help PAGE:\n{listed}"
+        text = f"{_help_of([])}\n\nPages (gpurun help PAGE):\n{listed}"
         return Result(data={"verbs": list(_verbs()), "pages": topics}, text=text)
     name = words[0].lower()
     if name in _verbs():
@@ -42,8 +40,8 @@ def show_help(
     if name in topics and len(words) == 1:
         text = page(f"{name.removesuffix('.md').upper()}.md").read_text(encoding="utf-8")
         return Result(data={"page": name}, text=text)
-    hint = did_you_mean(name, (*topics, *_verbs()), otherwise="gpurun help lists what there is.")
-    raise UsageError("help.unknown", f"There is no verb and no page {' '.join(words)!r}.", hint=hint)
+    hint = did_you_mean(name, (*topics, *_verbs()), otherwise="gpurun help lists all verbs and pages.")
+    raise UsageError("help.unknown", f"There is no verb or page {' '.join(words)!r}.", hint=hint)
 
 
 def _verbs() -> tuple[str, ...]:
@@ -53,7 +51,7 @@ def _verbs() -> tuple[str, ...]:
 
 
 def _topics() -> dict[str, str]:
-    """Return the pages by name, each with its title; one that is called as a verb has its `.md`."""
+    """Return the title of each page by name; a page with the name of a verb keeps its `.md`."""
     verbs, pages = _verbs(), sorted(path for path in page("").glob("*.md") if path.stem != "README")
     names = {path: path.stem.lower() for path in pages}
     return {
@@ -71,7 +69,7 @@ def _help_of(words: list[str]) -> str:
     for number, word in enumerate(words):
         found = command.get_command(None, word) if hasattr(command, "get_command") else None
         if found is None:
-            hint = f"gpurun help {' '.join(words[:number])} lists what there is."
+            hint = f"gpurun help {' '.join(words[:number])} lists its verbs."
             raise UsageError("help.unknown", f"There is no verb {' '.join(words)!r}.", hint=hint)
         command, context = found, typer.Context(found, info_name=word, parent=context)
     return str(command.get_help(context))

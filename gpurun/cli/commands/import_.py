@@ -1,4 +1,4 @@
-"""`gpurun import`: what a notebook gave to download becomes a run of this home."""
+"""`gpurun import`: turn the evidence of a notebook into a run of this home."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ app = typer.Typer(rich_markup_mode=None)
 def import_(
     session: Session,
     evidence: Annotated[Path, typer.Argument(metavar="FILE", help="The evidence.zip that a notebook wrote.")],
-    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="The run's name.")] = "",
+    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="Give the run this name.")] = "",
 ) -> Result:
-    """Make a run of the evidence that a notebook gave: signed here, and called what its log shows at most.
+    """Import the evidence of a notebook as a run, and sign a receipt that claims no more than its log shows.
 
-    It is then a run like any other, for receipt, report, sample, export and train --from. What it cost nobody saw here,
-    and its session is its user's to end: the receipt says both.
+    The result works like any other run with receipt, report, sample, export and train --from. The receipt states that
+    gpurun did not see what it cost, and that the user must end the session.
     """
     from gpurun.cli.commands.plan import run_name
     from gpurun.ledger.write_receipt import read_receipt
@@ -37,7 +37,7 @@ def import_(
     lines = [
         f"{run}: {told['training']['outcome']}, checkpoints of step {steps or '—'}, signed here as imported.",
         f"  {verdict['is']}: {verdict['says']}. {verdict.get('not_shown', '')}",
-        "  If its session still runs, end it: nothing here can, and nothing here saw that it ended.",
+        "  If its session is still running, you must end it: gpurun cannot, and did not see it end.",
     ]
     data = {"run": run, "exit_code": int(code), "verdict": verdict["is"], "receipt_sha256": receipt.sha256}
     return Result(data=data, text="\n".join(lines), after=f"gpurun receipt {run}")

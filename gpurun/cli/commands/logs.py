@@ -1,4 +1,4 @@
-"""`gpurun logs`: the local copy of the trainer's log."""
+"""`gpurun logs`: print the local copy of a run's log."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def logs(
     session: Session,
     run: UsualRun = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")] = False,
-    setup: Annotated[bool, typer.Option("--setup", help="What the set-up said, before the job began.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="The log's bytes as they are; not to a terminal.")] = False,
+    setup: Annotated[bool, typer.Option("--setup", help="Print the output of the set-up instead.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the raw bytes of the log; not to a terminal.")] = False,
 ) -> Result:
-    """Print the trainer's log, also after the machine is gone.
+    """Print a run's log, even after the machine is gone.
 
-    It is made harmless, or JSON Lines, or byte for byte where no terminal reads it.
+    Escape sequences are removed; --json prints JSON Lines, and --raw prints the bytes, if no terminal reads them.
     """
     from gpurun.cli.run_control import find_meant_run
     from gpurun.core.untrusted import safe_line
@@ -48,12 +48,12 @@ def logs(
     if raw and sys.stdout.isatty():
         raise UsageError(
             "logs.raw_to_terminal",
-            "--raw prints bytes of the instance as they are, and your terminal would obey them.",
-            hint="Send them somewhere else: gpurun logs RUN --raw > run.log",
+            "--raw prints unfiltered bytes of the machine, which could control your terminal.",
+            hint="Write them to a file: gpurun logs RUN --raw > run.log",
         )
     if raw and session.json:
         hint = "--json alone streams each line as JSON."
-        raise UsageError("logs.two_outputs", "--raw and --json both want standard output.", hint=hint)
+        raise UsageError("logs.two_outputs", "--raw and --json cannot both use standard output.", hint=hint)
     is_empty = True
     for block in _set_up(sight) if setup else _blocks(session, sight, follow=follow):
         is_empty = False
@@ -64,38 +64,38 @@ def logs(
         else:
             put("\n".join(safe_line(line) for line in lines_in(block)))
     if setup:
-        after = f"No set-up of {sight.folder.name} has said anything." if is_empty else ""
+        after = f"The set-up of {sight.folder.name} has printed nothing." if is_empty else ""
         return Result(data={"run": sight.folder.name, "logs": [str(path) for path in _setup_logs(sight)]}, after=after)
     after = _why_empty(sight) if is_empty else ""
     return Result(data={"run": sight.folder.name, "log": str(sight.folder.log)}, after=after)
 
 
 def _setup_logs(sight: Sight) -> list[Path]:
-    """Return what there is of the set-ups' logs: that of a cluster's table, which comes first, and that of --setup."""
+    """Return the logs of the set-ups that exist: first that of a cluster's table, then that of --setup."""
     folder = sight.folder
     return [path for path in (folder.table_setup_log, folder.setup_log) if path.exists()]
 
 
 def _set_up(sight: Sight) -> Iterator[bytes]:
-    """The logs of the set-ups; each is a few megabytes at most."""
+    """Yield the logs of the set-ups; each is a few megabytes at most."""
     for path in _setup_logs(sight):
         if content := read_regular(path):
             yield content
 
 
 def _why_empty(sight: Sight) -> str:
-    """What there is to look at instead of a log of which nothing is here."""
+    """Return what to look at instead of an empty log."""
     name = sight.folder.name
     if sight.unfinished:
-        return f"{name} has printed nothing yet. How far the run is: gpurun attach {name}"
-    return f"No line that {name} printed came home. What became of it: gpurun receipt {name}"
+        return f"{name} has printed nothing yet. To see its progress: gpurun attach {name}"
+    return f"No output of {name} was downloaded. To see how it ended: gpurun receipt {name}"
 
 
 def _blocks(session: Session, sight: Sight, *, follow: bool) -> Iterator[bytes]:
-    """The log from its beginning, in whole lines; with `follow` until nobody drives the run any more.
+    """Yield the log from its beginning in whole lines; with `follow`, until no supervisor drives the run.
 
-    Read part by part: it may be a gigabyte, and a pipe into `head` wants its first lines. A line of a
-    gigabyte (what redraws a bar and never ends its line) comes in pieces.
+    The log is read in parts, because it may be a gigabyte and `head` needs only its first lines. A huge line (from a
+    progress bar that never ends its line) is yielded in pieces.
     """
     from gpurun.lifecycle.artifacts.log_copy import read_on_at
 
@@ -121,7 +121,7 @@ def _blocks(session: Session, sight: Sight, *, follow: bool) -> Iterator[bytes]:
 
 
 def _parts(path: Path, offset: int) -> Iterator[bytes]:
-    """What a file has from an offset on, part by part; nothing of one that is not there."""
+    """Yield the content of a file from an offset, in parts; nothing if the file does not exist."""
     if path.exists():
         with open_regular(path) as content:
             content.seek(offset)

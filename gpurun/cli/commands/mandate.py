@@ -1,4 +1,4 @@
-"""`gpurun mandate`: how much an agent may spend, and on what; written by a person, at a terminal."""
+"""`gpurun mandate`: define how much an agent may spend, and on what. Only a person at a terminal can."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from gpurun.core.errors import Declined, UsageError
 USUAL_UNTIL = "7d"
 
 app = typer.Typer(
-    help="Write, show and revoke what an agent may spend.", cls=make_verb_group("show"), rich_markup_mode=None
+    help="Write, show and revoke mandates: what an agent may spend.", cls=make_verb_group("show"), rich_markup_mode=None
 )
 
 
-Total = Annotated[str, typer.Option("--total", metavar="USD", help="What all its runs together may cost at most.")]
-PerRun = Annotated[str, typer.Option("--per-run", metavar="USD", help="What each run may cost at most.")]
-RateMax = Annotated[str, typer.Option("--rate-max", metavar="USD", help="What a machine may cost an hour at most.")]
+Total = Annotated[str, typer.Option("--total", metavar="USD", help="Limit the total cost of all runs.")]
+PerRun = Annotated[str, typer.Option("--per-run", metavar="USD", help="Limit the cost of each run.")]
+RateMax = Annotated[str, typer.Option("--rate-max", metavar="USD", help="Limit the hourly price of a machine.")]
 Providers = Annotated[
-    str, typer.Option("--providers", metavar="NAMES", help="runpod, slurm:NAME and so on; else every cloud.")
+    str, typer.Option("--providers", metavar="NAMES", help="Allow these: runpod, slurm:NAME, …; else every cloud.")
 ]
-Cards = Annotated[str, typer.Option("--cards", metavar="NAMES", help="T4,L4 and so on, or cpu; else every card.")]
-Until = Annotated[str, typer.Option("--until", metavar="DURATION", help="How long it holds; else 7d.")]
+Cards = Annotated[str, typer.Option("--cards", metavar="NAMES", help="Allow these: T4,L4, …, or cpu; else every card.")]
+Until = Annotated[
+    str, typer.Option("--until", metavar="DURATION", help="Let the mandate expire after this time; else 7d.")
+]
 Root = Annotated[
-    str, typer.Option("--root", metavar="DIR", help="The folder below which all uploads lie; else this one.")
+    str, typer.Option("--root", metavar="DIR", help="Allow uploads only from this folder; else the current one.")
 ]
 Secrets = Annotated[
-    list[str], typer.Option("--secret", metavar="NAME", help="A variable that a run may be given; may be repeated.")
+    list[str], typer.Option("--secret", metavar="NAME", help="Allow passing this variable; may be repeated.")
 ]
-Images = Annotated[
-    list[str], typer.Option("--image", metavar="IMAGE", help="An image that a run may have; may be repeated.")
-]
+Images = Annotated[list[str], typer.Option("--image", metavar="IMAGE", help="Allow this image; may be repeated.")]
 Setups = Annotated[
-    list[str], typer.Option("--setup", metavar="SCRIPT", help="A script that a run may begin with; may be repeated.")
+    list[str], typer.Option("--setup", metavar="SCRIPT", help="Allow this script as --setup; may be repeated.")
 ]
 
 
@@ -64,20 +64,20 @@ def new(
     secret: Secrets = [],  # noqa: B006 - Typer copies defaults.
     image: Images = [],  # noqa: B006 - Typer copies defaults.
     setup: Setups = [],  # noqa: B006 - Typer copies defaults.
-    spot: Annotated[bool, typer.Option("--spot", help="Spot machines too.")] = False,
+    spot: Annotated[bool, typer.Option("--spot", help="Also allow spot machines.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", hidden=True)] = False,
 ) -> Result:
-    """Write a mandate: what a process that is started with its file may spend; asked at a terminal alone."""
+    """Write a mandate: what a process that has its file may spend. Needs a person at a terminal."""
     from gpurun.core.money import parse_usd
     from gpurun.ledger.mandate import write_mandate
     from gpurun.view.mandate_screen import mandate_lines
 
     if yes or not session.interactive:
-        what = "A mandate is written by a person at a terminal, and no flag answers for one."
+        what = "Only a person at a terminal can write a mandate; no flag can answer instead."
         raise UsageError("mandate.no_person", what, hint="Type it at a terminal, without --yes, --json and --no-input.")
     sums = {"total_micros": parse_usd(total, name="--total"), "per_run_micros": parse_usd(per_run, name="--per-run")}
     if sums["per_run_micros"] > sums["total_micros"]:
-        raise UsageError("mandate.sums", "--per-run is more than --total.", hint="Take a smaller --per-run.")
+        raise UsageError("mandate.sums", "--per-run is more than --total.", hint="Use a smaller --per-run.")
     terms = {
         **sums,
         "rate_max_micros_per_hour": parse_usd(rate_max, name="--rate-max") if rate_max else None,
@@ -92,7 +92,7 @@ def new(
     }
     session.say(session.draw(mandate_lines(terms, session.style, now=session.clock.wall())))
     if session.ask("Write this mandate? [y/N]", flag="an answer at a terminal").lower() not in ("y", "yes"):
-        raise Declined("mandate.declined", "No mandate was written.", hint="Type it with other terms.")
+        raise Declined("mandate.declined", "No mandate was written.", hint="Run it again with other terms.")
     mandate, path = write_mandate(session.home, session.clock, **terms)
     after = f"Start an agent with it: gpurun mcp --mandate {path}, or GPURUN_MANDATE={path} in its environment."
     return Result(data={"id": mandate.id, "file": str(path)}, text=str(path), after=after)
@@ -101,7 +101,7 @@ def new(
 @verb(app, "mandate show", examples=["gpurun mandate show", "gpurun mandate show 1f3a9c0d"])
 def show(
     session: Session,
-    mandate_id: Annotated[str, typer.Argument(metavar="ID", help="One of them; without: all.")] = "",
+    mandate_id: Annotated[str, typer.Argument(metavar="ID", help="The mandate to show; else all.")] = "",
 ) -> Result:
     """Show the mandates of this home: their terms, what was spent under each, and what is left."""
     from gpurun.cli.budget_rows import mandate_row
@@ -121,23 +121,25 @@ def show(
         terms = mandate.model_dump() if mandate else {}
         lines += mandate_lines(terms, session.style, now=session.clock.wall(), revoked=revoked)
         told.append({"id": one, "revoked": revoked, "terms": terms or None, "left_micros": row.left_micros})
-    after = "" if chosen else "There is none. Write one at a terminal: gpurun mandate new --total 25 --per-run 5"
+    after = (
+        "" if chosen else "There are no mandates. To write one at a terminal: gpurun mandate new --total 25 --per-run 5"
+    )
     return Result(data={"mandates": told}, text=session.draw(lines) if lines else "", after=after)
 
 
 @verb(app, "mandate revoke", examples=["gpurun mandate revoke 1f3a9c0d"])
 def revoke(session: Session, mandate_id: Annotated[str, typer.Argument(metavar="ID")]) -> Result:
-    """Revoke a mandate for good: nothing more is begun under it, and what runs goes to its end."""
+    """Revoke a mandate permanently: it starts no new runs, and its current runs finish."""
     from gpurun.ledger.mandate import mandates_of, revoke_mandate
 
     one = _meant(session, mandate_id, [name for name, _ in mandates_of(session.home)])
     revoke_mandate(session.home, one)
-    text = f"The mandate {one} is revoked. What runs under it goes to its end: gpurun ps"
+    text = f"The mandate {one} is revoked. Its current runs will finish: gpurun ps"
     return Result(data={"id": one, "revoked": True}, text=text)
 
 
 def _meant(session: Session, name: str, known: Sequence[str]) -> str:
-    """Return the id of a mandate that was named by it or by its file; UsageError where there is none."""
+    """Return the id of a mandate, given its id or its file; UsageError if it does not exist."""
     wanted = Path(name).stem if "/" in name or name.endswith(".json") else name
     if wanted not in known:
         what = f"There is no mandate {name!r} in {session.home.root}."
@@ -150,7 +152,7 @@ def _words(text: str) -> list[str]:
 
 
 def _providers(session: Session, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the providers, checked: clouds, and clusters of config.toml by their names."""
+    """Check the providers, and return them: clouds, or clusters that config.toml names."""
     from gpurun.core.places import place_facts
     from gpurun.core.settings import find_cluster
     from gpurun.providers.registry import require_known
@@ -162,7 +164,9 @@ def _providers(session: Session, names: Sequence[str]) -> tuple[str, ...]:
         if facts.is_queued and cluster:
             find_cluster(session.home, cluster)
         elif cluster or not facts.is_rented:
-            what = f"--providers {name!r} is not what a mandate can name: this computer and boxes are not."
+            what = (
+                f"--providers {name!r} is not allowed in a mandate: it cannot include this computer or your own boxes."
+            )
             raise UsageError("mandate.providers", what, hint="Name clouds, or a cluster: runpod,slurm:NAME")
     return tuple(names)
 
@@ -178,20 +182,20 @@ def _span_s(text: str) -> int:
 
     seconds = span_s(text)
     if not seconds or seconds > 366 * 86_400:
-        what = f"--until {text!r} is not how long a mandate can hold: a year at most."
+        what = f"--until {text!r} is not a valid duration for a mandate: at most a year."
         raise UsageError("mandate.until", what, hint="Write hours or days: --until 2d")
     return seconds
 
 
 def _root(session: Session, text: str) -> Path:
-    """Return the folder, by no link; UsageError for one in which a person's keys or gpurun's own files lie."""
+    """Return the resolved folder; UsageError if it contains a home directory or gpurun's own files."""
     place = Path(os.path.realpath(Path(text or ".").expanduser()))
     if not place.is_dir():
         raise UsageError("mandate.root", f"There is no folder {place}.", hint="Name one: --root DIR")
     for kept in (Path.home(), session.home.root):
         inner = Path(os.path.realpath(kept))
         if place == inner or place in inner.parents:
-            what = f"--root {place} holds {inner}, and all below a root may be uploaded."
+            what = f"--root {place} contains {inner}, and anything below the root may be uploaded."
             raise UsageError("mandate.root", what, hint="Name the folder of one project: --root DIR")
     return place
 
@@ -199,5 +203,5 @@ def _root(session: Session, text: str) -> Path:
 def _secret(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name.startswith("GPURUN_"):
         what = f"--secret {name!r} is not the name of a variable."
-        raise UsageError("mandate.secret", what, hint="Letters, digits and _; not GPURUN_…, and never a value.")
+        raise UsageError("mandate.secret", what, hint="Use letters, digits and _, not GPURUN_…, and never a value.")
     return name

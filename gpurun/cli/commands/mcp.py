@@ -1,4 +1,4 @@
-"""`gpurun mcp`: an agent's tools, within a mandate."""
+"""`gpurun mcp`: serve an agent's tools within a mandate."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ app = typer.Typer(rich_markup_mode=None)
 @verb(app, "mcp", examples=["gpurun mcp --mandate ~/.local/share/gpurun/mandates/1f3a9c0d.json"])
 def mcp(
     session: Session,
-    mandate: Annotated[str, typer.Option("--mandate", metavar="FILE", help="What the agent may spend.")] = "",
+    mandate: Annotated[
+        str, typer.Option("--mandate", metavar="FILE", help="Use this mandate; it limits what the agent may spend.")
+    ] = "",
 ) -> Result:
     """Serve an agent over standard input and output, within a mandate."""
     if session.bounds and mandate and Path(mandate).stem != session.bounds.mandate.id:
-        what = f"This was started with the mandate {session.bounds.mandate.id}, and --mandate names another."
+        what = f"This process already has the mandate {session.bounds.mandate.id}, but --mandate names another."
         raise UsageError("mandate.other", what, hint="Leave --mandate out.")
     if mandate:
         os.environ[MANDATE_VARIABLE] = str(Path(mandate).expanduser().absolute())
-    os.environ["GPURUN_HOME"] = str(session.home.root)  # What is begun from here is a process that reads it.
+    os.environ["GPURUN_HOME"] = str(session.home.root)  # The processes of the tools read it.
     served = replace(session, json=True, quiet=True, no_input=True)
     if served.bounds is None:
-        raise UsageError("mandate.missing", "An agent is served within a mandate.", hint="Name one: --mandate FILE")
+        raise UsageError("mandate.missing", "gpurun mcp needs a mandate.", hint="Name one: --mandate FILE")
     served.bounds.demand_valid()
     try:
         from gpurun.cli.mcp_server import serve
@@ -41,7 +43,7 @@ def mcp(
             raise
         from gpurun.core.installed_files import install_line
 
-        what = "Agents are served by the package mcp, which is not installed."
+        what = "gpurun mcp needs the package mcp, which is not installed."
         raise SetupError("mcp.missing", what, hint=install_line("mcp")) from None
     from gpurun.cli.agent_tools import AgentDesk
 

@@ -1,4 +1,4 @@
-"""`gpurun notebook`: a recipe for a platform that nothing outside may drive, with all that it needs inside."""
+"""`gpurun notebook`: write a self-contained notebook for a platform that gpurun cannot control from outside."""
 
 from __future__ import annotations
 
@@ -26,15 +26,21 @@ def notebook(
     session: Session,
     recipe: RecipeArgument,
     *,
-    platform: Annotated[str, typer.Option("--for", metavar="PLATFORM", help="colab, kaggle or jupyter.")],
-    data: Annotated[str, typer.Option("--data", metavar="PATH", help="Text or shards; a few megabytes.")] = "",
+    platform: Annotated[str, typer.Option("--for", metavar="PLATFORM", help="Write for colab, kaggle or jupyter.")],
+    data: Annotated[str, typer.Option("--data", metavar="PATH", help="Include text or shards, a few megabytes.")] = "",
     overrides: Set = [],  # noqa: B006 - Typer copies it.
-    challenge: Annotated[str, typer.Option("--challenge", metavar="C", help="The one your teacher gave you.")] = "",
-    minutes: Annotated[int, typer.Option("--minutes", min=1, max=MOST_MINUTES, help="Stop training then.")] = 60,
-    url: Annotated[str, typer.Option("--url", metavar="URL", help="Where it will be: adds Colab's badge to it.")] = "",
-    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Where to write it, else RECIPE.ipynb.")] = "",
+    challenge: Annotated[
+        str, typer.Option("--challenge", metavar="C", help="Derive the seed from this challenge.")
+    ] = "",
+    minutes: Annotated[
+        int, typer.Option("--minutes", min=1, max=MOST_MINUTES, help="Stop training after this many minutes.")
+    ] = 60,
+    url: Annotated[
+        str, typer.Option("--url", metavar="URL", help="Add Colab's badge, for a notebook at this URL.")
+    ] = "",
+    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write to this file, else RECIPE.ipynb.")] = "",
 ) -> Result:
-    """Write a notebook that trains a recipe on Colab, Kaggle or any Jupyter, and gives evidence to import."""
+    """Write a notebook that trains a recipe on Colab, Kaggle or Jupyter and saves evidence to import."""
     from gpurun.cli.commands.plan import run_name
     from gpurun.cli.render import write_bytes
     from gpurun.core.run_plan import Request
@@ -45,20 +51,20 @@ def notebook(
     from gpurun.view.number_format import format_bytes
 
     if platform not in PLATFORMS:
-        what = f"--for {platform!r} is no platform that there is a notebook for."
-        raise UsageError("notebook.platform", what, hint=f"There is: {', '.join(PLATFORMS)}.")
+        what = f"--for {platform!r} is not a supported platform."
+        raise UsageError("notebook.platform", what, hint=f"Use one of: {', '.join(PLATFORMS)}.")
     if url and platform != "colab":
-        what = f"--url is for the badge of Colab, and this notebook is for {platform}."
+        what = f"--url adds the badge of Colab, but this notebook is for {platform}."
         raise UsageError("notebook.badge", what, hint="Add --for colab, or leave --url out.")
     badge = badge_to(url) if url else ""
     given = (*overrides, *challenged(session, challenge))
     resolved = resolve(load_recipe(recipe), "full", given, processes=1)
     if resolved.tables.train.init_from:
-        what = "train.init_from names weights, and a notebook has no room for them."
-        raise UsageError("notebook.weights", what, hint='Begin at random: --set train.init_from=""')
+        what = "train.init_from names weights, but a notebook cannot include them."
+        raise UsageError("notebook.weights", what, hint='Start from random weights: --set train.init_from=""')
     if public := public_shards(Request(recipe=recipe, data=data or None), resolved.tables.data.source):
-        what = f"{public} is downloaded by the machine that trains, and a notebook trains without a network."
-        raise UsageError("notebook.public", what, hint="Take text of a few megabytes: --data PATH")
+        what = f"{public} would be downloaded during training, but a notebook trains without a network."
+        raise UsageError("notebook.public", what, hint="Use a text of a few megabytes: --data PATH")
     with run_name(session, "") as run:
         into, say = session.home.staged_data(run), session.talk_when_slow()
         shards = prepared(resolved.record, data or None, into=into, cache=session.home.shards, say=say)
@@ -66,5 +72,7 @@ def notebook(
     path = Path(output or f"{resolved.name}.ipynb").expanduser()
     write_bytes(path, content, flag="-o")
     told = {"file": str(path), "bytes": len(content), "recipe": resolved.name, "recipe_sha256": resolved.sha256}
-    text = f"Wrote {path}, {format_bytes(len(content))}. Open it there, choose a GPU, run all, and end the session."
-    return Result(data=told, text=text, after="What it gives you to download: gpurun import evidence.zip")
+    text = f"Wrote {path}, {format_bytes(len(content))}. Open it there, choose a GPU, run all cells, end the session."
+    return Result(
+        data=told, text=text, after="Then import the file that it lets you download: gpurun import evidence.zip"
+    )

@@ -1,4 +1,4 @@
-"""`gpurun offers`: what can be rented now, and for how much. It spends nothing."""
+"""`gpurun offers`: list GPUs for rent and their prices. Spends nothing."""
 
 from __future__ import annotations
 
@@ -26,19 +26,22 @@ def offers(
     session: Session,
     gpu: Annotated[
         str,
-        typer.Option("--gpu", metavar="GPU", help="For instance 8xA100; any: every card.", autocompletion=complete_gpu),
+        typer.Option(
+            "--gpu", metavar="GPU", help="List this card, e.g. 8xA100; any: every card.", autocompletion=complete_gpu
+        ),
     ] = "",
     provider: Providers = [],  # noqa: B006 - Typer copies defaults.
-    max_price: Annotated[str, typer.Option("--max-price", metavar="USD", help="At most so many dollars an hour.")] = "",
-    region: Annotated[str, typer.Option("--region", metavar="R", help="Only this region.")] = "",
-    spot: Annotated[bool, typer.Option("--spot", help="Spot machines: cheaper, may be taken away.")] = False,
+    max_price: Annotated[
+        str, typer.Option("--max-price", metavar="USD", help="List offers up to this price per hour.")
+    ] = "",
+    region: Annotated[str, typer.Option("--region", metavar="R", help="Use only this region.")] = "",
+    spot: Annotated[bool, typer.Option("--spot", help="List spot machines: cheaper, can be taken away.")] = False,
 ) -> Result:
-    """List what can be rented now, cheapest first: live where there is a key, else from the packaged catalogue.
+    """List GPUs for rent, cheapest first: live prices from clouds with a key, else the packaged catalogue.
 
-    Of a cluster (`--provider slurm`) its partitions, with the nodes that are idle and the longest job.
+    For a cluster (`--provider slurm`), list its partitions with idle nodes and the longest job.
 
-    NoOffer (exit 5) when there is nothing at all, with who said what. That nobody could be asked is exit 4, as for
-    `train`.
+    Exit 5 (NoOffer) if nothing is for rent, with the answer of each cloud; exit 4 if no cloud could be asked.
     """
     from gpurun.cli.offer_listing import list_offers, nothing_found
     from gpurun.core.clock import utc
@@ -64,17 +67,19 @@ def offers(
         "silent": [{"provider": name, "why": why} for name, why in found.silent],
         "warnings": list(found.warnings),
     }
-    warnings = [*(f"{name} could not be asked: {why}" for name, why in found.silent), *found.warnings]
+    warnings = [*(f"{name} did not answer: {why}" for name, why in found.silent), *found.warnings]
     text = session.draw(offers_screen(shown, found.notes, warnings, session.style))
     if not shown:
         error = nothing_found(found, need, clouds, limit)
         return Result(data=data, text=text, errors=(error,), exit_code=error.exit_code)
-    after = f"What a run would cost there: gpurun plan --gpu {need}" if need else "Name one: gpurun offers --gpu 8xA100"
+    after = (
+        f"To see what a run would cost: gpurun plan --gpu {need}" if need else "Name one: gpurun offers --gpu 8xA100"
+    )
     return Result(data=data, text=text, after=after)
 
 
 def _cluster(providers: Sequence[str]) -> str | None:
-    """The name of the cluster that is asked for, "" for the only one; None where no cluster is."""
+    """Return the name of the requested cluster, "" for the only one, or None if the request is not for a cluster."""
     from gpurun.core.places import place_facts
 
     name, _, cluster = providers[0].partition(":") if len(providers) == 1 else ("", "", "")
@@ -82,7 +87,7 @@ def _cluster(providers: Sequence[str]) -> str | None:
 
 
 def _partitions(session: Session, name: str, need: GpuNeed | None) -> Result:
-    """The partitions of a cluster, those that have what is needed, as its controller shows them now."""
+    """List the partitions of a cluster that have the requested GPU, as its controller shows them now."""
     from dataclasses import asdict
     from math import inf
 
@@ -97,27 +102,27 @@ def _partitions(session: Session, name: str, need: GpuNeed | None) -> Result:
         del row["over_s"], row["tracker"]
     data = {"cluster": cluster, "gpu": str(need) if need else ANY, "partitions": rows}
     if not shown:
-        what = f"No partition of {cluster} has {need} on nodes that work."
-        error = NoOffer("slurm.too_few", what, hint=f"All of them: gpurun offers --provider slurm:{cluster}")
+        what = f"No partition of {cluster} has {need} on working nodes."
+        error = NoOffer("slurm.too_few", what, hint=f"To list all partitions: gpurun offers --provider slurm:{cluster}")
         return Result(data=data, errors=(error,), exit_code=error.exit_code)
-    after = f"When it would start: gpurun plan --provider slurm:{cluster} --partition NAME"
+    after = f"To see when a job would start: gpurun plan --provider slurm:{cluster} --partition NAME"
     return Result(data=data, text=session.draw(partitions_table(shown, session.style)), after=after)
 
 
 def _clouds(providers: Sequence[str]) -> list[str]:
-    """The clouds to list; a UsageError for what rents nothing out."""
+    """Return the clouds to list; UsageError for a provider that rents nothing out."""
     from gpurun.providers.registry import CLOUDS, require_known
 
     require_known(providers)
     for name in providers:
         if name not in CLOUDS:
-            what = f"{name} rents nothing out: it is a machine of your own."
+            what = f"{name} is a machine of your own, so it has no offers."
             raise UsageError("offers.not_a_cloud", what, hint=f"Use it: gpurun plan --provider {name}")
     return [name for name in CLOUDS if not providers or name in providers]
 
 
 def _usual_gpu(session: Session) -> str:
-    """The GPU of the recipe that is trained when none is named."""
+    """Return the GPU of the default recipe."""
     from gpurun.jobs.training.recipe import load_recipe
 
     return load_recipe(session.settings["recipe"].value).tables.hardware.gpu

@@ -1,4 +1,4 @@
-"""`gpurun pack`: the same survey and the same stream as a real run."""
+"""`gpurun pack`: show or write exactly what a run would upload."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ app = typer.Typer(rich_markup_mode=None)
 def pack(
     session: Session,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to upload.")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Write the pack there.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list, with sizes and refusals.")] = False,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Write the pack to this file.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the files, with sizes and refusals.")] = False,
     allow_secret: Annotated[
-        list[Path] | None, typer.Option("--allow-secret", metavar="PATH", help="Upload this file; it is no key.")
+        list[Path] | None,
+        typer.Option("--allow-secret", metavar="PATH", help="Upload this file; it does not contain a key."),
     ] = None,
 ) -> Result:
     """Show what would be uploaded, or write it to a file."""
@@ -40,11 +41,11 @@ def pack(
         )
     if output == "-" and session.json and not dry_run:
         hint = "Name a file: -o shards.tar.zst"
-        raise UsageError("pack.two_outputs", "--json and -o - both want standard output.", hint=hint)
+        raise UsageError("pack.two_outputs", "--json and -o - cannot both use standard output.", hint=hint)
     allowed = [path.parent.resolve() / path.name for path in allow_secret or ()]
     for path in allowed:
         if not (path.exists() and path.is_relative_to(folder.resolve())):
-            what = f"--allow-secret {path} is nothing in {folder.resolve()}."
+            what = f"--allow-secret {path} is not in {folder.resolve()}."
             raise UsageError("pack.not_there", what, hint="Name a path below the folder.")
     seen = survey({"data": folder}, [str(path) for path in allowed])
     if dry_run or not output:
@@ -77,7 +78,7 @@ def _listing(session: Session, seen: Survey) -> Result:
 
 
 def _write(pack: Pack, output: str) -> int:
-    """The stream into a new file that appears only when it is whole; its size."""
+    """Write the pack to a new file that appears only when it is complete, and return its size."""
     if output == "-":
         return sum(map(put_bytes, pack.stream()))
     part = Path(f"{output}.part")
@@ -95,5 +96,5 @@ def _write(pack: Pack, output: str) -> int:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise SetupError("pack.cannot_write", f"{output} cannot be written: {error.strerror}.",
-                         hint="Choose another place with -o, or make room.") from None  # fmt: skip
+                         hint="Choose another path with -o, or free some space.") from None  # fmt: skip
     return size

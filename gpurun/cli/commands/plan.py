@@ -1,4 +1,4 @@
-"""`gpurun plan`: know before you pay. `train` takes its plan from here too."""
+"""`gpurun plan`: show time and cost before paying. `train` also makes its plan here."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ ABANDONED_S = 86_400.0
 def plan(
     session: Session,
     request: Request,
-    every: Annotated[bool, typer.Option("--all", help="Show every offer, and why it is not taken.")] = False,
-    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write the plan for: gpurun train FILE")] = "",
+    every: Annotated[bool, typer.Option("--all", help="Show every offer, and why it was not chosen.")] = False,
+    output: Annotated[
+        str, typer.Option("-o", metavar="FILE", help="Write the plan to this file, for gpurun train FILE.")
+    ] = "",
 ) -> Result:
-    """Show what a run would take and cost, on the offers that finish it, and spend nothing."""
+    """Show how long a run would take and what it would cost on each offer. Spends nothing."""
     with run_name(session, "") as run:
         made = plan_run(session, request, run, need_data=False)
     after = ""
@@ -47,15 +49,15 @@ def plan(
         from gpurun.planning.plan_file import plan_file
 
         write_file(Path(output).expanduser(), plan_file(request, made, session.clock.wall()), flag="-o")
-        after = f"Wrote {output}. It is quoted again, and you are asked, by: gpurun train {shlex.quote(output)}"
+        after = f"Wrote {output}. To get a new quote and start it after a yes: gpurun train {shlex.quote(output)}"
     return Result(data=made.model_dump(mode="json"), text=shown(session, made, every=every), after=after)
 
 
 @contextmanager
 def run_name(session: Session, wanted: str) -> Iterator[str]:
-    """The name of a run to come; what was prepared for it and did not become its own is gone afterwards.
+    """Give a name for a new run; files that were staged for it and not used are removed afterwards.
 
-    So are those of commands that were killed.
+    Staged files of commands that were killed are removed too.
     """
     from gpurun.ledger.run_name import free_name
 
@@ -74,7 +76,7 @@ def run_name(session: Session, wanted: str) -> Iterator[str]:
 
 
 def plan_run(session: Session, request: Request, run: str, *, need_data: bool) -> Plan:
-    """The plan of a request; with `need_data` its shards must be there, or are made."""
+    """Make the plan of a request; with `need_data`, its shards must exist or are made."""
     from gpurun.planning.planner import make_plan
     from gpurun.planning.trainer_proposal import TrainerProposal
 
@@ -82,14 +84,14 @@ def plan_run(session: Session, request: Request, run: str, *, need_data: bool) -
 
 
 def shown(session: Session, made: Plan, *, every: bool = False) -> str:
-    """A plan as text for this terminal."""
+    """Return a plan as text for this terminal."""
     from gpurun.view.plan_screen import plan_text
 
     return plan_text(made, session.style, now=session.clock.wall(), every=every)
 
 
 def _drop_abandoned(home: Home, clock: Clock) -> None:
-    """Remove the shards of commands that are gone, a day after; one that waits for its answer keeps its own."""
+    """Remove day-old shards of commands that have ended; a command that waits for an answer keeps its own."""
     for staged in home.staged.glob("*.*"):
         with suppress(OSError):  # Another command may be doing the same.
             if clock.wall() - staged.stat().st_mtime > ABANDONED_S and not _exists(staged.suffix[1:]):
@@ -97,7 +99,7 @@ def _drop_abandoned(home: Home, clock: Clock) -> None:
 
 
 def _exists(pid: str) -> bool:
-    """Whether there is a process of this number; what is no number is none."""
+    """Return whether a process with this id exists; False if it is not a number."""
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, ValueError, OverflowError):

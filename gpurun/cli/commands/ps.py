@@ -1,4 +1,4 @@
-"""`gpurun ps`: the runs of this home, as a table."""
+"""`gpurun ps`: list the runs of this home in a table."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ app = typer.Typer(rich_markup_mode=None)
 @verb(app, "ps", examples=["gpurun ps", "gpurun ps --all --since 2026-11-01"])
 def ps(
     session: Session,
-    all_runs: Annotated[bool, typer.Option("--all", "-a", help="Show finished runs too.")] = False,
-    recipe: Annotated[str, typer.Option("--recipe", metavar="NAME", help="Only runs of this recipe or script.")] = "",
-    since: Annotated[str, typer.Option("--since", metavar="DATE", help="Only runs that began then or later.")] = "",
+    all_runs: Annotated[bool, typer.Option("--all", "-a", help="Also show finished runs.")] = False,
+    recipe: Annotated[
+        str, typer.Option("--recipe", metavar="NAME", help="Show only runs of this recipe or script.")
+    ] = "",
+    since: Annotated[
+        str, typer.Option("--since", metavar="DATE", help="Show only runs that started on this day or later.")
+    ] = "",
 ) -> Result:
-    """List the unfinished runs; a run that may be billing while no supervisor drives it stands first.
+    """List unfinished runs; runs that may be billing without a supervisor come first.
 
-    Exit 9 when one may be billing and nobody drives it, or its deadline has passed.
+    Exit 9 if a run may be billing and has no supervisor, or is past its deadline.
     """
     from gpurun.ledger.runs import ends_soon, look_at_all, planned_runs
     from gpurun.readers.run_status import run_data, run_row, way_on
@@ -44,7 +48,7 @@ def ps(
         if sight and (all_runs or sight.unfinished):
             row = run_row(sight, now)
             if not row.may_be_billing and (row.recipe != (recipe or row.recipe) or sight.opened_wall < since_wall):
-                continue  # What may cost money is shown whatever was asked for.
+                continue  # A run that may cost money is always shown.
             rows.append(row)
             told.append(run_data(sight, row))
             if row.may_be_billing:
@@ -57,7 +61,7 @@ def ps(
     if not rows:
         finished += sum(folder.is_closed for folder in home.folders())
     if not rows and (recipe or since):
-        text = "No run is of that recipe and began since then."
+        text = "No run matches that recipe and date."
     elif not rows and finished:
         text = f"Nothing is running. {finished} finished: gpurun ps --all"
     elif not rows and not errors:

@@ -1,4 +1,4 @@
-"""`gpurun reap`: what was forgotten, on every cloud that there is a key for, with local records or without."""
+"""`gpurun reap`: find forgotten machines on every cloud that has a key, with or without local records."""
 
 from __future__ import annotations
 
@@ -35,37 +35,41 @@ def reap(
         bool,
         typer.Option(
             "--destroy",
-            help="Also end this home's machines that are within their lease, unless a supervisor drives them.",
+            help="Also end machines of this home before their deadline, unless a supervisor drives them.",
         ),
     ] = False,
     anyones: Annotated[
         bool,
-        typer.Option("--anyones", help="With --destroy: also other homes' machines, once their number is confirmed."),
+        typer.Option(
+            "--anyones", help="With --destroy: also end machines of other homes, once their number is confirmed."
+        ),
     ] = False,
     confirm: Annotated[
         int | None,
-        typer.Option("--confirm", metavar="N", min=0, help="The number to confirm, where no question can be asked."),
+        typer.Option(
+            "--confirm", metavar="N", min=0, help="Confirm this number of machines, if no prompt is possible."
+        ),
     ] = None,
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="AGE", help="Only machines older than that: 30m, 1h, 2d.")
+        str, typer.Option("--older-than", metavar="AGE", help="Consider only machines older than this: 30m, 1h, 2d.")
     ] = "",
-    look: Annotated[bool, typer.Option("--look", help="List, and end nothing.")] = False,
+    look: Annotated[bool, typer.Option("--look", help="Only list, without ending anything.")] = False,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit 9 where something is left, 4 without a key.")
+        bool, typer.Option("--exit-code", help="Exit 9 if anything is left, 4 without a key.")
     ] = False,
 ) -> Result:
-    """Find every machine with gpurun's token, on every cloud, and end those that are past their deadline.
+    """Find every machine with gpurun's token on every cloud, and end those past their deadline.
 
-    Exit 9 when something that should be gone is not proven gone, or nobody knows until when. With `exit_code` also
-    when something is overdue, and 4 when there was no cloud to ask.
+    Exit 9 if something that should be gone is not proven gone, or has no known deadline. With `exit_code`, also exit 9
+    if something is overdue, and 4 if there was no cloud to ask.
     """
     from gpurun.lifecycle.reaper import sweep, sweep_leftovers
     from gpurun.providers.base import endpoint_of
     from gpurun.view.reap_table import reap_notes, reap_table
 
     if anyones > destroy or (confirm is not None) > anyones:
-        hint = "Write gpurun reap --destroy --anyones, and in a script --confirm N with the number of machines."
-        raise UsageError("usage.anyones", "--anyones widens --destroy, and --confirm answers --anyones.", hint=hint)
+        hint = "Use gpurun reap --destroy --anyones; in a script add --confirm N with the number of machines."
+        raise UsageError("usage.anyones", "--anyones needs --destroy, and --confirm needs --anyones.", hint=hint)
     from gpurun.providers.registry import known_here
 
     age_s = _age(older_than)
@@ -77,9 +81,11 @@ def reap(
     strays, unswept = _answered(sweep_leftovers(*where, remove_all=destroy, look_only=look, anyones=anyones))
     silent = unseen or silent or unswept or _out_of_sight(session, names, chosen)
     keyless = None
-    if place_kinds(names) == {"here"} and not provider:  # What is rented cannot be seen from here.
-        what = "No cloud was asked: there is no key for any here."
-        keyless = SetupError("reap.no_key", what, hint="gpurun auth set runpod keeps one; cron has none of your shell.")
+    if place_kinds(names) == {"here"} and not provider:  # Rented machines are invisible without a key.
+        what = "No cloud was asked, because no cloud has a key here."
+        keyless = SetupError(
+            "reap.no_key", what, hint="gpurun auth set runpod stores one; cron does not have your shell's variables."
+        )
     alive = any(orphan.is_alarming for orphan in found)
     lost = any(orphan.may_be_billing for orphan in found) or any(stray.is_alarming for stray in strays)
     code = ExitCode.MAY_BE_BILLING if silent or lost or (exit_code and alive) else ExitCode.DONE
@@ -93,7 +99,7 @@ def reap(
     asked = [_at_address(provider.name, endpoints.get(provider.name)) for provider in chosen]
     table = reap_table([*found, *strays], [] if silent else asked, session.style, now=session.clock.wall())
     text = session.draw(table)
-    if silent is None and keyless is not None and exit_code:  # A cron job without its keys must not look well.
+    if silent is None and keyless is not None and exit_code:  # A cron job without its keys must not succeed.
         return Result(data=data, text=text, errors=(keyless,), exit_code=code or keyless.exit_code)
     notes = [*reap_notes(found)]
     if keyless is not None:
@@ -106,12 +112,12 @@ def _judged(found: Orphan | Stray) -> dict[str, object]:
 
 
 def _at_address(name: str, url: str | None) -> str:
-    """Return a provider's name; where something else than its own API answers in that name, with the address too."""
-    return f"{name} at {safe_line(url)}, which is not its own address" if url else name
+    """Return a provider's name, with the address if another API answers for it."""
+    return f"{name} at {safe_line(url)}, which is not its usual address" if url else name
 
 
 def _answered(swept: Iterable[Found]) -> tuple[list[Found], MayBeBilling | None]:
-    """What was found, and the error of a provider that did not answer: what the others said counts all the same."""
+    """Return what was found, and the error of a provider that did not answer; other answers still count."""
     found = list[Found]()
     try:
         for one in swept:
@@ -122,11 +128,11 @@ def _answered(swept: Iterable[Found]) -> tuple[list[Found], MayBeBilling | None]
 
 
 def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, age_s: float) -> frozenset[str]:
-    """The ids of the machines of other homes that are to end, once a person or a script has said how many they are."""
+    """Return the ids of the machines of other homes to end, once their number was confirmed."""
     from gpurun.lifecycle.reaper import is_older, sweep
     from gpurun.view.reap_table import reap_table
 
-    # A provider that is silent now is so in the sweep too, which tells it.
+    # A provider that is silent now will also be silent in the sweep, which reports it.
     seen, _ = _answered(sweep(chosen, session.home, session.clock, destroy_all=False, older_than_s=0.0, look_only=True))
     mortal = ("within lease", "no deadline")
     theirs = [one for one in seen if is_older(one, age_s) and not one.owner.is_here and one.fate in mortal]
@@ -136,18 +142,18 @@ def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, ag
     if told is None:
         session.say(session.draw(reap_table(theirs, [], session.style, now=session.clock.wall())))
         question = (
-            f"Other homes' machines, perhaps training: type {len(theirs)} to end all of them, and what they made:"
+            f"These machines of other homes may be training. Type {len(theirs)} to end them and lose their files:"
         )
         typed = session.ask(question, flag=f"--confirm {len(theirs)}")
         told = int(typed) if re.fullmatch(r"[0-9]{1,6}", typed) else None
     if told != len(theirs):
-        what = f"There are {len(theirs)} machines of other homes to end, and not that many were confirmed; none was."
-        raise Declined("reap.declined", what, hint="Look at them first: gpurun reap --look")
+        what = f"There are {len(theirs)} machines of other homes, but another number was confirmed, so none was ended."
+        raise Declined("reap.declined", what, hint="List them first: gpurun reap --look")
     return frozenset(one.instance.id for one in theirs)
 
 
 def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBilling | None]:
-    """The providers that can be asked; one whose key cannot be used keeps none of the others from being asked."""
+    """Return the providers that can be asked, and an error for a provider with an unusable key."""
     from gpurun.planning.own_box import login_to
     from gpurun.providers.registry import open_provider
 
@@ -161,7 +167,7 @@ def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBi
 
 
 def _out_of_sight(session: Session, names: list[str], asked: list[Provider]) -> MayBeBilling | None:
-    """A run of this home that may be billed by somebody who was not asked, or was asked with another account's key."""
+    """Return an error if a run may be billed by a provider that was not asked, or with another account's key."""
     from gpurun.ledger.runs import unfinished_runs
     from gpurun.lifecycle.instance.terminate import demand_account
     from gpurun.providers.base import Unknown
@@ -180,13 +186,13 @@ def _out_of_sight(session: Session, names: list[str], asked: list[Provider]) -> 
         except MayBeBilling as error:
             return error
         except (Unknown, SetupError) as error:
-            what = f"{run} may be billed by {name}, which does not say whose account the key belongs to ({error})."
+            what = f"{run} may be billed by {name}, which does not report the account of the key ({error})."
             return MayBeBilling("reap.cannot_look", what, hint="Run the command again once the provider answers.")
     return None
 
 
 def _age(text: str) -> float:
-    """The seconds of an age; empty means any."""
+    """Return the seconds of an age; 0 if it is empty."""
     age_s = span_s(text) if text else 0
     if age_s is None:
         raise UsageError("usage.older_than", f"--older-than {text!r} is not an age.", hint="Write 30m, 1h or 2d.")

@@ -1,4 +1,4 @@
-"""`gpurun receipt`: what a run was, and what it cost."""
+"""`gpurun receipt`: show what a run did and what it cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ app = typer.Typer(rich_markup_mode=None)
 def receipt(
     session: Session,
     run: UsualRun = None,
-    md: Annotated[bool, typer.Option("--md", help="As Markdown.")] = False,
+    md: Annotated[bool, typer.Option("--md", help="Print Markdown.")] = False,
 ) -> Result:
     """Show a run's signed receipt."""
     from gpurun.cli.run_control import meant
@@ -49,14 +49,14 @@ def receipt(
 
 
 def _error(session: Session, run: str, found: Signature) -> VerificationFailed | None:
-    """The error of a signature that does not hold here; a receipt may be unsigned."""
+    """Return the error of a signature that does not verify; an unsigned receipt is not an error."""
     from gpurun.core.receipt_record import Signature
 
     if found is Signature.BAD:
-        what, hint = "The signature does not fit the receipt.", f"gpurun audit {run}"
+        what, hint = "The signature does not match the receipt.", f"gpurun audit {run}"
         return VerificationFailed("receipt.signature", what, hint=hint)
     if found is Signature.UNKNOWN_KEY:
         what = "The receipt is signed by a key that this home does not know."
-        hint = f"If you know whose it is, put its public key there: {session.home.keys}/NAME.pub"
+        hint = f"If you trust the signer, store its public key as {session.home.keys}/NAME.pub"
         return VerificationFailed("receipt.unknown_key", what, hint=hint)
     return None

@@ -1,4 +1,4 @@
-"""`gpurun recipes`: what can be trained, and whether it trains."""
+"""`gpurun recipes`: list, show, check and create recipes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def show(session: Session, recipe: RecipeArgument = "") -> Result:
 
 @verb(app, "recipes check", examples=["gpurun recipes check", "gpurun recipes check mini-gpt my-recipe.toml"])
 def check(session: Session, recipes: RecipeNames = []) -> Result:  # noqa: B006 - Typer copies defaults.
-    """Plan recipes at the catalogue's prices and rehearse each on this machine, end to end; all of them by default."""
+    """Plan recipes at catalogue prices and rehearse each one on this computer; all of them by default."""
     from gpurun.cli.recipe_checks import check_recipe, judge, own_home
     from gpurun.jobs.training.recipe import list_recipes
     from gpurun.view.check_table import CheckRow, checks_table
@@ -64,7 +64,7 @@ def check(session: Session, recipes: RecipeNames = []) -> Result:  # noqa: B006 
     rows: list[CheckRow] = []
     errors: list[GpurunError] = []
     for name in recipes or list_recipes():
-        session.say(f"{name}: planning, then rehearsing on this machine")
+        session.say(f"{name}: planning, then rehearsing on this computer")
         row = CheckRow(recipe=name)
         try:
             with own_home(session.home) as home:
@@ -86,19 +86,19 @@ def check(session: Session, recipes: RecipeNames = []) -> Result:  # noqa: B006 
 
 @verb(app, "recipes new", examples=["gpurun recipes new my-recipe"])
 def new(
-    session: Session, name: Annotated[str, typer.Argument(metavar="NAME", help="Writes NAME.toml here.")]
+    session: Session, name: Annotated[str, typer.Argument(metavar="NAME", help="The recipe's name; writes NAME.toml.")]
 ) -> Result:
     """Write a small recipe to start from into the working folder."""
     from gpurun.jobs.training.recipe import new_recipe
 
     stem = name.removesuffix(".toml")
-    if not re.fullmatch(r"\w[\w-]*", stem):  # It stands in TOML, and in commands to copy.
+    if not re.fullmatch(r"\w[\w-]*", stem):  # The name appears in TOML and in commands to copy.
         raise UsageError("recipe.bad_name", f"{name!r} is not a plain name.", hint="Try: gpurun recipes new my-recipe")
     path = Path(f"{stem}.toml")
     try:
         with path.open("x", encoding="utf-8") as out:
             out.write(new_recipe(stem))
     except FileExistsError:
-        raise UsageError("recipe.exists", f"{path} is here already.", hint="Choose another name.") from None
+        raise UsageError("recipe.exists", f"{path} already exists.", hint="Choose another name.") from None
     after = f"Try it: gpurun train ./{path} --dry-run"
     return Result(data={"path": str(path.absolute())}, text=f"Wrote {path}.", after=after)

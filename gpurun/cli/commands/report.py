@@ -1,4 +1,4 @@
-"""`gpurun report`: several runs laid over one another."""
+"""`gpurun report`: compare several runs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ app = typer.Typer(rich_markup_mode=None)
 def report(
     session: Session,
     runs: Runs = [],  # noqa: B006
-    every: Annotated[bool, typer.Option("--all", help="Every run of this home.")] = False,
-    last: Annotated[int, typer.Option("--last", metavar="N", help="The last N runs.")] = 0,
+    every: Annotated[bool, typer.Option("--all", help="Compare every run of this home.")] = False,
+    last: Annotated[int, typer.Option("--last", metavar="N", help="Compare the last N runs.")] = 0,
     html: Annotated[
         str, typer.Option("--html", metavar="FILE", help="Write one self-contained page to this file.")
     ] = "",
 ) -> Result:
-    """Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."""
+    """Compare runs: loss by step, token, second and dollar, settings, and samples side by side."""
     from gpurun.ledger.runs import look_at_run
     from gpurun.readers.trial_material import materials_of
     from gpurun.view.number_format import format_bytes
@@ -41,17 +41,15 @@ def report(
 
     if html == "-" and session.json:
         hint = "Name a file: --html report.html"
-        raise UsageError("report.two_outputs", "--json and --html - both want standard output.", hint=hint)
+        raise UsageError("report.two_outputs", "--json and --html - cannot both use standard output.", hint=hint)
     names = _chosen(session, runs, every=every, last=last)
     if html and len(names) > MOST_RUNS:
-        what = f"{len(names)} runs cannot be told apart in one chart; {MOST_RUNS} can."
-        raise UsageError(
-            "report.too_many", what, hint="Name fewer runs, or leave --html out: a table has room for all."
-        )
+        what = f"{len(names)} runs are too many for one chart; the limit is {MOST_RUNS}."
+        raise UsageError("report.too_many", what, hint="Name fewer runs, or leave --html out: the table shows all.")
     wall = session.clock.wall()
     material = [one for name in names for one in materials_of(session.home, look_at_run(session.home, name), wall)]
     if html and len(material) > MOST_RUNS:
-        session.say(f"The page has the first {MOST_RUNS} of {len(material)}: of a sweep the best. The table has all.")
+        session.say(f"The page shows {MOST_RUNS} of {len(material)} (the best of a sweep); the table shows all.")
         material = material[:MOST_RUNS]
     data = {
         "runs": [run.as_record() for run in material],
@@ -59,22 +57,22 @@ def report(
         "html": str(Path(html).expanduser().absolute()) if html else None,
     }
     if not html:
-        after = f"The page with curves and samples: gpurun report {' '.join(names)} --html report.html"
+        after = f"For a page with curves and samples: gpurun report {' '.join(names)} --html report.html"
         return Result(data=data, text=session.draw(summary(material, session.style)), after=after)
     page = report_page(material, version=__version__)
     if html == "-":
         return Result(data=data, text=page.rstrip("\n"))
     size = write_file(Path(html).expanduser(), page, flag="--html")
-    return Result(data=data, text=f"Wrote {html} ({format_bytes(size)}). Any browser opens it, offline too.")
+    return Result(data=data, text=f"Wrote {html} ({format_bytes(size)}). It opens in any browser, even offline.")
 
 
 def _chosen(session: Session, runs: Sequence[str], *, every: bool, last: int) -> list[str]:
-    """The names of the runs that are meant, each once: those named, those that a glob takes, the last, or all."""
+    """Return the names of the chosen runs without duplicates: named ones, matches of a glob, the last, or all."""
     from gpurun.cli.run_control import meant
     from gpurun.ledger.runs import planned_runs
 
     if last < 0:
-        raise UsageError("report.last", f"--last {last} is no number of runs.", hint="Write for instance --last 5")
+        raise UsageError("report.last", f"--last {last} is not a number of runs.", hint="Write for instance --last 5")
     there = planned_runs(session.home)
     names = list(there) if every else there[-last:] if last else []
     for run in runs:
@@ -83,6 +81,6 @@ def _chosen(session: Session, runs: Sequence[str], *, every: bool, last: int) ->
             continue
         taken = fnmatch.filter(there, run)
         if not taken:
-            raise UsageError("report.no_match", f"No run is called {run}.", hint="`gpurun ps --all` lists them.")
+            raise UsageError("report.no_match", f"No run matches {run}.", hint="`gpurun ps --all` lists them.")
         names += taken
     return list(dict.fromkeys(names)) or [meant(session, None)]

@@ -1,4 +1,4 @@
-"""`gpurun resume`: what a crash, sleep or reboot left unfinished goes on."""
+"""`gpurun resume`: resume a run that a crash, sleep or reboot left unfinished."""
 
 from __future__ import annotations
 
@@ -21,35 +21,33 @@ def resume(
         str | None,
         typer.Argument(
             metavar="RUN",
-            help=f"{NAMED}; without: the one that nobody drives, else {USUAL}.",
+            help=f"{NAMED}; without: the one without a supervisor, else {USUAL}.",
             autocompletion=complete_run,
         ),
     ] = None,
-    here: Annotated[
-        bool, typer.Option("--here", help="Drive a run from this machine that another machine opened.")
-    ] = False,
+    here: Annotated[bool, typer.Option("--here", help="Resume here a run that another computer started.")] = False,
 ) -> Result:
-    """Finish what the journal says is unfinished: after a crash, sleep or reboot."""
+    """Resume an unfinished run after a crash, sleep or reboot."""
     from gpurun.cli.interrupts import RESUMED
     from gpurun.cli.run_control import demand_here, drive, find_meant_run, log_in_again
     from gpurun.cli.viewer import follow_run
     from gpurun.ledger.runs import left_alone
 
     if run is None and (run := left_alone(session.home)):
-        session.say(f"{run}, the only unfinished run that nobody drives")
+        session.say(f"{run}, the only unfinished run without a supervisor")
     sight = find_meant_run(session, run)
     if not sight.unfinished:
         name = sight.folder.name
         text = f"{name} is finished; its receipt: gpurun receipt {name}"
         if sight.state.outcome != "done" and sight.plan.mode != "rehearsal":
             again = f"gpurun {sight.plan.job.terms.verb} --from {name}"
-            text += f"\nTo do what it did not come to, in another rental: {again}"
+            text += f"\nTo do the rest in a new rental: {again}"
         return Result(data={"run": name, "state": sight.state.phase}, text=text)
     if sight.state.imported:
         from gpurun.readers.imported_run import close_import
 
         close_import(session.home, sight.folder, session.clock)
-        return Result(data={"run": sight.folder.name}, text=f"{sight.folder.name} has its receipt now.")
+        return Result(data={"run": sight.folder.name}, text=f"{sight.folder.name} now has its receipt.")
     if not here:
         demand_here(session, sight)
     log_in_again(session, sight)

@@ -1,4 +1,4 @@
-"""`gpurun rm`: the large files of runs that are over."""
+"""`gpurun rm`: delete the large files of finished runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpurun.core.errors import UsageError
 
 app = typer.Typer(rich_markup_mode=None)
 
-Runs = Annotated[list[str], typer.Argument(metavar="RUN", help="The runs.", autocompletion=complete_run)]
+Runs = Annotated[list[str], typer.Argument(metavar="RUN", help="The runs to clean up.", autocompletion=complete_run)]
 
 
 @verb(app, "rm", examples=["gpurun rm fox-41", "gpurun rm fox-41 elk-42 --with-checkpoints"])
@@ -22,19 +22,19 @@ def rm(
     session: Session,
     runs: Runs,
     with_checkpoints: Annotated[
-        bool, typer.Option("--with-checkpoints", help="Though no other copy of a checkpoint is known.")
+        bool, typer.Option("--with-checkpoints", help="Delete checkpoints even if no other copy is known.")
     ] = False,
 ) -> Result:
-    """Free the disk of what finished runs brought home; journal, receipt, log and curves stay.
+    """Delete the downloaded files of finished runs; journal, receipt, log and curves stay.
 
-    A run that is not proven gone, or that an unfinished one goes on from, is refused.
+    Refuses a run that is not proven gone, or that an unfinished run continues from.
     """
     from gpurun.ledger.runs import find_run
     from gpurun.lifecycle.artifacts.removal import removal_of, remove
     from gpurun.view.number_format import format_bytes, format_files
 
     names = list(dict.fromkeys(find_run(session.home, run) for run in runs))
-    removals = [removal_of(session.home, name) for name in names]  # All are looked at before one is touched.
+    removals = [removal_of(session.home, name) for name in names]  # All runs are checked before any is touched.
     for removal in removals:
         if removal.checkpoints and not with_checkpoints:
             _confirm(session, removal.folder.name, len(removal.checkpoints), removal.bucket)
@@ -51,9 +51,9 @@ def rm(
 
 
 def _confirm(session: Session, name: str, count: int, bucket: str) -> None:
-    """Have a person type the run's name before the only known copy of a checkpoint goes."""
-    where = f"the run put a copy into {bucket}" if bucket else "no other copy of them is known here"
-    question = f"{name} has {count} files of checkpoints, and {where}. Type its name to remove them:"
+    """Ask the user to type the run's name before the only known copy of a checkpoint is deleted."""
+    where = f"the run uploaded a copy to {bucket}" if bucket else "gpurun knows of no other copy"
+    question = f"{name} has {count} checkpoint files, and {where}. Type its name to remove them:"
     if session.ask(question, flag="--with-checkpoints") != name:
         what = f"That is not {name}: nothing was removed."
         raise UsageError("rm.not_confirmed", what, hint=f"To keep a copy: gpurun collect {name} --to DIR")

@@ -1,4 +1,4 @@
-"""`gpurun roster`: the challenges of a class, one a learner."""
+"""`gpurun roster`: give each learner of a class a challenge."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def new(
     session: Session,
     name: Annotated[str, typer.Argument(metavar="CLASS", help="The class's name: letters, digits and dashes.")],
     *,
-    students: Annotated[str, typer.Option("--students", metavar="FILE", help="One learner a line.")],
-    recipe: Annotated[str, typer.Option("--recipe", metavar="NAME", help="The recipe that all train.")] = "",
-    steps: Annotated[int, typer.Option("--steps", metavar="N", help="So many steps each.")] = 0,
+    students: Annotated[
+        str, typer.Option("--students", metavar="FILE", help="Read the learners from this file, one per line.")
+    ],
+    recipe: Annotated[str, typer.Option("--recipe", metavar="NAME", help="Require this recipe.")] = "",
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Require this number of steps.")] = 0,
     data: Annotated[
-        str, typer.Option("--data", metavar="SHA256", help="The data that all train on, as a receipt names them.")
+        str, typer.Option("--data", metavar="SHA256", help="Require data with this hash, as in a receipt.")
     ] = "",
-    trainer: Annotated[
-        str, typer.Option("--trainer", metavar="official|SHA256", help="The trainer that all use.")
-    ] = "",
-    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Where to write it, else CLASS.roster.json.")] = "",
+    trainer: Annotated[str, typer.Option("--trainer", metavar="official|SHA256", help="Require this trainer.")] = "",
+    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write to this file, else CLASS.roster.json.")] = "",
 ) -> Result:
-    """Draw a challenge for each learner, which a run's seed then follows from; keep the file, hand out the words.
+    """Draw a challenge for each learner, which sets a run's seed. Keep the file, and hand out the challenges.
 
-    A card that has another recipe, other data, fewer steps or another trainer than the class was given is a problem.
+    A card with another recipe, other data, another trainer or fewer steps than required is a problem.
     """
     from gpurun.cli.render import write_file
     from gpurun.jobs.training.recipe import load_recipe
@@ -54,9 +54,9 @@ def new(
 
 
 def _refuse_another(path: Path) -> None:
-    """A second drawing would give other seeds to learners who have trained already."""
+    """Raise a UsageError if the file exists, because new challenges would change the seeds of trained runs."""
     from gpurun.core.errors import UsageError
 
     if path.exists():
-        what = f"{path} is there already, and its challenges may be handed out."
-        raise UsageError("roster.there", what, hint="Name another file with -o, or move that one away.")
+        what = f"{path} already exists, and its challenges may already be in use."
+        raise UsageError("roster.there", what, hint="Name another file with -o, or move the existing one.")

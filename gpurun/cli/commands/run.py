@@ -1,4 +1,4 @@
-"""`gpurun run`: any script under the same cap, proof and receipt."""
+"""`gpurun run`: run any script with the same cap, proof and receipt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ app = typer.Typer(rich_markup_mode=None)
     takes_command=True,
 )
 def run(session: Session, request: Request, starting: Starting) -> Result:
-    """Rent a machine, run any command on it, download its outputs, prove the machine gone."""
+    """Rent a machine, run any command on it, download its outputs, and prove that the machine is gone."""
     from gpurun.cli.started_run import admitted, start_and_follow
     from gpurun.planning.command_proposal import CommandProposal
     from gpurun.planning.planner import make_plan
@@ -44,20 +44,20 @@ def run(session: Session, request: Request, starting: Starting) -> Result:
 
 
 def _ask_again(session: Session, request: Request, *, is_asked: bool) -> None:
-    """Ask whether a command that ended well is to run once more; --yes answers that, and the plan says it."""
+    """Ask whether to repeat a command that succeeded; --yes answers it, and the plan mentions it."""
     from gpurun.core.errors import Declined
     from gpurun.jobs.commands.continued_command import repeated_run
 
     if not (is_asked and session.interactive) or not (name := repeated_run(request, session.home)):
         return
-    question = f"{name} ended well. Run its command once more, from its last checkpoint? [y/N]"
+    question = f"{name} succeeded. Run its command again from its last checkpoint? [y/N]"
     if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
-        hint = f"For more steps, type the command again with them: gpurun run --from {name} -- COMMAND"
-        raise Declined("continue.ended_well", f"{name} had ended well; nothing was begun.", hint=hint)
+        hint = f"To train for more steps, change the command: gpurun run --from {name} -- COMMAND"
+        raise Declined("continue.ended_well", f"{name} had succeeded, so nothing was started.", hint=hint)
 
 
 def build_environment(session: Session, plan: Plan) -> None:
-    """Build the environment of a rehearsal with --pip, and say which imports it lacks."""
+    """Build the environment of a rehearsal with --pip, and report missing imports."""
     from pathlib import Path
 
     from gpurun.jobs.commands.rehearsal_venv import build_venv
@@ -69,4 +69,4 @@ def build_environment(session: Session, plan: Plan) -> None:
     build_venv(Path(plan.job.python), plan.job.pip, limit_s, session.say)
     here = distributions(plan.job.imports, plan.job.python)
     if missing := [name for name in plan.job.imports if name not in here]:
-        session.say(f"! Nothing here has {', '.join(missing)}, with all of --pip installed.")
+        session.say(f"! With all of --pip installed, {', '.join(missing)} cannot be imported.")

@@ -1,4 +1,4 @@
-"""`gpurun sample`: what a checkpoint writes after a text, or as its translation."""
+"""`gpurun sample`: let a checkpoint continue or translate a text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpurun.core.errors import UsageError
 
 MOST_TOKENS, USUAL_TOKENS = 100_000, 1_000
 START_S, TOKEN_S = 600, 10
-"""The longest that loading a model may take, and a token of it, on the slowest machine that anybody would use."""
+"""Time limits for loading a model and for each token, on a very slow machine."""
 RANGES: Mapping[str, tuple[float, float, str]] = {
     "tokens": (1, MOST_TOKENS, "100"),
     "temperature": (0, 1000, "0.8"),
@@ -24,7 +24,7 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "seed": (0, (1 << 63) - 1, "1"),
     "beams": (1, 1000, "4"),
 }
-"""The least and the most of each setting, and one to try: what is outside is refused before anything is opened."""
+"""The minimum, maximum and an example of each setting; others are refused before anything is opened."""
 
 
 app = typer.Typer(rich_markup_mode=None)
@@ -38,29 +38,32 @@ app = typer.Typer(rich_markup_mode=None)
 def sample(
     session: Session,
     *,
-    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What the model continues, or translates.")],
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="Continue or translate this text.")],
     run: UsualRun = None,
-    tokens: Annotated[int | None, typer.Option("--tokens", metavar="N", help="How many tokens to write.")] = None,
+    tokens: Annotated[int | None, typer.Option("--tokens", metavar="N", help="Write this many tokens.")] = None,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", metavar="T", help="0 takes the likeliest token each time.")
+        float | None,
+        typer.Option("--temperature", metavar="T", help="Set the randomness; 0 always takes the likeliest."),
     ] = None,
     top_k: Annotated[
         int | None, typer.Option("--top-k", metavar="K", help="Draw among the K likeliest tokens; 0: all.")
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option("--top-p", metavar="P", help="Draw among the likeliest that together reach P."),
+        typer.Option("--top-p", metavar="P", help="Draw among the likeliest with total probability P."),
     ] = None,
     stop: Annotated[
-        str | None, typer.Option("--stop", metavar="TEXT", help=r"End where this is written; \n is a line's end.")
+        str | None, typer.Option("--stop", metavar="TEXT", help=r"Stop at this text; \n is a line break.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="S", help="The same seed, the same text.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="S", help="Draw with this seed, to repeat a text.")
+    ] = None,
     beams: Annotated[
-        int | None, typer.Option("--beams", metavar="N", help="Beams of a translation; 1 is greedy search.")
+        int | None, typer.Option("--beams", metavar="N", help="Translate with this many beams; 1 is greedy.")
     ] = None,
     checkpoint: Checkpoint = "best",
 ) -> Result:
-    """Continue or translate a text with a run's checkpoint, on this machine; defaults are the recipe's."""
+    """Generate or translate text on this computer with a run's checkpoint and its recipe's defaults."""
     from gpurun.cli.run_control import find_meant_run
     from gpurun.core.untrusted import parse_object, safe_line, safe_text
     from gpurun.readers.weights import ask_trainer, find_checkpoint
@@ -75,13 +78,13 @@ def sample(
     }
     for name, value in wanted.items():
         least, most, example = RANGES[name]
-        if value is not None and not least <= value <= most:  # Nor is what is not a number.
+        if value is not None and not least <= value <= most:  # A value that is NaN fails this too.
             option = f"--{name.replace('_', '-')}"
             what = f"{option} {value} is not between {least} and {most:,}."
             raise UsageError(f"usage.{name}", what, hint=f"Try {option} {example}.")
     sight = find_meant_run(session, run)
     found = find_checkpoint(sight, checkpoint)
-    session.say(f"step {found.step:,}, on this machine")
+    session.say(f"step {found.step:,}, on this computer")
     settings = [f"--{name.replace('_', '-')}={value}" for name, value in wanted.items() if value is not None]
     settings += [] if stop is None else ["--stop=" + stop.replace(r"\n", "\n")]
     limit_s = START_S + TOKEN_S * (tokens or USUAL_TOKENS) * (beams or 1)

@@ -1,4 +1,4 @@
-"""`gpurun ssh`: a shell, or a command, on the machine of a run."""
+"""`gpurun ssh`: open a shell or run a command on the machine of a run."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def ssh(
     session: Session,
     run: RunArgument,
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="CMD", help="What to run there, after `--`; without: a shell.")
+        list[str] | None, typer.Argument(metavar="CMD", help="The command to run, after `--`; else a shell.")
     ] = None,
 ) -> Result:
-    """Log in to a run's machine, or run a command there; nothing of the run changes.
+    """Log in to a run's machine, or run a command on it, without affecting the run.
 
-    It ends with the command's exit code, 255 where the connection fails.
+    Exits with the command's exit code, or 255 if the connection fails.
     """
     from gpurun.cli.openssh import program, ssh_argv
     from gpurun.cli.run_control import meant
     from gpurun.lifecycle.ways_in import config_of, way_to_run
 
     if session.json:
-        hint = "gpurun ssh-config --json says how each run's machine is reached."
-        raise UsageError("ssh.json", "gpurun ssh passes on what the machine prints, which is no JSON.", hint=hint)
+        hint = "gpurun ssh-config --json shows how to reach each run's machine."
+        raise UsageError("ssh.json", "gpurun ssh prints what the machine prints, which is not JSON.", hint=hint)
     argv = _argv(command or [])
     way = way_to_run(session.home, meant(session, run), session.clock)
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -54,22 +54,22 @@ def ssh(
 
 
 def _argv(command: list[str]) -> list[str]:
-    """Return the command that was typed; UsageError where a flag of gpurun's stands where it would begin."""
+    """Return the command that was typed; UsageError if a flag of gpurun follows the run."""
     argv = command[1:] if command[:1] == ["--"] else command
     if argv and argv == command and argv[0].startswith("-"):
-        hint = "Flags stand before RUN, and the command after `--`: gpurun ssh RUN -- CMD."
-        raise UsageError("ssh.flag", f"{argv[0]} stands behind the run.", hint=hint)
+        hint = "Put flags before RUN, and the command after `--`: gpurun ssh RUN -- CMD."
+        raise UsageError("ssh.flag", f"{argv[0]} comes after the run.", hint=hint)
     return argv
 
 
 def _become(argv: list[str]) -> NoReturn:
-    """Let another program take this process's place: the terminal, its signals and the exit code are its own."""
+    """Replace this process with another program, which gets the terminal, the signals and the exit code."""
     from gpurun.cli.openssh import ssh_environment
 
     program = shutil.which(argv[0])
     if program is None:
-        hint = "Its scheduler is on this machine, as config.toml says: log in where it is."
-        raise UsageError("ssh.no_program", f"There is no {argv[0]} here.", hint=hint)
+        hint = "config.toml states that its scheduler is on this machine; log in to the machine that has it."
+        raise UsageError("ssh.no_program", f"{argv[0]} is not installed here.", hint=hint)
     sys.stdout.flush()
     sys.stderr.flush()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""`gpurun ssh-config`: an entry for OpenSSH of each machine that can be logged in to."""
+"""`gpurun ssh-config`: write an OpenSSH entry for each machine that allows a login."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _FIRST_BLOCK = re.compile(r"^\s*(Host|Match)\b", re.IGNORECASE | re.MULTILINE)
 
 @verb(app, "ssh-config", examples=["gpurun ssh-config", "gpurun ssh-config --yes", "gpurun ssh-config --json"])
 def ssh_config(session: Session, yes: Yes = False) -> Result:
-    """Write an entry for ssh of each run's machine, for scp, rsync, editors, git.
+    """Write an ssh entry for each run's machine, for scp, rsync, editors and git.
 
-    They are kept true as runs come and go, in a file of gpurun's own; your ~/.ssh/config gets a line only after a yes.
+    gpurun updates them in its own file as runs start and end. Your ~/.ssh/config is changed only after a yes.
     """
     from gpurun.lifecycle.ways_in import config_of, write_entries
     from gpurun.remote.ssh.entry import include_line
@@ -37,13 +37,17 @@ def ssh_config(session: Session, yes: Yes = False) -> Result:
     ways = write_entries(session.home, session.clock)
     users = _users_config()
     is_included = _has_line(users, line)
-    text = "\n".join(_shown(ways)) or "No run has a machine that can be logged in to."
+    text = "\n".join(_shown(ways)) or "No run has a machine to log in to."
     if not is_included and (yes or session.interactive):
-        question = f"{line}\nPut this line first in {users}, so that ssh, scp and editors find them? [y/N]"
+        question = f"{line}\nAdd this line at the top of {users}, so that ssh, scp and editors find the entries? [y/N]"
         is_included = yes or session.ask(question, flag="--yes").lower() in ("y", "yes")
         if is_included:
             put_first(users, line)
-    after = "" if is_included else f"For ssh, scp and editors to find them, put this first in {users}:\n  {line}"
+    after = (
+        ""
+        if is_included
+        else f"For ssh, scp and editors to find the entries, add this at the top of {users}:\n  {line}"
+    )
     data = {
         "config": str(config),
         "include": line,
@@ -70,7 +74,7 @@ def _shown(ways: list[WayIn]) -> list[str]:
             lines.append(f"{way.run}: its scheduler is on this machine; gpurun ssh {way.run}")
             continue
         alias = way.entry.alias
-        where = f" (the login node; gpurun ssh {way.run} goes on into the job)" if way.job else ""
+        where = f" (the login node; gpurun ssh {way.run} enters the job)" if way.job else ""
         lines.append(f"{alias}  {way.entry.address.user}@{way.entry.address.place}{where}")
         lines.append(f"  scp {alias}:{way.folder}/NAME .")
         lines.append(f"  code --remote ssh-remote+{alias}")
@@ -78,12 +82,12 @@ def _shown(ways: list[WayIn]) -> list[str]:
 
 
 def _users_config() -> Path:
-    """Return the file that OpenSSH reads, whose home is the account's own, not $HOME."""
+    """Return the file that OpenSSH reads: in the home of the account, not in $HOME."""
     return Path(pwd.getpwuid(os.getuid()).pw_dir) / ".ssh" / "config"
 
 
 def _has_line(path: Path, line: str) -> bool:
-    """Whether a file has the line where it holds for every host: before the first Host or Match."""
+    """Return whether a file has the line before its first Host or Match, where it applies to every host."""
     from gpurun.core.paths import read_regular
 
     try:
@@ -95,7 +99,7 @@ def _has_line(path: Path, line: str) -> bool:
 
 
 def put_first(path: Path, line: str) -> None:
-    """Put a line before all that a file has, which may be a link; the rest stays byte for byte."""
+    """Insert a line at the top of a file, which may be a link, and leave the rest unchanged."""
     from gpurun.core.paths import read_regular, write_atomic
 
     target = path.resolve()
@@ -104,5 +108,5 @@ def put_first(path: Path, line: str) -> None:
         before = read_regular(target) if target.exists() else b""
         write_atomic(target, f"{line}\n".encode() + before)
     except OSError as error:
-        hint = f"Put it there yourself, as its first line: {line}"
+        hint = f"Add it yourself as the first line: {line}"
         raise SetupError("ssh_config.unwritable", f"{path} cannot be written: {error.strerror}.", hint=hint) from None

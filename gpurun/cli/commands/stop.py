@@ -1,4 +1,4 @@
-"""`gpurun stop`: the soft end of a run that is under way."""
+"""`gpurun stop`: end a run after saving its work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stop(
     run: RunArgument,
     now: Annotated[bool, typer.Option("--now", help="Do not wait for a checkpoint.")] = False,
 ) -> Result:
-    """Save a checkpoint, download it, destroy the machine, write the receipt."""
+    """Save and download a checkpoint, destroy the machine, and write the receipt."""
     from gpurun.cli.run_control import find_meant_run, stop_run
 
     sight, leaves = find_meant_run(session, run), None
@@ -28,7 +28,7 @@ def stop(
         from gpurun.cli.dev_session import leaves_what_is_lost
         from gpurun.core.errors import Declined
 
-        leaves, now = leaves_what_is_lost(session, sight), False  # What changed since the last --sync is there alone.
+        leaves, now = leaves_what_is_lost(session, sight), False  # Changes since the last --sync exist only on the box.
         if leaves is False:
-            raise Declined("stop.declined", "Nothing was ended.", hint=f"gpurun ssh {sight.folder.name} leads there.")
+            raise Declined("stop.declined", "Nothing was stopped.", hint=f"To log in: gpurun ssh {sight.folder.name}")
     return stop_run(session, sight, "now" if now else "save", "stopped by the user", leaves=leaves is True)

@@ -1,4 +1,4 @@
-"""`gpurun sweep`: many trials of one recipe or one command on one machine, under one sum."""
+"""`gpurun sweep`: run many trials of a recipe or command on one machine, under one cap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpurun train`: pay no more than was planned."""
+"""`gpurun train`: rent a machine and train under the cap."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = typer.Typer(rich_markup_mode=None)
     shares=[REQUEST, STARTING],
 )
 def train(session: Session, request: Request, starting: Starting) -> Result:
-    """Rent a machine, train, download the checkpoints, prove the machine gone."""
+    """Rent a machine, train, download the checkpoints, and prove that the machine is gone."""
     from gpurun.cli.commands.plan import plan_run
     from gpurun.cli.started_run import start_and_follow
 
@@ -36,7 +36,7 @@ def train(session: Session, request: Request, starting: Starting) -> Result:
 
 
 def _rehearse_changed(session: Session, request: Request, plan: Plan) -> None:
-    """Rehearse the copy of a changed trainer here before it trains on paid time; TrainingFailed where it does not."""
+    """Rehearse a changed trainer here before it trains on paid time; TrainingFailed if the rehearsal fails."""
     from gpurun.core.run_plan import Mode
     from gpurun.jobs.trainer import CHANGED
 
@@ -44,6 +44,6 @@ def _rehearse_changed(session: Session, request: Request, plan: Plan) -> None:
         return
     from gpurun.cli.recipe_checks import own_home, rehearsed
 
-    session.say("The changed trainer is rehearsed on this machine first.")
+    session.say("Rehearsing the changed trainer on this computer first.")
     with own_home(session.home) as home:
         rehearsed(session, request, home, str(session.home.staged_trainer(plan.run)))

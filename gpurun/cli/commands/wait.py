@@ -1,4 +1,4 @@
-"""`gpurun wait`: for scripts, what `attach` is for people."""
+"""`gpurun wait`: wait for a run to end, in a script."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 @verb(app, "wait", examples=["gpurun wait fox-41", "gpurun train --yes --detach && gpurun wait"])
 def wait(session: Session, run: UsualRun = None) -> Result:
-    """Wait for a run's end without output, and exit with the run's exit code; Ctrl-C ends only the waiting."""
+    """Wait silently until a run ends, and exit with its exit code. Ctrl-C stops only the waiting."""
     from gpurun.cli.run_control import find_meant_run
     from gpurun.cli.waiting import wait_until_over
 

@@ -62,4 +62,4 @@ def test_a_server_that_forbids_forwarding_is_named(place: Place, monkeypatch: py
 def test_nobody_at_the_port_is_told_and_the_machines_end_ends_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     code, said = told(place, monkeypatch, place.serve())
     assert code == "forward.ended"
-    assert [text for text in said if "Nothing listens there yet" in text]
+    assert [text for text in said if "Nothing listens on that port" in text]
