@@ -57,8 +57,8 @@ _SHORT = tuple(
         (r"(no fit): .*", r"\1"),
         (r"takes (over a year), .*", r"\1"),
         (r"(speed unknown): .*", r"\1"),
-        (r".* tokens a step cannot be shared among .*", "uneven"),
-        (r".* trains in (one process), and here are .*", r"\1"),
+        (r".* tokens a step cannot be divided among .*", "uneven"),
+        (r".* trains in (one process), but there are .*", r"\1"),
         (r"\S+ (?:has (no bf16);|computes in fp16, which) .*", "no bf16"),
     )
 )

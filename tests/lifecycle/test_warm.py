@@ -87,7 +87,7 @@ def test_the_cache_of_the_same_model_and_card_goes_along(home: Home) -> None:
     plan = changed_plan(plan, {"resolved": RECIPE.record})
     seen = survey({"data": home.staged_data("owl-07")})
     seen.demand_clean()
-    assert "goes along (1 file, 8 kB)" in compile_cache_note(plan, seen.files)
+    assert "(1 file, 8 kB)" in compile_cache_note(plan, seen.files)
     assert "brings one home" in compile_cache_note(plan, ())
 
 

@@ -196,7 +196,7 @@ def test_each_odd_card_has_its_own_finding_and_others_are_graded(tmp_path: Path,
     told = [by_file[f"lab-{number:02d}.zip"] for number in range(len(names))]
     assert [row["verdict"] for row in told[:10]] == ["gpu, rented"] * 10
     assert not any(row["problems"] for row in told[:10])
-    assert all(any("is 2 again" in said for said in row["checked"]) for row in told[:10])
+    assert all(any("was recomputed: 2" in said for said in row["checked"]) for row in told[:10])
     # The card of another is no forgery of it: both say so, and whose it should be has handed nothing in.
     assert [not row["problems"] for row in told[10:]] == [name == "others" for name in ODDITIES]
     assert "the same card as lab-19.zip" in told[0]["checked"]

@@ -250,7 +250,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/ledger/rental.py": (("times(total(", "(lambda a, b: a)(total("),),
     "gpurun/ledger/billed_time.py": (
         ("max(0, min(waits))", "max(0, max(waits))"),
-        ("(alive_ms == 0 or asked == 1)", "asked == 1"),
+        ("(alive_ms == 0 or requests == 1)", "requests == 1"),
     ),
     "gpurun/providers/slurm/provider.py": (
         ("minutes = order.lease_s // 60", "minutes = -(-order.lease_s // 60)"),

@@ -189,7 +189,7 @@ BAD_DATA: dict[str, tuple[Damage, str]] = {
     "version": (_set("v", value=2), "not in version 1"),
     "no train shard": (_set("train", value=[]), 'no shard under "train"'),
     "no val": (_set("val", value=None), '"val" in data.json is null'),
-    "held out and trained on": (_hold_out_what_is_trained_on, "val_000000.bin is held out and trained on"),
+    "held out and trained on": (_hold_out_what_is_trained_on, "val_000000.bin is both held out and trained on"),
     "path out of the folder": (_set("train", 0, "name", value="../x.bin"), "is not the name of a shard"),
     "a shard without tokens": (_set("train", 0, value={"name": "x.bin", "sha256": ""}), 'has no "tokens"'),
     "no vocabulary": (lambda f, _: (f / "vocab.json").unlink(), "vocab.json cannot be read"),

@@ -139,12 +139,12 @@ GOOD = {"context": [1], "endings": [[1], [2], [3], [4]], "label": 0}
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("{", "line 2 of hellaswag.jsonl is no item"),
+        ("{", "line 2 of hellaswag.jsonl is not an item"),
         (json.dumps(GOOD | {"label": 4}), "line 2 .* label of 0 to 3"),
         (json.dumps(GOOD | {"endings": [[1]]}), "line 2 .* four endings"),
         (json.dumps(GOOD | {"context": [28]}), "line 2 .* token ids of this vocabulary"),
         (json.dumps(GOOD | {"endings": [[1], [2], [3], []]}), "line 2 .* token ids"),
-        (json.dumps({"context": [1]}), "line 2 .* no item: 'endings'"),
+        (json.dumps({"context": [1]}), "line 2 .* not an item: 'endings'"),
         ("[" * 100_000, "line 2"),
         (None, "hellaswag_items is 5, but hellaswag.jsonl in the data folder cannot be read"),
         ("", "line 2"),

@@ -354,7 +354,7 @@ def test_an_honest_learner_who_hands_in_twice_is_not_accused(tmp_path: Path) -> 
         (ClassTask(recipe="gpt2-124m", steps=120), ""),
         (ClassTask(recipe="mini-gpt"), "it trained gpt2-124m, but the class was given mini-gpt"),
         (ClassTask(steps=300), "its last checkpoint is of step 120, but the class was given 300 steps"),
-        (ClassTask(data="0123456789ab"), "and the class was given 0123456789ab…"),
+        (ClassTask(data="0123456789ab"), "but the class was given 0123456789ab…"),
         (ClassTask(trainer="0123456789ab"), "it used another trainer than the class was given"),
     ],
 )

@@ -158,7 +158,7 @@ def test_what_was_packed_before_training_had_ended_says_so(notebook: Notebook) -
         (edited("data/vocab.json", '"', "'"), "is not the vocabulary"),
         (edited("run.log", "loss 1.5000", "loss 1.0000"), "the log's loss of step 300 (1.0000) is not the one in"),
         (edited("checkpoints/000300.state.json", '"lr": 0.005', '"lr": 0.5'), "was trained by another recipe"),
-        (lambda files: {**files, "checkpoints/000300.model.safetensors": b"few"}, "has 3 bytes, and"),
+        (lambda files: {**files, "checkpoints/000300.model.safetensors": b"few"}, "has 3 bytes, but"),
         (lambda files: {**files, "../../evil": b""}, "which is not part of any card"),
         (lambda files: {**files, "run.log": bytes(64 << 20)}, "run.log has more than"),
         (lambda files: {**files, "checkpoints/000001.optim.safetensors": bytes(80 << 20)}, "than its file holds"),

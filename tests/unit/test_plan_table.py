@@ -380,7 +380,7 @@ def test_without_data_the_machine_downloads_the_recipes_shards(tmp_path: Path) -
     shown = " ".join(plan_text(plan, Style(width=120)).split())
     assert all(figure in shown for figure in ("5 m 47 s", "$1.08"))
     first_screen = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").partition("make demo")[0]
-    assert f"for {format_usd(plan.expected_micros)} expected" in first_screen
+    assert f"about {format_usd(plan.expected_micros)}" in first_screen
 
 
 def test_a_rehearsal_says_the_paid_uploads_cost_and_its_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def test_a_near_shape_scales_by_flops_and_a_far_one_gives_none() -> None:
     assert guess.tokens_per_s is not None
     assert sum(guess.tokens_per_s) / 2 == pytest.approx(1_000_000 / flops)
     assert guess.tokens_per_s[1] > 1.2 * guess.tokens_per_s[0]
-    assert "near this" in guess.basis
+    assert "similar" in guess.basis
     far = recipe("model.layers=48", "model.width=1536", "model.heads=24", "micro_batch=8")
     assert "fox-41" not in estimate(far, EIGHT[0], priors=Priors(runs=(prior_of(),))).basis
 

@@ -201,7 +201,7 @@ def test_the_nearest_key_is_named(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ('"python a.py && python b.py"', "it has '&'"),
+        ('"python a.py && python b.py"', "it contains '&'"),
         ('"python \'a.py"', "No closing quotation"),
         ("[]", "command"),
     ],

@@ -94,7 +94,7 @@ def test_an_all_clear_not_from_the_provider_says_where_from(
         monkeypatch.setattr(provider, "find", lambda self, token: [])
         monkeypatch.setattr(provider, "leftovers", lambda self, token: [], raising=False)
     assert reap(monkeypatch, "--provider", name) == 0
-    assert f"asked: {name} at https://proxy.example/" in " ".join(capsys.readouterr().out.split())
+    assert f"{name} at https://proxy.example/" in " ".join(capsys.readouterr().out.split())
     assert reap(monkeypatch, "--provider", name, "--json") == 0
     assert json.loads(capsys.readouterr().out)["data"]["endpoints"][name].startswith("https://proxy.example/")
 

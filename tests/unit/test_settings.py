@@ -61,7 +61,7 @@ def test_colour_follows_the_flag_and_then_the_settings(
         ('max_cost = "lots"', "max_cost in the user file config.toml 'lots' is not an amount"),
         ('max_cost = "25_00"', "max_cost in the user file config.toml '25_00' is not an amount"),
         ('color = "pink"', "color in the user file config.toml is 'pink'"),
-        ('uplink = "fast"', "uplink in the user file config.toml is 'fast', which is no speed of a line"),
+        ('uplink = "fast"', "uplink in the user file config.toml is 'fast', which is not an upload speed"),
         ("uplink = nan", "a number of Mbit/s from 0.1 to 100000"),
         ("uplink = 0", "a number of Mbit/s from 0.1 to 100000"),
         ('on_interrupt = "wait"', "on_interrupt in the user file config.toml is 'wait'"),

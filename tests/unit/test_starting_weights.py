@@ -150,11 +150,11 @@ def test_a_save_cut_by_a_death_is_not_taken_to_start_from(shards: Path) -> None:
 @pytest.mark.parametrize(
     ("resolved", "code", "words"),
     [
-        (recipe("none"), "weights.missing", "there is no .*none"),
-        (recipe("gpt2", "model.layers=3"), "weights.unfit", "2 layers of width 64, and the recipe 3 of 64"),
-        (recipe("gpt2", "model.width=32"), "weights.unfit", "2 layers of width 64, and the recipe 2 of 32"),
+        (recipe("none"), "weights.missing", "none.* does not exist"),
+        (recipe("gpt2", "model.layers=3"), "weights.unfit", "2 layers of width 64, but the recipe has 3 of 64"),
+        (recipe("gpt2", "model.width=32"), "weights.unfit", "2 layers of width 64, but the recipe has 2 of 32"),
         (recipe("gpt2", "model.context=65", "train.batch_tokens=4160"), "weights.unfit", "64 positions"),
-        (recipe("gpt2", "model.heads=4"), "weights.unfit", "trained with 2 heads, and model.heads is 4"),
+        (recipe("gpt2", "model.heads=4"), "weights.unfit", "trained with 2 heads, but model.heads is 4"),
     ],
 )
 def test_weights_the_trainer_would_refuse_are_refused_at_home(
@@ -182,11 +182,11 @@ MODERN = {"preset": "modern", "bias": False, "tied": False}
 @pytest.mark.parametrize(
     ("held", "wishes", "words"),
     [
-        ({}, ["model.bias=false"], "has biases, and model.bias is false"),
-        ({"bias": False}, [], "has no biases, and model.bias is true"),
-        ({"tied": False}, [], "has a head of its own, and model.tied is true"),
-        ({}, ["model.preset=modern", "model.bias=false", "model.tied=false"], 'preset "faithful", and model.preset is'),
-        (MODERN, [], 'is of the preset "modern", and model.preset is "faithful"'),
+        ({}, ["model.bias=false"], "has biases, but model.bias is false"),
+        ({"bias": False}, [], "has no biases, but model.bias is true"),
+        ({"tied": False}, [], "has a separate head, but model.tied is true"),
+        ({}, ["model.preset=modern", "model.bias=false", "model.tied=false"], 'preset "faithful", but model.preset is'),
+        (MODERN, [], 'has the preset "modern", but model.preset is "faithful"'),
     ],
 )
 def test_weights_of_another_kind_of_network_are_refused_at_home(
@@ -236,10 +236,10 @@ def test_damaged_and_foreign_tokeniser_weights_are_refused_here(shards: Path) ->
     lying = [len(header).to_bytes(8, "little") + header for header in (nested, endless)]
     for damaged in (whole[:-1], whole + b"\0", b"version https://git-lfs.github.com/spec/v1\n", b"", *lying):
         path.write_bytes(damaged)
-        with refusal(UsageError, "weights.unfit", f"{path.name} is not a whole safetensors file"):
+        with refusal(UsageError, "weights.unfit", f"{path.name} is not a complete safetensors file"):
             started(data, recipe(path.name))
     torch.save({"wte.weight": torch.zeros(2, 2)}, path)
-    with refusal(UsageError, "weights.unfit", f"{path.name} is not a whole safetensors file"):
+    with refusal(UsageError, "weights.unfit", f"{path.name} is not a complete safetensors file"):
         started(data, recipe(path.name))
 
 
@@ -318,4 +318,4 @@ def test_of_weights_in_parts_what_is_missing_is_said_first(shards: Path, there: 
             (folder / name).unlink()
     with pytest.raises(UsageError, match=words) as refused:
         started(data_of(shards, recipe()), recipe())
-    assert refused.value.hint == "Bring all of them into that folder first."
+    assert refused.value.hint == "Put all of them into that folder first."

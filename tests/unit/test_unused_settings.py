@@ -32,7 +32,7 @@ def own_recipe(folder: Path, data: str) -> Path:
     """The bundled recipe of mini-gpt, with this line in place of its limit."""
     text = Path(load_recipe("mini-gpt").path).read_text()
     path = folder / "own.toml"
-    path.write_text(text.replace("limit_mb = 4            # more than it will read", data))
+    path.write_text(text.replace("limit_mb = 4            # more than the training reads", data))
     return path
 
 

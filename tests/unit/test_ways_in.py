@@ -71,7 +71,7 @@ def resolved(config: Path, alias: str) -> dict[str, str]:
     [
         (Phase.OPENED, {}, "way.not_ready", "gpurun attach fox-41"),
         (Phase.CREATING, {}, "way.not_ready", "gpurun attach fox-41"),
-        (Phase.CREATED, {}, "way.not_ready", "type this again"),
+        (Phase.CREATED, {}, "way.not_ready", "run this again"),
         (Phase.TRAINING, {"provider": "local"}, "way.here", "Its folder: cd "),
         (Phase.DESTROYING, {}, "way.over", "gpurun receipt fox-41"),
         (Phase.CLOSED, {}, "way.over", "artifacts"),

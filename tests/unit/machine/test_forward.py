@@ -30,7 +30,7 @@ def told(place: Place, monkeypatch: pytest.MonkeyPatch, server: sshd.Sshd) -> tu
     entry = HostEntry("gpurun-fox-41", address, str(place.client), host_key)
     home.ssh.mkdir()
     (home.ssh / "known_hosts").write_text(entry.known())
-    config_of(home).write_text(entry.config(home.ssh / "known_hosts"))
+    config_of(home).write_text(entry.config(home.ssh / "known_hosts", config_of(home)))
     monkeypatch.setattr(ways_in, "way_to_run", lambda *_: WayIn("fox-41", entry, "x"))
     monkeypatch.setattr("gpurun.cli.run_control.meant", lambda session, run: run)
 

@@ -33,7 +33,7 @@ def written(partial: Partial, offset: int, content: bytes) -> None:
 
 def test_a_file_that_somebody_is_at_is_not_opened_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial, "WAIT_S", 0.2)
-    with Partial(tmp_path / "one", 5), pytest.raises(MachineLost, match="somebody else"):
+    with Partial(tmp_path / "one", 5), pytest.raises(MachineLost, match="another process"):
         Partial(tmp_path / "one", 5).__enter__()
     with Partial(tmp_path / "one", 5) as mine:
         assert mine.have_bytes == 0, "its end frees it"

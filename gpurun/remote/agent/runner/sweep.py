@@ -448,7 +448,7 @@ class RunningSweep:
         over = [one for one in self.rows.values() if one.state != "running"]
         failed = [one for one in over if one.state == "failed"]
         if len(failed) == len(over) and len(over) in (MOST_FAILED, self.order["trials"]) and not self.is_stopped:
-            self.end_all("%d of %d trials failed, and none ended well: %s" % (len(failed), len(over), row.why))
+            self.end_all("%d of %d trials failed, and none succeeded: %s" % (len(failed), len(over), row.why))
         self.write()
         kept = {"%03d" % one.number for one in self.best()}
         for name in os.listdir(os.path.join(self.folder, BEST)):
