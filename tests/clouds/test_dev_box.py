@@ -105,7 +105,7 @@ def test_a_box_is_worked_on_in_a_terminal_and_ends_by_its_question(user: User) -
         assert "scratch" in named
         assert "~/result.npz" in named
         again.types("n")
-        again.shows("Nothing was ended")
+        again.shows("Nothing was stopped")
         assert user.tells("ps")[1]["data"]["runs"][0]["phase"] == "training"
     finally:
         again.close()

@@ -134,7 +134,7 @@ def test_a_keyboard_interrupt_ends_it_and_says_it_can_continue(tmp_path: Path) -
     os.killpg(running.pid, signal.SIGINT)
     _, said = running.communicate(timeout=20)
     assert running.returncode == 130
-    assert "the same command" in said
+    assert "repeat the command" in said
     assert "Traceback" not in said
 
 

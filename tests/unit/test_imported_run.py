@@ -228,7 +228,7 @@ def test_an_import_that_was_killed_is_finished(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("course-lab", "--for", "sagemaker"), "There is: colab, kaggle, jupyter"),
+        (("course-lab", "--for", "sagemaker"), "colab, kaggle, jupyter"),
         (("tiny-wikitext", "--for", "colab", "--data", "hf:karpathy/climbmix-gpt2"), "without a network"),
         (("course-lab", "--for", "colab"), "--data"),
     ],

@@ -103,7 +103,7 @@ def test_ctrl_c_at_the_price_question_is_free_and_not_a_refusal(
     assert run_app(build_app()) == 130
     asked, _, said = capsys.readouterr().err.partition("[y/N]")
     assert "Spend up to $4" in asked
-    assert "nothing spent" in said
+    assert "nothing was started or spent" in said
     assert Home(own_home).run_names() == []
 
 

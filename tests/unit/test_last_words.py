@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.remote.agent.runner.last_words import NEAR, LastWords
+from gpurun.remote.agent.runner.last_words import LAST_LINES, LastWords
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 TORCHRUN = """\
@@ -53,7 +53,7 @@ NCCL = "gpu0:1:2 [0] NCCL WARN Connect to 10.0.0.1 failed : timed out"
         pytest.param("t.py: error: argument --lr\nval error: 0.25", "t.py: error: argument --lr", id="argparse"),
         pytest.param(TORCHRUN, "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:", id="a launcher"),
         pytest.param("no data here\n======\n", "no data here", id="no error is named"),
-        pytest.param("error: old\n" + "step\n" * NEAR + "stop", "stop", id="an error of long ago"),
+        pytest.param("error: old\n" + "step\n" * LAST_LINES + "stop", "stop", id="an error of long ago"),
         pytest.param("", "", id="silence"),
     ],
 )

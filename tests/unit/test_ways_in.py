@@ -284,9 +284,9 @@ def test_a_percent_in_a_path_is_quoted_or_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["ssh", "fox-41", "--json"], 2, "stands behind the run"),
-        (["ssh", "--json", "fox-41"], 2, "which is no JSON"),
-        (["ssh", "fox-41", "-L", "1:b:2"], 2, "stands behind the run"),
+        (["ssh", "fox-41", "--json"], 2, "comes after the run"),
+        (["ssh", "--json", "fox-41"], 2, "which is not JSON"),
+        (["ssh", "fox-41", "-L", "1:b:2"], 2, "comes after the run"),
         (["ssh", "-oProxyCommand=x"], 2, "No such option"),
         (["ssh", "--", "-oProxyCommand=x"], 2, "There is no run"),
         (["ssh", ""], 2, "The name of the run is empty"),
