@@ -83,7 +83,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
             "()",
         ),
         (" and instance.token == token", ""),
-        ("        if told.taken:\n", "        if True:\n"),
+        ("        if status.taken:\n", "        if True:\n"),
         ("check_nodes(network, facts, context.plan.offer, context.plan.choices)", "pass"),
     ),
     "gpurun/planning/verify_machine.py": (
@@ -127,7 +127,10 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ('one.answer == "unseen" or ', ""),
         ("return min(by_wall, ask_wall", "return max(by_wall, ask_wall"),
         ("return min(by_wall, self.ends_mono", "return max(by_wall, self.ends_mono"),
-        ("if any(one.state is not InstanceState.GONE for one in self.provider.find(known.token)):", "if False:"),
+        (
+            "if any(instance.state is not InstanceState.GONE for instance in self.provider.find(known.token)):",
+            "if False:",
+        ),
         ("if machine.state is InstanceState.PENDING and self.plan.lease.queue_s:", "if False:"),
         (
             "if machine.state not in (InstanceState.STOPPED, InstanceState.GONE):",
@@ -227,7 +230,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("(token.deadline_wall if token else None) or here or instance.deadline_wall", "instance.deadline_wall"),
         (" or deadline_wall <= max(now, since_wall + LONGEST_LEASE_S)", " or True"),
         ("(orphan.has_outlived and knows_id(orphan.owner, instance, home))", "orphan.has_outlived"),
-        ("told.token == instance.token and told.state not in", "told.state not in"),
+        ("reported.token == instance.token and reported.state not in", "reported.state not in"),
         ("for name in ours.keys() - {one.id for one in found}:", "for name in ():"),
         ("remove_all and (owner.is_here or anyones)", "remove_all"),
         ("left.token in needed or ", ""),
@@ -292,8 +295,8 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("if piece.name not in wants or piece.name in chunks:", "if False:"),
         ("if at != len(content) or set(chunks) != set(wants):", "if False:"),
         ("piece.offset != offset or piece.bytes > most or ", ""),
-        ("said.bytes != len(content) or ", ""),
-        (" or said.bytes > most:", ":"),
+        ("answer.bytes != len(content) or ", ""),
+        (" or answer.bytes > most:", ":"),
         (" or len(data) != piece.bytes", ""),
     ),
     "gpurun/remote/ssh/transport.py": (
@@ -330,8 +333,8 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/remote/agent/finish_upload.py": (
         ("if incoming.verified != dict(enumerate(digests)):", "if False:"),
         (
-            'if came.pop(name) != entry["bytes"] or os.path.getsize(path) != entry["bytes"]:',
-            "came.pop(name)\n            if False:",
+            'if arrived.pop(name) != entry["bytes"] or os.path.getsize(path) != entry["bytes"]:',
+            "arrived.pop(name)\n            if False:",
         ),
         ('if read(root, "agent", "job.json"):', "if False:"),
         ('{} if record.pop("boot", boot_id()) != boot_id() else dict(record)', "dict(record)"),
