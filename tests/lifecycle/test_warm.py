@@ -88,7 +88,7 @@ def test_the_cache_of_the_same_model_and_card_goes_along(home: Home) -> None:
     seen = survey({"data": home.staged_data("owl-07")})
     seen.demand_clean()
     assert "(1 file, 8 kB)" in compile_cache_note(plan, seen.files)
-    assert "brings one home" in compile_cache_note(plan, ())
+    assert "downloads one" in compile_cache_note(plan, ())
 
 
 def test_of_two_with_one_name_the_newest_goes(home: Home) -> None:
