@@ -458,6 +458,33 @@ def incidents(folder: RunFolder) -> list[tuple[str, str]]:
     return [(one.code, one.message) for one in told if one.code in (SILENT, HEARD)]
 
 
+def until(is_so: Callable[[], bool]) -> None:
+    for _ in ticks(SystemClock(), 0.2, 90):
+        if is_so():
+            return
+    raise AssertionError(gpurun("ps", "--all").stdout + gpurun("logs", "fox-41").stdout)
+
+
+def lose_master(place: Place, folder: RunFolder) -> str:
+    """End the connection under a run that has begun; what the journal says of that."""
+    until(lambda: folder.log.exists() and "step 3" in folder.log.read_text())
+    master = Master("lab", "", " ".join(place.keys.host_public.split()[:2]), asks=False)
+    assert master.is_open
+    master.close()
+    until(lambda: bool(incidents(folder)))
+    ((silent, message),) = incidents(folder)
+    assert silent == SILENT
+    return message
+
+
+def demand_whole(folder: RunFolder) -> None:
+    """The loop ran on, once: its log and its file have every step."""
+    steps = [line for line in folder.log.read_text().splitlines() if line.startswith("step ")]
+    assert steps == [f"step {number}" for number in range(1, len(steps) + 1)]
+    assert (folder.artifacts / "outputs" / "last.txt").read_text() == str(len(steps))
+    assert gpurun("audit").returncode == 0
+
+
 @pytest.mark.slow
 def test_a_run_outlives_its_master_and_goes_on_over_a_new_one(
     asking: Callable[..., sshd.Sshd], place: Place, entry: Callable[..., None], own_home: Path, tmp_path: Path,
@@ -474,32 +501,16 @@ def test_a_run_outlives_its_master_and_goes_on_over_a_new_one(
     assert (code, drawn.count("Password:")) == (0, 1), drawn
     folder = Home(own_home).run("fox-41")
 
-    def wait(is_so: Callable[[], bool]) -> None:
-        for _ in ticks(SystemClock(), 0.2, 60):
-            if is_so():
-                return
-        raise AssertionError(gpurun("ps", "--all").stdout + gpurun("logs", "fox-41").stdout)
-
-    wait(lambda: folder.log.exists() and "step 3" in folder.log.read_text())
-    host_key = " ".join(place.keys.host_public.split()[:2])
-    master = Master("lab", "", host_key, asks=False)
-    assert master.is_open
-    master.close()
-    wait(lambda: bool(incidents(folder)))
-    ((silent, message),) = incidents(folder)
-    assert silent == SILENT
+    message = lose_master(place, folder)
     assert "its login requires more than a key" in message
     assert "Type `gpurun resume` at a terminal" in message
     before = len(folder.log.read_text())
     (tmp_path / "enough").touch()
     code, drawn = typed("opensesame", "resume", "fox-41")
     assert (code, drawn.count("Password:")) == (0, 1), drawn
-    steps = [line for line in folder.log.read_text().splitlines() if line.startswith("step ")]
-    assert steps == [f"step {number}" for number in range(1, len(steps) + 1)], "it ran on, once, and its log is whole"
     assert len(folder.log.read_text()) > before
     assert [code for code, _ in incidents(folder)] == [SILENT, HEARD]
-    assert (folder.artifacts / "outputs" / "last.txt").read_text() == str(len(steps))
-    assert gpurun("audit").returncode == 0
+    demand_whole(folder)
 
 
 @pytest.fixture
@@ -531,19 +542,7 @@ def test_a_resume_asks_once_and_goes_on_with_the_same_job_of_a_cluster(
     assert (code, drawn.count("Password:")) == (0, 1), drawn
     folder = home.run("fox-41")
 
-    def wait(is_so: Callable[[], bool]) -> None:
-        for _ in ticks(SystemClock(), 0.2, 90):
-            if is_so():
-                return
-        raise AssertionError(gpurun("ps", "--all").stdout + gpurun("logs", "fox-41").stdout)
-
-    wait(lambda: folder.log.exists() and "step 3" in folder.log.read_text())
-    host_key = " ".join(place.keys.host_public.split()[:2])
-    master = Master("lab", "", host_key, asks=False)
-    assert master.is_open
-    master.close()
-    wait(lambda: bool(incidents(folder)))
-    ((_, message),) = incidents(folder)
+    message = lose_master(place, folder)
     assert "Type `gpurun resume` at a terminal" in message
     if is_left:
         (row,) = json.loads(gpurun("ps", "--json").stdout)["data"]["runs"]
@@ -551,9 +550,6 @@ def test_a_resume_asks_once_and_goes_on_with_the_same_job_of_a_cluster(
     (tmp_path / "enough").touch()
     code, drawn = typed("opensesame", "resume", "fox-41")
     assert (code, drawn.count("Password:")) == (0, 1), drawn
-    steps = [line for line in folder.log.read_text().splitlines() if line.startswith("step ")]
-    assert steps == [f"step {number}" for number in range(1, len(steps) + 1)], "it ran on, once, and its log is whole"
     assert (slurm.jobs, (slurm.state / "jobs" / "1" / "word").read_text()) == (["1"], "COMPLETED")
     assert list(slurm.work.iterdir()) == []
-    assert (folder.artifacts / "outputs" / "last.txt").read_text() == str(len(steps))
-    assert gpurun("audit").returncode == 0
+    demand_whole(folder)
