@@ -171,7 +171,8 @@ class Estimate(Frozen):
     """The expected needs of a recipe on an offer; ranges are (low, high), `basis` names the source of the figures.
 
     `expected_s` is the training time if one was published for such a machine, else None. `sharded`: its GPUs
-    share the weights (FSDP).
+    share the weights (FSDP). `obstacle` is a code for why there is no time, and `basis` then says it in words:
+    "memory", "batch", "processes", "precision" (none of these fits), or "speed" (the card's is not known).
     """
 
     fits: bool
@@ -182,6 +183,7 @@ class Estimate(Frozen):
     basis: str
     expected_s: float | None = None
     sharded: bool = False
+    obstacle: str = ""
 
     @property
     def likely_s(self) -> float | None:
@@ -237,7 +239,10 @@ class Candidate(Frozen):
 
     `expected_micros` is for the whole run, or for the part that fits the lease if the user set --hours;
     `slow_micros` is the same at the slow end of the estimate, and never more than `worst_micros`.
-    `reach` is how far the cap, or --hours, would get there; None if unknown.
+    `reach` is how far the cap, or --hours, would get there; None if unknown. `obstacle` is a code for why it does not
+    finish, and `why_not` says it in words: one of the estimate's, "cap", "hours", "year", or "consent" where it lacks
+    only that. `needs_consent`: nothing but this laptop would end the machine. `needed` is the cap or the time that
+    would do, where one is known.
     """
 
     offer: Offer
@@ -249,6 +254,9 @@ class Candidate(Frozen):
     why_not: str = ""
     reach: Reach | None = None
     slow_micros: Micros | None = None
+    obstacle: str = ""
+    needed: str = ""
+    needs_consent: bool = False
 
 
 class PublicFile(Frozen):

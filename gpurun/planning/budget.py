@@ -31,7 +31,7 @@ from gpurun.core.run_plan import Candidate, Estimate, Lease, Reach
 from gpurun.jobs.trainer import KEPT_CHECKPOINTS
 from gpurun.jobs.training.estimate import NO_PRIORS, estimate, steps_of_work
 from gpurun.jobs.training.history import Prior, Priors, describe_machine, loss_at, same_recipe
-from gpurun.jobs.training.memory import GIB, lacks_memory, usable_bytes
+from gpurun.jobs.training.memory import GIB, usable_bytes
 from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.planning.transfer import BUCKET_BITS_PER_S, COLLECT_START_S, WORTH_A_BUCKET_S, Load
 from gpurun.providers.catalog import asked_as, terms_of
@@ -164,7 +164,7 @@ def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None, by_gpu
     raise over_cap(
         f"No offer finishes within {format_usd(cap)}. {gets}The cheapest that does needs {format_usd(needed)} "
         f"({offer.provider} {offer.label}, {format_rate(offer.rate_micros_per_hour)}).",
-        [*_by_bucket(within, load, cap, by_gpu=by_gpu), *part, f"{on}--max-cost {_as_typed(needed)}: a higher cap"],
+        [*_by_bucket(within, load, cap, by_gpu=by_gpu), *part, f"{on}--max-cost {as_typed(needed)}: a higher cap"],
     )
 
 
@@ -173,7 +173,8 @@ def over_cap(what: str, ways: Sequence[str]) -> NoOffer:
     return NoOffer("offer.over_cap", what, hint="\n".join((WOULD_DO, *ways[:MOST_WAYS])))
 
 
-def _as_typed(amount: Micros) -> str:
+def as_typed(amount: Micros) -> str:
+    """Return a sum as --max-cost takes it: `1234.57`."""
     return format_usd(amount).removeprefix("$").replace(",", "")
 
 
@@ -189,7 +190,7 @@ def _by_bucket(found: Sequence[Candidate], load: Load, cap: Micros, *, by_gpu: b
     on = f"--gpu {asked_as(offer)} " if by_gpu else ""
     stage = f"{on}--stage s3://BUCKET/PREFIX"
     if needed > cap:
-        return [f"{stage} --max-cost {_as_typed(needed)}: the shards by a bucket, and a higher cap"]
+        return [f"{stage} --max-cost {as_typed(needed)}: the shards by a bucket, and a higher cap"]
     # Each second less of sending is a second less of the lease.
     bare = _lease(offer, replace(load, ship_bytes=0), ceil(expected_train_s(guess)))
     paid_s = seconds_within(left_of(cap, _egress(offer, load)), _hourly(offer, load), offer.billing_unit_s)
@@ -202,7 +203,7 @@ def _none_fits(found: Sequence[Candidate]) -> NoOffer:
     if not found:
         hint = "Ask for another GPU with --gpu, or for a smaller model with --set."
         return NoOffer("offer.none_fits", "There is no offer for this need.", hint=hint)
-    short = [one for one in found if lacks_memory(one.estimate.basis)]
+    short = [one for one in found if one.estimate.obstacle == "memory"]
     reasons = {one.why_not: f"{one.offer.provider} {one.offer.label}" for one in reversed(found) if one not in short}
     listed = "; ".join(f"{where}: {why}" for why, where in reversed(reasons.items()))
     what = f"No offer can run this recipe. {listed}." if listed else "No offer has the memory for this."
@@ -225,7 +226,7 @@ def judge_lease(
     finishes = lease is not None and lease.train_s >= needed_s
     # A requested part costs what the part takes, whatever the whole would cost.
     train_s = min(needed_s, lease.train_s) if lease is not None and hours is not None else needed_s
-    why_not = "" if finishes else _why_not(offer, guess, load, lease, hours)
+    obstacle, needed, why_not = ("", "", "") if finishes else _obstacle(offer, guess, load, lease, hours)
     if hours is None and not finishes and offer.rate_micros_per_hour:  # Where nothing is paid, a part is enough.
         lease = None
     worst = worst_case(offer, lease, load) if lease else None
@@ -244,21 +245,26 @@ def judge_lease(
         finishes=finishes,
         why_not=why_not,
         reach=reach,
+        obstacle=obstacle,
+        needed=needed,
     )
 
 
-def _why_not(offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hours: float | None) -> str:
-    """Return why an offer does not finish."""
-    if lacks_memory(guess.basis):
-        return f"no fit: {guess.peak_bytes / GIB:.0f} GiB of {usable_bytes(offer) / GIB:.0f}"
+def _obstacle(
+    offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hours: float | None
+) -> tuple[str, str, str]:
+    """Return why an offer does not finish: its code, the cap or the time that it needs, and a sentence."""
+    if guess.obstacle == "memory":
+        return guess.obstacle, "", f"no fit: {guess.peak_bytes / GIB:.0f} GiB of {usable_bytes(offer) / GIB:.0f}"
     if guess.train_s is None:
-        return guess.basis
+        return guess.obstacle, "", guess.basis
     if expected_train_s(guess) > MOST_TRAIN_S and hours is None:
-        return "takes over a year, longer than any lease"
+        return "year", "", "takes over a year, longer than any lease"
     if hours is not None and lease is not None and lease.train_s >= int(hours * SECONDS_PER_HOUR):
-        needed = ceil(100 * expected_train_s(guess) / SECONDS_PER_HOUR) / 100
-        return f"{hours:g} h is less than the {needed:g} h that it needs"
-    return f"needs {format_usd(needed_cap(offer, guess, load))}, over the cap"
+        needed = f"{ceil(100 * expected_train_s(guess) / SECONDS_PER_HOUR) / 100:g} h"
+        return "hours", needed, f"{hours:g} h is less than the {needed} that it needs"
+    needed = format_usd(needed_cap(offer, guess, load))
+    return "cap", needed, f"needs {needed}, over the cap"
 
 
 def _rank(candidate: Candidate, load: Load) -> tuple[bool, bool, int, Micros, str, str, str]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gpurun.planning.place import Place
 
 WEAK = "needs --accept-weak-lease"
-_BARE = {"finishes": True, "why_not": "", "reach": None, "slow_micros": None}
 _BOX = "A100"
 """The card that a user's box is assumed to have if none is named; the machine is checked before anything is sent."""
 _CONSENT = "Add --lambda-guard (puts a key on the machine that ends it), or --accept-weak-lease."
@@ -81,7 +80,7 @@ def quote(
     if not place.is_rented:
         return Quote(found, load, uplink, ())
     if not request.choices.weak_lease:
-        found = tuple(sorted((unless_weak(one) for one in found), key=lambda one: one.why_not.startswith(WEAK)))
+        found = tuple(sorted((unless_weak(one) for one in found), key=lambda one: one.needs_consent))
     return Quote(found, load, uplink, (*price_notes(request, offers, market), *notes), market.asked if market else None)
 
 
@@ -106,7 +105,7 @@ def quote_other_gpus(request: Request, full: ResolvedRecipe, place: Place, quote
     )
     if not request.choices.weak_lease:
         found = tuple(unless_weak(one) for one in found)
-    together = sorted(ranked((*quoted.candidates, *found), quoted.load), key=lambda one: one.why_not.startswith(WEAK))
+    together = sorted(ranked((*quoted.candidates, *found), quoted.load), key=lambda one: one.needs_consent)
     note = f"Every offer of the catalogue is ranked; without --gpu, `train` uses the recipe's {need}."
     if quoted.asked is not None:
         note += f" Only {' and '.join(quoted.asked)}'s prices for it are live; the others are the {catalogue_words()}'s"
@@ -137,8 +136,10 @@ def unless_weak(candidate: Candidate) -> Candidate:
     """
     if not is_weak(candidate.offer) or not candidate.estimate.fits:
         return candidate
-    why = WEAK if candidate.lease is not None else f"{WEAK}; {candidate.why_not}"
-    return candidate.model_copy(update={"lease": None, "finishes": False, "worst_micros": None, "why_not": why})
+    update = {"lease": None, "finishes": False, "worst_micros": None, "needs_consent": True}
+    if candidate.lease is not None:
+        return candidate.model_copy(update={**update, "why_not": WEAK, "obstacle": "consent"})
+    return candidate.model_copy(update={**update, "why_not": f"{WEAK}; {candidate.why_not}"})
 
 
 def price_notes(request: Request, offers: Sequence[Offer], market: Market | None) -> tuple[str, ...]:
@@ -189,7 +190,7 @@ def _refuse_only_weak(quoted: Quote, request: Request) -> None:
     """Raise NoOffer if the only machines that could be rented are those that nothing ends automatically."""
     if any(one.lease is not None for one in quoted.candidates):
         return
-    weak = [one for one in quoted.candidates if one.why_not == WEAK]
+    weak = [one for one in quoted.candidates if one.obstacle == "consent"]
     if weak:
         first = weak[0]
         price = format_usd(first.expected_micros) if first.expected_micros is not None else "an unknown sum"

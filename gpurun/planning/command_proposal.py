@@ -40,7 +40,7 @@ from gpurun.jobs.commands.work_folder import Admit, WorkFolder, copy_work_folder
 from gpurun.jobs.requirements import SETUP_LIMIT_S, with_pip
 from gpurun.ledger.chain import read_chain
 from gpurun.ledger.write_receipt import read_receipt
-from gpurun.planning.budget import demand_hours, lease_for, over_cap, worst_case
+from gpurun.planning.budget import as_typed, demand_hours, lease_for, over_cap, worst_case
 from gpurun.planning.candidates import Quote, on_sale, price_notes, unless_weak
 from gpurun.planning.market import Market
 from gpurun.planning.place import Desk, Place
@@ -152,7 +152,7 @@ class CommandProposal(Proposal):
 
     def _refusal(self, quoted: Quote, place: Place) -> NoOffer:
         """Return what would do where nothing may be rented."""
-        weak = [one for one in quoted.candidates if one.why_not != "over the cap"]
+        weak = [one for one in quoted.candidates if one.needs_consent]
         if weak:
             what = f"Only {weak[0].offer.provider} has it under this cap, and nothing on that machine ends it."
             hint = "Add --lambda-guard (puts a key on the machine that ends it), or --accept-weak-lease."
@@ -161,11 +161,10 @@ class CommandProposal(Proposal):
         offers = [candidate.offer for candidate in quoted.candidates]
         needs = [(least_cap(offer, self.command, quoted.load, hours), offer) for offer in offers]
         needed, offer = min(needs, key=lambda pair: pair[0])
-        amount = format_usd(needed).removeprefix("$").replace(",", "")
         span = format_duration(_least_s(hours))
         what = f"The cap pays for no {span} of any offer; {offer.label} needs {format_usd(needed)}."
         ways = [*self._other_cards(quoted, place), *way_on_spot(self, self._costs)] if place.is_rented else []
-        return over_cap(what, [*ways, f"--max-cost {amount}: a higher cap"])
+        return over_cap(what, [*ways, f"--max-cost {as_typed(needed)}: a higher cap"])
 
     def _other_cards(self, quoted: Quote, place: Place) -> Iterator[str]:
         """Yield what to write for the cheapest other cards that the cap pays for, if there are any.
@@ -219,6 +218,7 @@ def judged(offer: Offer, command: Command, load: Load, *, cap: Micros | None, ho
         worst_micros=worst_case(offer, lease, load) if lease else None,
         finishes=lease is not None,
         why_not="" if lease is not None else "over the cap",
+        obstacle="" if lease is not None else "cap",
     )
 
 

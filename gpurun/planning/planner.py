@@ -22,7 +22,15 @@ from gpurun.planning.candidates import Quote
 from gpurun.planning.market import Market
 from gpurun.planning.place import Desk, Place, resolve_place
 
-_BARE = {"finishes": True, "why_not": "", "reach": None, "slow_micros": None}
+_BARE = {
+    "finishes": True,
+    "why_not": "",
+    "reach": None,
+    "slow_micros": None,
+    "obstacle": "",
+    "needed": "",
+    "needs_consent": False,
+}
 """The chosen offer as plan.json has it: what is planned counts as finishing, even if it is a part of the run."""
 
 

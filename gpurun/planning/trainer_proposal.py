@@ -23,7 +23,7 @@ from gpurun.jobs.requirements import HUGGINGFACE_PACKAGES, outfitted
 from gpurun.jobs.trainer import TrainerJob
 from gpurun.jobs.training.memory import GIB, tensor_bytes, way_of
 from gpurun.jobs.training.recipe import LoadedRecipe, ResolvedRecipe, hardware_of, load_recipe, resolve
-from gpurun.planning.budget import choose, disk_gb_on, over_cap, reach_words
+from gpurun.planning.budget import as_typed, choose, disk_gb_on, over_cap, reach_words
 from gpurun.planning.candidates import Quote, choose_best, need_of, quote, quote_other_gpus
 from gpurun.planning.market import Market
 from gpurun.planning.place import Clouds, Desk, Place
@@ -167,7 +167,7 @@ class TrainerProposal(Proposal):
         with suppress(NoOffer):
             every = quote_other_gpus(smaller.request, smaller.resolved, place, quoted, smaller.priors)
             chosen = choose_best(_open_to_us(every, place), request)
-            on = f"--gpu {asked_as(chosen.offer)} --max-cost {format_usd(place.cap or usd(0)).removeprefix('$')}"
+            on = f"--gpu {asked_as(chosen.offer)} --max-cost {as_typed(place.cap or usd(0))}"
             yield f"gpurun train {name} {on}: {_costs(chosen)}, a smaller recipe with the same aim"
 
     def prepared_data(self) -> DataSummary:

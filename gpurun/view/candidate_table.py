@@ -44,34 +44,33 @@ _LEGEND = {
     "dies by": "dies by: what ends the machine if this laptop is lost, or why it is not chosen",
 }
 """The meaning of a column, shown below the table."""
-_SHORT = tuple(
-    (re.compile(long), short)
-    for long, short in (
-        (r"NO\b.*", "NO"),
-        (r"yes · (power-off) .*", r"\1"),
-        (r"yes · ([^,]+).*", r"\1"),
-        (r".* --accept-weak-lease.*", "weak lease"),
-        (r"(needs \S+), over the cap", r"\1"),
-        (r"over the cap", "over cap"),
-        (r".* less than the (\S+ h) that it (needs)", r"\2 \1"),
-        (r"(no fit): .*", r"\1"),
-        (r"takes (over a year), .*", r"\1"),
-        (r"(speed unknown): .*", r"\1"),
-        (r".* tokens a step cannot be divided among .*", "uneven"),
-        (r".* trains in (one process), but there are .*", r"\1"),
-        (r"\S+ (?:has (no bf16);|computes in fp16, which) .*", "no bf16"),
-    )
+_SHORT_DEATHS = (
+    (re.compile(r"NO\b.*"), "NO"),
+    (re.compile(r"yes · (power-off) .*"), r"\1"),
+    (re.compile(r"yes · ([^,]+).*"), r"\1"),
 )
-"""The short forms for the last column, which fit beside the other columns of a narrow terminal."""
+"""The short forms of what ends a machine: they fit beside the other columns of a narrow terminal."""
+_OBSTACLES = {
+    "cap": "over cap",
+    "hours": "over the hours",
+    "memory": "no fit",
+    "year": "over a year",
+    "speed": "speed unknown",
+    "batch": "uneven",
+    "processes": "one process",
+    "precision": "no bf16",
+}
+"""The short form of why an offer does not finish, by its code, unless what it needs is known."""
 _MEANINGS = {
     "NO": "NO: only this laptop ends it",
-    "weak lease": "weak lease: only this laptop would end it; --accept-weak-lease allows it",
-    "needs $": "needs: the cap that it needs to finish",
-    "speed unknown": "speed unknown: no measurement for this card; --hours sets how long to train on it",
-    "uneven": "uneven: a step's sequences cannot be shared equally by the GPUs",
-    "one process": 'one process: train.loop "huggingface" uses one GPU; others would be idle',
-    "no bf16": "no bf16: the card lacks the recipe's precision",
+    "consent": "weak lease: only this laptop would end it; --accept-weak-lease allows it",
+    "cap": "needs: the cap that it needs to finish",
+    "speed": "speed unknown: no measurement for this card; --hours sets how long to train on it",
+    "batch": "uneven: a step's sequences cannot be shared equally by the GPUs",
+    "processes": 'one process: train.loop "huggingface" uses one GPU; others would be idle',
+    "precision": "no bf16: the card lacks the recipe's precision",
 }
+"""The meaning of a short form, by its code."""
 
 
 def candidates_table(
@@ -118,10 +117,10 @@ def _best(groups: list[list[Candidate]], ours: list[Candidate] | None) -> list[l
 
 def _why(hidden: list[Candidate]) -> str:
     """Return why rows are hidden: `31 over the cap, 4 dearer`."""
-    words = Counter("dearer" if candidate.lease is not None else _last(candidate).text for candidate in hidden)
-    kinds: Counter[str] = Counter()
-    for word, count in words.items():
-        kinds["over the cap" if word.startswith(("needs $", "over cap")) else word] += count
+    kinds = Counter(
+        "dearer" if one.lease is not None else "over the cap" if _word(one) == "cap" else _last(one).text
+        for one in hidden
+    )
     return ", ".join(f"{count} {word}" if len(kinds) > 1 else word for word, count in kinds.items())
 
 
@@ -129,8 +128,8 @@ def _legend(heading: Line, candidates: Sequence[Candidate]) -> str:
     """Return the meaning of the columns that are shown, and of the words in the last one."""
     shown = {span.text for span in heading}
     meanings = [text for title, text in _LEGEND.items() if title in shown]
-    last = {_last(candidate).text for candidate in candidates} if "dies by" in shown else set()
-    meanings += [text for word, text in _MEANINGS.items() if any(one.startswith(word) for one in last)]
+    codes = {_word(one) for one in candidates} if "dies by" in shown else set()
+    meanings += [text for code, text in _MEANINGS.items() if code in codes]
     return "; ".join(meanings) + "."
 
 
@@ -168,10 +167,20 @@ def _time(candidate: Candidate, end_s: int | None) -> str:
 def _last(candidate: Candidate) -> Span:
     """Return what ends the machine, or why it cannot be rented, in one or two words."""
     is_for_hours = candidate.lease is not None and candidate.estimate.train_s is None
-    is_taken = candidate.finishes or is_for_hours
-    whole = death(candidate.offer) if is_taken else Span(candidate.why_not or "does not finish", "dim")
-    found = next(((match, short) for long, short in _SHORT if (match := long.fullmatch(whole.text))), None)
-    return Span(found[0].expand(found[1]), whole.look) if found else whole
+    if candidate.finishes or is_for_hours:
+        whole = death(candidate.offer)
+        found = next(((match, short) for long, short in _SHORT_DEATHS if (match := long.fullmatch(whole.text))), None)
+        return Span(found[0].expand(found[1]), whole.look) if found else whole
+    if candidate.needs_consent:
+        return Span("weak lease", "dim")
+    if candidate.needed:
+        return Span(f"needs {candidate.needed}", "dim")
+    return Span(_OBSTACLES.get(candidate.obstacle) or candidate.why_not or "does not finish", "dim")
+
+
+def _word(candidate: Candidate) -> str:
+    """Return the key of the last column's word in the legend."""
+    return "consent" if candidate.needs_consent else candidate.obstacle or _last(candidate).text
 
 
 def death(offer: Offer) -> Span:

@@ -64,7 +64,7 @@ ESTIMATE = Estimate(
 )
 
 
-def candidate(chosen: Offer, expected: str, slow: str, worst: str | None, why_not: str = "") -> Candidate:
+def candidate(chosen: Offer, expected: str, slow: str, worst: str | None, **why: Any) -> Candidate:
     return Candidate(
         offer=chosen,
         estimate=ESTIMATE,
@@ -73,7 +73,7 @@ def candidate(chosen: Offer, expected: str, slow: str, worst: str | None, why_no
         slow_micros=usd(slow),
         worst_micros=usd(worst) if worst else None,
         finishes=worst is not None,
-        why_not=why_not,
+        **why,
     )
 
 
@@ -89,8 +89,10 @@ CANDIDATES = (
     candidate(eight("runpod", "11.12", tier="community"), "8.84", "9.61", "12.00"),
     candidate(eight("aws", "21.96", region="us-east-1", **_AWS), "10.31", "11.90", "12.00"),
     candidate(eight("aws", "21.96", region="eu-west-1", **_AWS), "10.40", "11.95", "12.00"),
-    candidate(eight("lambda", "22.32", **_LAMBDA), "18.04", "19.12", None, "needs --accept-weak-lease"),
-    candidate(eight("aws", "27.45", region="us-east-1", **_AWS), "18.04", "19.12", None, "needs $21.30, over the cap"),
+    candidate(eight("lambda", "22.32", **_LAMBDA), "18.04", "19.12", None, obstacle="consent", needs_consent=True),
+    candidate(
+        eight("aws", "27.45", region="us-east-1", **_AWS), "18.04", "19.12", None, obstacle="cap", needed="$21.30"
+    ),
 )
 
 

@@ -166,24 +166,24 @@ def estimate(
     micro_batch = fitting_micro_batch(recipe, offer, processes, vocab_size)
     peak = peak_on(recipe, offer, processes, max(1, micro_batch), vocab_size)
     if train.loop == "huggingface" and processes > 1:
-        return _unfit(peak, f'train.loop "huggingface" trains in one process, but there are {processes} GPUs')
+        return _without_time(
+            "processes", peak, f'train.loop "huggingface" trains in one process, but there are {processes} GPUs'
+        )
     if train.batch_tokens % (model.context * processes):
         sequences = f"sequences of {model.context}"
         why = f"{train.batch_tokens} tokens a step cannot be divided among {processes} processes in {sequences}"
-        return _unfit(peak, why)
+        return _without_time("batch", peak, why)
     if not micro_batch:
-        return _unfit(peak, what_would_fit(recipe, offer, processes, vocab_size))
+        return _without_time("memory", peak, what_would_fit(recipe, offer, processes, vocab_size))
     if card is not None and (why := _wrong_precision(recipe, card)):
-        return _unfit(peak, why)
+        return _without_time("precision", peak, why)
     token_flops = recipe.flops_per_token(vocab_size)
     own = nearest(priors, recipe, offer, micro_batch, token_flops, machine)
     if own is not None:
         guess = _by_own_run(own, recipe, peak, micro_batch)
     elif offer.gpu_count and card is None:
         words = "speed unknown: needs --hours"
-        guess = Estimate(
-            fits=True, peak_bytes=peak, micro_batch=micro_batch, tokens_per_s=None, train_s=None, basis=words
-        )
+        guess = _without_time("speed", peak, words).model_copy(update={"fits": True, "micro_batch": micro_batch})
     else:
         micro_steps = train.batch_tokens // (model.context * processes * micro_batch)
         speed = _on_cpu(cpu_cores) if card is None else _on_gpu(card, offer, recipe, micro_steps)
@@ -324,5 +324,8 @@ def _pieces(recipe: ResolvedRecipe) -> Pieces:
     return pieces
 
 
-def _unfit(peak: int, why: str) -> Estimate:
-    return Estimate(fits=False, peak_bytes=peak, micro_batch=0, tokens_per_s=None, train_s=None, basis=why)
+def _without_time(obstacle: str, peak: int, why: str) -> Estimate:
+    """Return the estimate of an offer that does not fit."""
+    return Estimate(
+        fits=False, peak_bytes=peak, micro_batch=0, tokens_per_s=None, train_s=None, basis=why, obstacle=obstacle
+    )

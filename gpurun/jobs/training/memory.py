@@ -329,16 +329,14 @@ def usable_bytes(offer: Offer, processes: int = 1) -> float:
     return memory_gib(offer, processes) * GIB * USABLE_SHARE
 
 
-_LEAST = "micro_batch 1 needs"
-
-
 def what_would_fit(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: int = 0) -> str:
     """Return a clause: what a micro-batch of one sequence needs, what is usable, and which reductions would fit.
 
     If sharding over several cards would fit but the recipe forbids it, that suggestion comes first.
     """
     peak = peak_on(recipe, offer, processes, 1, vocab_size)
-    needs = f"{_LEAST} {peak / GIB:.1f} GiB, {USABLE_SHARE:.0%} of {memory_gib(offer, processes):g} GiB are usable"
+    usable = f"{USABLE_SHARE:.0%} of {memory_gib(offer, processes):g} GiB are usable"
+    needs = f"micro_batch 1 needs {peak / GIB:.1f} GiB, {usable}"
 
     def fits(other: ResolvedRecipe) -> bool:
         return peak_on(other, offer, processes, 1, vocab_size) <= usable_bytes(offer, processes)
@@ -349,11 +347,6 @@ def what_would_fit(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_s
     if not cuts:
         return f"{needs}: no cut of context, layers or width alone would fit"
     return f"{needs}: {' or '.join(cuts)} would fit"
-
-
-def lacks_memory(basis: str) -> bool:
-    """Return whether an estimate's `basis` states that one sequence does not fit."""
-    return basis.startswith(_LEAST)
 
 
 def _changed(recipe: ResolvedRecipe, table: str, **keys: Any) -> ResolvedRecipe:

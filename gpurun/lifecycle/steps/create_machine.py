@@ -25,7 +25,7 @@ from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle.context import Context, Note, pays_for_another, spent_at_most
 from gpurun.lifecycle.instance.readings import living
 from gpurun.lifecycle.instance.terminate import check_account, once
-from gpurun.planning.budget import beside_rate, disk_gb_on
+from gpurun.planning.budget import as_typed, beside_rate, disk_gb_on
 from gpurun.planning.verify_machine import check_price
 from gpurun.providers.base import (
     Guarded,
@@ -220,7 +220,7 @@ def _order(spent: Micros, state: RunState, context: Context) -> Order:
         raise NoOffer(
             "cap.too_small",
             f"The worst case {format_usd(worst)} is over the cap {format_usd(plan.cap_micros)}.",
-            hint=f"Raise the cap: --max-cost {format_usd(worst).removeprefix('$').replace(',', '')}",
+            hint=f"Raise the cap: --max-cost {as_typed(worst)}",
         )
     keys = make_keys(context.folder.ssh) if plan.mode is Mode.PAID and plan.box is None else None
     deadline_wall = _their_wall(context) + plan.lease.queue_s + plan.lease.total_s
