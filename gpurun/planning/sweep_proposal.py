@@ -6,14 +6,16 @@ them; whether trials that share a card are slower is not known, so the slow end 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from importlib.util import find_spec
 from math import ceil
 
-from gpurun.core.errors import NoOffer, SetupError, UsageError
+from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.installed_files import install_line
-from gpurun.core.money import SECONDS_PER_HOUR, format_usd
+from gpurun.core.money import SECONDS_PER_HOUR, Micros, format_usd
 from gpurun.core.places import place_kinds
 from gpurun.core.records import GpuNeed, Offer, digest_json
 from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Mode, Plan, Request
@@ -28,7 +30,7 @@ from gpurun.jobs.training.estimate import estimate
 from gpurun.jobs.training.history import describe_machine
 from gpurun.jobs.training.memory import GIB, usable_bytes
 from gpurun.jobs.training.recipe import ResolvedRecipe
-from gpurun.planning.budget import choose, judge_lease, lease_for, needed_cap, ranked
+from gpurun.planning.budget import as_typed, choose, judge_lease, lease_for, needed_cap, over_cap, ranked
 from gpurun.planning.candidates import Quote, unless_weak
 from gpurun.planning.command_proposal import USUAL_HOURS, CommandProposal
 from gpurun.planning.market import Market
@@ -36,6 +38,8 @@ from gpurun.planning.place import Desk, Place
 from gpurun.planning.planner import Proposal
 from gpurun.planning.trainer_proposal import TrainerProposal
 from gpurun.planning.transfer import vocabulary_of
+from gpurun.planning.ways_under_cap import way_on_spot
+from gpurun.providers.catalog import asked_as, others
 
 OPTUNA = "optuna>=4,<6"
 MOST_SHARED = 8
@@ -122,6 +126,7 @@ class RecipeSweep(TrainerProposal):
     def __init__(self, request: Request, desk: Desk, sweep: Sweep) -> None:
         self.sweep, self._at_once = sweep, 1
         self._one: dict[Offer, Estimate] = {}
+        self._data: DataSummary | None = None
         first, *others = (_with_settings(request, params) for params in sweep.corners())
         super().__init__(first, desk)
         forms = [self.resolved]
@@ -136,9 +141,13 @@ class RecipeSweep(TrainerProposal):
 
     def quote(self, place: Place, market: Market | None, data: DataSummary | None) -> Quote:
         """Return the offers, each with the time and the money of all trials."""
+        self._data = data
         quoted = super().quote(place, market, data)
-        vocab = data.vocab_size if data else vocabulary_of(self.resolved)
-        offers = [one.offer for one in quoted.candidates]
+        return self._with_all_trials(quoted, place, [one.offer for one in quoted.candidates])
+
+    def _with_all_trials(self, quoted: Quote, place: Place, offers: Sequence[Offer]) -> Quote:
+        """Return the quote with these offers, each with the time and the money of all trials."""
+        vocab = self._data.vocab_size if self._data else vocabulary_of(self.resolved)
         self._one = {offer: self._estimate(offer, place, vocab) for offer in offers}
         fits = [self._room(offer) for offer in offers if self._one[offer].fits]
         cards = min((offer.processes for offer in offers), default=1)
@@ -147,7 +156,7 @@ class RecipeSweep(TrainerProposal):
             peak = max(one.peak_bytes for one in self._one.values() if one.fits)
             what = f"{self.sweep.at_once} trials of {peak / GIB:.1f} GiB each are more than a card has."
             raise UsageError("sweep.memory", what, hint=f"Take --at-once {min(fits)}, or leave it out.")
-        job = self._job(data)
+        job = self._job(self._data)
         load = replace(quoted.load, collect_bytes=job.home_bytes, disk_gb=job.disk_gb)
         found = [self._judged(offer, place, replace(quoted, load=load)) for offer in offers]
         if place.is_rented and not self.request.choices.weak_lease:
@@ -157,7 +166,7 @@ class RecipeSweep(TrainerProposal):
     def choose(self, quoted: Quote, place: Place) -> tuple[Candidate, Quote]:
         """Return the offer that tries most for the sum; a NoOffer where none pays for one trial."""
         fitting = [one for one in quoted.candidates if one.estimate.fits and one.estimate.train_s is not None]
-        over = [one for one in fitting if one.lease is None and "--accept-weak-lease" not in one.why_not]
+        over = [one for one in fitting if one.lease is None and not one.needs_consent]
         if place.cap is None or not over or any(one.lease for one in quoted.candidates):
             return choose(quoted.candidates, quoted.load, cap=place.cap), quoted
         of_one, of_all = (
@@ -165,8 +174,32 @@ class RecipeSweep(TrainerProposal):
             for guess in (lambda one: self._one[one.offer], lambda one: one.estimate)
         )
         what = f"A cap of {format_usd(place.cap)} pays for less than one trial, which needs {format_usd(of_one)}."
-        more = format_usd(of_all).removeprefix("$").replace(",", "")
-        raise NoOffer("offer.over_cap", what, hint=f"All {self.sweep.trials} trials need --max-cost {more}.")
+        ways = [*self._other_card(quoted, place), *way_on_spot(self, self._costs)] if place.is_rented else []
+        caps = {of_one: "one trial", of_all: f"all {self.sweep.trials} trials"}
+        raise over_cap(
+            what, [*ways, *(f"--max-cost {as_typed(cap)}: a higher cap, for {pays}" for cap, pays in caps.items())]
+        )
+
+    def _other_card(self, quoted: Quote, place: Place) -> Iterator[str]:
+        """Yield what to write for the card that tries most for the cap, if it pays for a trial on any other one."""
+        found: list[Candidate] = []
+        for offer in others(self.request, self.need(place), on_cpu=False, asked=quoted.asked):
+            if place.may_rent_from(offer.provider):
+                other = copy(self)
+                with suppress(UsageError):  # --at-once may be more than this card holds.
+                    found += other._with_all_trials(quoted, place, [offer]).candidates
+        for best in ranked((one for one in found if one.lease is not None), quoted.load)[:1]:
+            yield f"--gpu {asked_as(best.offer)}: {self._costs(best)}, on {best.offer.provider}"
+
+    def _costs(self, candidate: Candidate) -> str:
+        """Return what an offer costs at most, and what it does for that."""
+        return f"{self._tried(candidate)} for at most {format_usd(candidate.worst_micros or Micros(0))}"
+
+    def _tried(self, chosen: Candidate) -> str:
+        """Return how many trials a lease is long enough for."""
+        trials, likely_s = self.sweep.trials, chosen.estimate.likely_s
+        share = chosen.lease.train_s / likely_s if chosen.lease is not None and likely_s else 1.0
+        return f"all {trials} trials" if share >= 1 else f"about {max(1, int(trials * share))} of {trials} trials"
 
     def paid_form(self) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
         """Return nothing: what the paid sweep takes is shown when it is requested."""
@@ -192,12 +225,8 @@ class RecipeSweep(TrainerProposal):
         assert isinstance(plan.job, SweepJob)
         alone = plan.model_copy(update={"job": plan.job.trial, "continues": None})
         own = super().completed(alone, chosen, place).model_copy(update={"job": plan.job, "continues": plan.continues})
-        if not chosen.finishes and chosen.lease is not None and chosen.estimate.likely_s:
-            share = chosen.lease.train_s / chosen.estimate.likely_s
-            most = max(1, int(self.sweep.trials * share))
-            own = own.told(
-                warnings=(f"The time is enough for about {most} of {self.sweep.trials} trials; a stop keeps the best.",)
-            )
+        if not chosen.finishes:
+            own = own.told(warnings=(f"The time is enough for {self._tried(chosen)}; a stop keeps the best.",))
         return own.told(*_notes(plan))
 
     def _trial(self, data: DataSummary | None) -> TrainerJob:

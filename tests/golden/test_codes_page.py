@@ -51,6 +51,7 @@ WORDS = {
     "nodes.silent": "Nodes of the job did not answer one another.",
     "offer.no_capacity": "The provider has none of these to rent just now.",
     "offers.none": "No cloud that was asked has such a card.",
+    "offer.over_cap": "The cap pays for no offer to the end; the message names what would do, up to three ways.",
     "outputs.failed": "The command's outputs could not be looked for; they are looked for again.",
     "outputs.none": "No output is there yet, or none of the names that --outputs has.",
     "outputs.not_looked_for": "Outside of the command's folder nothing could be looked for.",

@@ -107,28 +107,38 @@ def asked_market(need: GpuNeed, names: Any, home: Any, clock: Any, choices: Choi
     return Market(tuple(told), (), clock.wall(), tuple(names))
 
 
-@pytest.mark.parametrize("verb", ["run", "dev"])
-def test_a_command_that_the_cap_pays_for_nowhere_is_told_what_would_do(
-    gpurun: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+@pytest.mark.parametrize(
+    ("verb", "cap", "flags"),
+    [
+        ("run", "0.5", ["--gpu", "--spot", "--max-cost"]),
+        ("dev", "0.5", ["--gpu", "--spot", "--max-cost"]),
+        ("sweep", "2", ["--gpu", "--spot", "--max-cost"]),
+    ],
+)
+def test_a_job_that_the_cap_pays_for_nowhere_is_told_what_would_do(
+    gpurun: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, cap: str, flags: list[str]
 ) -> None:
-    """Nobody knows what it needs: another card is one with as much memory, if the cap pays for one."""
+    """What a command needs is not known: another card is one with as much memory, if the cap pays for one."""
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "train.py").write_text("print(1)\n")
     monkeypatch.setenv("RUNPOD_API_KEY", "rpa_none")
     monkeypatch.setattr("gpurun.planning.live_offers.live_offers", asked_market)
+    upload = ("--upload", str(tmp_path / "lab"))
+    before, after = {
+        "run": (upload, ("--", "python", "train.py")),
+        "dev": (upload, ()),
+        "sweep": (("mini-gpt", "--set", "optim.lr=1e-3,3e-4", "--set", "train.seed=1,2,3"), ()),
+    }[verb]
 
-    def begun(*words: str) -> dict[str, Any]:
-        command = ("--", "python", "train.py") if verb == "run" else ()
-        told = gpurun(verb, *words, "--upload", str(tmp_path / "lab"), "--json", "--no-input", *command)
-        (error,) = json.loads(told[1])["errors"]
+    def refused(*words: str) -> dict[str, Any]:
+        (error,) = json.loads(gpurun(verb, *before, *words, "--json", "--no-input", *after)[1])["errors"]
         return dict(error)
 
-    words = ("--gpu", "1xH100", "--max-cost", "0.5")
-    refused = begun(*words)
-    ways = ways_of({"errors": [refused]})
-    assert [way.split()[0] for way in ways] == ["--gpu", "--spot", "--max-cost"]
+    words = ("--gpu", "8xH100" if verb == "sweep" else "1xH100", "--max-cost", cap)
+    ways = ways_of({"errors": [refused(*words)]})
+    assert [way.split()[0] for way in ways] == flags
     for way in ways:
-        assert begun(*typed(words, way))["code"] == "input.needed", way
+        assert refused(*typed(words, way))["code"] == "input.needed", way
 
 
 def test_no_cloud_without_a_key_is_named_to_a_training_that_is_to_begin(

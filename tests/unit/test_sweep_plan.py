@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,12 @@ def test_a_cap_below_all_trials_holds_some_and_one_below_a_single_trial_is_refus
     part = planned(tmp_path, "gpt2-124m", "1xA100", cap="150")
     assert part.worst_micros <= usd(150) < whole.worst_micros
     assert any("of 12 trials; a stop keeps the best" in one for one in part.warnings)
-    with pytest.raises(NoOffer, match="less than one trial") as refused:
+    with pytest.raises(NoOffer) as refused:
         planned(tmp_path, "gpt2-124m", "1xA100", cap="10")
-    assert "All 12 trials need --max-cost" in refused.value.hint
+    assert refused.value.code == "offer.over_cap"
+    one, every = re.findall(r"--max-cost ([0-9.]+)", refused.value.hint)
+    assert planned(tmp_path, "gpt2-124m", "1xA100", cap=one).worst_micros <= usd(one) < usd(every)
+    assert planned(tmp_path, "gpt2-124m", "1xA100", cap=every).warnings == whole.warnings
 
 
 def test_trials_that_a_card_cannot_hold_are_refused(tmp_path: Path) -> None:
