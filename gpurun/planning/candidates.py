@@ -106,7 +106,8 @@ def quote_other_gpus(request: Request, full: ResolvedRecipe, place: Place, quote
     if not request.choices.weak_lease:
         found = tuple(unless_weak(one) for one in found)
     together = sorted(ranked((*quoted.candidates, *found), quoted.load), key=lambda one: one.needs_consent)
-    note = f"Every offer of the catalogue is ranked; without --gpu, `train` uses the recipe's {need}."
+    taken = "takes the best of them" if need.is_any else f"uses the recipe's {need}"
+    note = f"Every offer of the catalogue is ranked; without --gpu, `train` {taken}."
     if quoted.asked is not None:
         note += f" Only {' and '.join(quoted.asked)}'s prices for it are live; the others are the {catalogue_words()}'s"
         note += ", for on-demand machines." if request.choices.spot else "."

@@ -142,7 +142,8 @@ class TrainerProposal(Proposal):
         except NoOffer:
             with self._naming_what_fits(place, lambda: shown):
                 chosen = choose_best(shown, self.request, by_gpu=True)
-        why = f"The recipe's {need} does not do under this cap: " if quoted.candidates else ""
+        own = "No GPU fits" if need.is_any else f"The recipe's {need} does not fit"
+        why = f"{own} this cap: " if quoted.candidates else ""
         told = f"{why}`train` takes this one with --gpu {asked_as(chosen.offer)}."
         return chosen, replace(shown, notes=(*shown.notes, told))
 
