@@ -237,9 +237,13 @@ class Cost(Is):
 
 
 class ReceiptMeasured(Is):
-    """Seconds of training by this machine's clock."""
+    """Seconds until the end of the job was seen, by this computer's clock.
+
+    `told_s` is how long it ran by the machine's clock, if that is at least a minute less.
+    """
 
     train_s: Number | None
+    told_s: NotRequired[Number]
 
 
 class StartTold(Is):

@@ -24,6 +24,7 @@ from gpurun.core.journal_events import (
     StageObserved,
     StepFailed,
     TrainObserved,
+    TrainStarted,
 )
 from gpurun.core.journal_records import Event, Record, all_typed, last_brought, last_typed, opened_of
 from gpurun.core.money import Figure, Micros, share_of, total
@@ -37,6 +38,7 @@ from gpurun.core.receipt_record import (
     ReceiptAsked,
     ReceiptDigests,
     ReceiptMachine,
+    ReceiptMeasured,
     RentalPaid,
     Runtime,
     Shipping,
@@ -48,6 +50,7 @@ from gpurun.core.receipt_record import (
     TrialTold,
     Verdict,
 )
+from gpurun.core.receipt_rules import END_TOLD
 from gpurun.core.untrusted import number, plain_data, plain_line, read_object
 from gpurun.ledger.billed_time import elapsed_s, last_of
 from gpurun.ledger.legs import legs_of
@@ -66,6 +69,8 @@ AFTERWARDS = {Event.STOP_REQUESTED, Event.JOURNAL_REPAIRED, Event.RECEIPT_OBSERV
 _INCIDENTS = {Event.INCIDENT, Event.STEP_FAILED, Event.JOURNAL_REPAIRED}
 _CAME = {"type": "type_id", "region": "region", "gpu": "gpu", "gpu_count": "gpu_count"}
 _CHECKPOINT_KINDS = ("weights", "optimizer", "state", "checkpoint", "output")
+SEEN_LATE_S = 60.0
+"""An end that was seen so long after it, as by a laptop that slept, has both times in the receipt."""
 _TALLY = ("looks", "busy", "own", "most_mib")
 _SESSIONS = ("terminals", "open_s", "used_s")
 
@@ -365,7 +370,7 @@ def _training(records: Sequence[Record], evidence: Evidence, rentals: Sequence[R
         "message": plain_line(seen.message) if seen else "",
         "exit_code": seen.exit_code if seen else None,
         "failed_step": plain_data(failed.model_dump(include={"step", "code", "message"})) if failed else None,
-        "seconds": {"is": MEASURED if seconds is not None else UNKNOWN, "train_s": seconds},
+        "seconds": _training_seconds(records, seen, seconds),
         "device": evidence.device or UNKNOWN,
         "start": {"is": FROM_INSTANCE, "event": evidence.start},
         "figures": {"is": FROM_INSTANCE, **evidence.figures},
@@ -382,6 +387,19 @@ def _training(records: Sequence[Record], evidence: Evidence, rentals: Sequence[R
     if evidence.trials:
         training["trials"] = _trials(evidence, rentals)
     return training
+
+
+def _training_seconds(records: Sequence[Record], seen: TrainObserved | None, seconds: float | None) -> ReceiptMeasured:
+    """Return how long the job ran until its end was seen here, and by the machine's clock if that was long before."""
+    line: ReceiptMeasured = {"is": MEASURED if seconds is not None else UNKNOWN, "train_s": seconds}
+    began, ended = last_typed(records, TrainStarted), number(seen.ended_wall) if seen else None
+    began_wall = number(began.started_wall) if began else None
+    if seconds is None or began_wall is None or ended is None or (opened_of(records).rules or 1) < END_TOLD:
+        return line
+    told_s = round(ended - began_wall, 3)
+    if 0 <= told_s < seconds - SEEN_LATE_S:
+        line["told_s"] = told_s
+    return line
 
 
 def failed_step(records: Sequence[Record]) -> StepFailed | None:

@@ -26,6 +26,7 @@ from gpurun.ledger.audit import audit
 from gpurun.ledger.chain import GENESIS, read_chain
 from gpurun.ledger.signing import PRIVATE_NAME
 from gpurun.ledger.write_receipt import read_receipt, write_receipt
+from gpurun.view.receipt_screen import receipt_pairs
 from tests.refusals import lacking, refusal
 from tests.unit.ledger_samples import RATE, CloudRun, finished_run
 
@@ -204,6 +205,27 @@ def test_a_late_fetch_is_not_training_nor_a_bare_log_a_failure(home: Home) -> No
     assert (told["training"]["outcome"], told["training"]["seconds"]["train_s"]) == ("done", 6.0)
     assert "device" in told["verdict"]["says"]
     assert told["runtime"]["phases_s"]["training"] < 10 < 187 < told["runtime"]["phases_s"]["collect"]
+
+
+@pytest.mark.parametrize(("asleep_s", "told_s"), [(0, None), (300, 3000.0)])
+def test_an_end_seen_late_has_the_machines_time_as_well(home: Home, asleep_s: int, told_s: float | None) -> None:
+    """A laptop slept for five minutes after a job of 50: the receipt said that the job ran for 55."""
+    run = CloudRun(home)
+    run.write(run.opened(), run.intended(), run.created())
+    began_wall = 0.0
+    for seconds, (event, data) in run.through_training():
+        run.clock.sleep(seconds)
+        if event is Event.TRAIN_STARTED:
+            began_wall = data["started_wall"]
+        if event is Event.TRAIN_OBSERVED:
+            data = {**data, "ended_wall": began_wall + 3000.0}
+            run.clock.sleep(asleep_s)
+        run.write((event, data))
+    found = predicate(run.play(run.death()))
+    assert found["training"]["seconds"]["train_s"] == 3001.0 + asleep_s
+    assert found["training"]["seconds"].get("told_s") == told_s
+    (runtime,) = [cells for name, cells in receipt_pairs(found, now=run.clock.wall(), shutdown="") if name == "Runtime"]
+    assert ("50 m 00 s by" in runtime[0]) == (told_s is not None)
 
 
 # The chain -----------------------------------------------------------------------------------------------------------
