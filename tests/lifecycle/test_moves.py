@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import copytree
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +44,7 @@ from gpurun.view.style import Style
 from tests.changed_plan import changed_plan
 from tests.emulators.fake import Fault
 from tests.simulation.checker import check
+from tests.simulation.nemesis import Killed
 from tests.simulation.plans import RUN
 from tests.simulation.play import Stage
 from tests.simulation.scenario import Scenario
@@ -619,6 +621,88 @@ def test_a_second_machine_of_the_first_leg_that_shows_late_is_ended_and_paid(tmp
     assert [len(one.get("extras", [])) for one in told["rentals"]] == [1, 0]
     assert cloud.metered() <= told["upper_bound_micros"]
     assert cloud.metered() <= told["cap_micros"]
+
+
+def copied(voyage: Voyage, at: tuple[int, int], then: Callable[[], None]) -> Home:
+    """Copy the run's home at a step of a machine, as to another laptop; `then` happens to the first one."""
+    copy = Home(voyage.played.home.root.parent / "copy")
+
+    def copy_home() -> None:
+        copytree(voyage.played.home.root, copy.root)
+        then()
+
+    voyage.at[at] = copy_home
+    return copy
+
+
+def die() -> None:
+    raise Killed("the laptop")
+
+
+def continued_in(voyage: Voyage, home: Home) -> None:
+    """The same run is driven from another home from now on, in the same clouds."""
+    voyage.played.home, voyage.played.folder = home, home.run(RUN)
+
+
+@pytest.mark.parametrize("next_cloud", ["runpod", "aws"])
+def test_a_copied_home_rents_nothing_while_the_first_is_on_its_next_machine(tmp_path: Path, next_cloud: str) -> None:
+    """The copy knows the first machine, and not that the run has moved; the next one may be in another cloud."""
+    voyage = Voyage(tmp_path, "runpod", "aws", machines=9)
+    clouds, first = voyage.played.clouds, voyage.played.home
+    stock = {name: cloud.stock for name, cloud in clouds.items()}
+
+    def take() -> None:
+        voyage.take()
+        for name, cloud in clouds.items():
+            cloud.stock = stock[name] if name == next_cloud else ()
+
+    copy = copied(voyage, (1, 12), take)
+    voyage.at[2, 14] = die
+    assert voyage.drive() == "killed"
+    (machine,) = clouds[next_cloud].alive
+    for name, cloud in clouds.items():
+        cloud.stock = stock[name]
+    continued_in(voyage, copy)
+    assert voyage.drive() == "RUN_HELD"
+    assert voyage.failures[-1] == "run.elsewhere"
+    failure = look_at_run(copy, RUN).state.failure
+    assert failure is not None
+    assert machine.id in failure.message
+    assert [box.id for cloud in clouds.values() for box in cloud.alive] == [machine.id]
+    continued_in(voyage, first)
+    assert voyage.drive() == "DONE"
+    assert len(voyage.boxes) == 2
+    assert [row.problems for row in audit(first).rows] == [()]
+
+
+def test_of_two_homes_that_ask_at_once_the_one_that_sees_the_other_ends_its_machine(tmp_path: Path) -> None:
+    """A list lags, so that a look before the create shows neither to the other; the look before the upload does."""
+    voyage = Voyage(tmp_path, machines=9)
+    (cloud,) = voyage.played.clouds.values()
+    copy = copied(voyage, (1, 12), voyage.take)
+    voyage.at[2, 14] = die
+    assert voyage.drive() == "killed"
+    first = cloud.boxes[-1]
+    continued_in(voyage, copy)
+    find = cloud.find
+    cloud.find = lambda token: find(token) if len(cloud.boxes) > 2 else []  # type: ignore[method-assign]
+    assert voyage.drive() == "RUN_HELD"
+    assert [box.died_s is None for box in cloud.boxes] == [False, True, False]
+    assert cloud.alive == [first]
+    assert Event.SHIP_INTENDED not in [one.event for one in voyage.played.records][-20:], "nothing was uploaded"
+
+
+def test_a_run_that_was_copied_alone_into_another_home_sees_the_first_ones_machine(tmp_path: Path) -> None:
+    """Its tokens have the home that opened the run, and not the one where it lies now."""
+    voyage = Voyage(tmp_path, machines=9)
+    copy = copied(voyage, (1, 12), voyage.take)
+    voyage.at[2, 14] = die
+    assert voyage.drive() == "killed"
+    (copy.root / "id").unlink()
+    assert copy.id != voyage.played.home.id
+    continued_in(voyage, copy)
+    assert voyage.drive() == "RUN_HELD"
+    assert len([box for box in voyage.boxes if box.died_s is None]) == 1
 
 
 def test_each_machine_is_settled_in_the_months_budget_once_it_is_proven_gone(voyage: Voyage) -> None:

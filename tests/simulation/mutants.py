@@ -76,7 +76,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/ledger/run_state.py": (f"{_LIFE}test_moves.py", f"{_LIFE}test_state.py", *_CLOUD),
     "gpurun/ledger/audit/event_sequence.py": (f"{_LIFE}test_moves.py", f"{_UNIT}test_audit.py"),
     "gpurun/lifecycle/instance/absence.py": (f"{_LIFE}test_absent_at_boot.py", *_CLOUD),
-    "gpurun/lifecycle/machine_owner.py": (f"{_LIFE}test_outlived.py", f"{_LIFE}test_shared_account.py"),
+    "gpurun/lifecycle/machine_owner.py": (
+        f"{_LIFE}test_moves.py", f"{_LIFE}test_outlived.py", f"{_LIFE}test_shared_account.py",
+    ),
     "gpurun/ledger/runs.py": _SYNCS,
     "gpurun/ledger/budget.py": (f"{_UNIT}test_month_budget.py", f"{_UNIT}test_mandate.py", f"{_LIFE}test_month.py"),
     "gpurun/ledger/mandate.py": (f"{_UNIT}test_mandate.py", f"{_LIFE}test_mandate_held.py"),
