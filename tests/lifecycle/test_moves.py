@@ -6,9 +6,11 @@ Whole runs in virtual time, on simulated clouds with a meter of their own; the f
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from shutil import copytree
 from types import SimpleNamespace
@@ -38,6 +40,7 @@ from gpurun.lifecycle.steps.move_run import newest_checkpoint
 from gpurun.planning.legs import legs_note
 from gpurun.readers.run_status import run_data, run_row
 from gpurun.remote.archive import Pack
+from gpurun.remote.interface import FarRefusal
 from gpurun.remote.messages import Manifest, ManifestFile
 from gpurun.view.receipt_screen import receipt_screen
 from gpurun.view.style import Style
@@ -46,8 +49,9 @@ from tests.emulators.fake import Fault
 from tests.simulation.checker import check
 from tests.simulation.nemesis import Killed
 from tests.simulation.plans import RUN
-from tests.simulation.play import Stage
-from tests.simulation.scenario import Scenario
+from tests.simulation.play import PAUSE_S, Stage
+from tests.simulation.scenario import Deed, Scenario
+from tests.simulation.soak import folder_of_one_run
 
 
 class Voyage:
@@ -110,6 +114,23 @@ class Voyage:
         """Drive once; the name of the exit code, or the code of the error."""
         with self.stage.set_up(), self._watched():
             return self.stage.drive().words
+
+    def drive_to_the_end(self) -> str:
+        """Drive until the run is closed, as a user would; how that ended."""
+        with self.stage.set_up(), self._watched():
+            self.stage.drive_to_the_end()
+        return self.played.outcomes[-1].words
+
+    def at_record(self, event: Event, then: Callable[[], None]) -> None:
+        """`then` happens once an event is on record, the first time."""
+        passing, due = self.stage.nemesis.passing, [then]
+
+        def passed(place: str) -> None:
+            passing(place)
+            if place == f"after {event}" and due:
+                due.pop()()
+
+        self.stage.nemesis.passing = passed  # type: ignore[method-assign]
 
     @property
     def legs(self) -> list[dict[str, Any]]:
@@ -703,6 +724,110 @@ def test_a_run_that_was_copied_alone_into_another_home_sees_the_first_ones_machi
     continued_in(voyage, copy)
     assert voyage.drive() == "RUN_HELD"
     assert len([box for box in voyage.boxes if box.died_s is None]) == 1
+
+
+def next_create(voyage: Voyage, *, faults: tuple[Fault, ...]) -> None:
+    """Its machine is taken, and these happen to the creates after that."""
+    (cloud,) = voyage.played.clouds.values()
+
+    def take() -> None:
+        voyage.take()
+        cloud.script["create"] = list(faults)
+
+    voyage.at[1, 12] = take
+
+
+def noticed(voyage: Voyage) -> None:
+    """The provider gives notice: the agent has saved and stopped, and the machine is there still."""
+    voyage.at[1, 12] = lambda: next(iter(voyage.stage._fars.values())).stop(reason="preempted")
+
+
+def held(voyage: Voyage) -> None:
+    """The same, but a finished file does not come home: the machine is held for it, and taken meanwhile."""
+
+    def breaks() -> None:
+        (far,) = voyage.stage._fars.values()
+        far.broken["get checkpoints/000010.optim.safetensors"] = FarRefusal("unreadable", "its disk does not read it")
+
+    voyage.at[1, 9] = breaks
+    noticed(voyage)
+    voyage.at_record(Event.HOLD_INTENDED, voyage.take)
+
+
+def silent(voyage: Voyage) -> None:
+    """The provider does not answer for ten minutes from the request for its end on."""
+    (cloud,) = voyage.played.clouds.values()
+    voyage.take_at(12)
+    voyage.at_record(Event.DESTROY_INTENDED, lambda: cloud.outages.append((cloud.now, cloud.now + 600.0)))
+
+
+ORDERS: dict[str, Callable[[Voyage], None]] = {
+    "taken": lambda voyage: voyage.take_at(12),
+    "noticed": noticed,
+    "held": held,
+    "sold out": partial(next_create, faults=(Fault.FULL,)),
+    "answer lost": partial(next_create, faults=(Fault.LOST,)),
+    "request lost": partial(next_create, faults=(Fault.DROPPED,)),
+    "gone at once": partial(next_create, faults=(Fault.STILLBORN,)),
+    "silent": silent,
+}
+"""In which orders a run comes from one machine to the next."""
+NEVER_BETWEEN = {
+    "at the beginning of a run": {Event.RUN_OPENED, Event.STAGE_INTENDED, Event.STAGE_OBSERVED},
+    "at the end of a run": {Event.BILL_OBSERVED, Event.RECEIPT_OBSERVED, Event.RUN_CLOSED},
+    "while a machine works": {
+        Event.READY_OBSERVED, Event.SHIP_INTENDED, Event.SHIP_OBSERVED, Event.TRAIN_INTENDED, Event.TRAIN_STARTED,
+        Event.RATE_OBSERVED,
+    },
+    "a stop ends the run": {Event.STOP_REQUESTED},
+    "only with a bucket, on the emulated clouds": {Event.SALVAGE_INTENDED, Event.SALVAGE_OBSERVED},
+}  # fmt: skip
+TORN, RICH = b'{"seq": 9, "ev', 30
+"""Half a record; and for how many machines the cap pays: also for those that may exist unseen beside the next one."""
+
+
+def label(record: Any) -> str:
+    """The event of a record, with its code where it has one."""
+    return " ".join(filter(None, (record.event, str(record.data.get("code", "")))))
+
+
+def deaths_between(voyage: Voyage) -> list[tuple[int, str, str]]:
+    """Every record between the work of the first machine and the last machine: its point, the one before it, itself."""
+    events = {f"after {event}" for event in Event}
+    numbers = [number for number, (_, place) in enumerate(voyage.played.points, start=1) if place in events]
+    records = voyage.played.records
+    begun = [place for place, one in enumerate(records) if one.event is Event.TRAIN_STARTED][0]
+    made = [place for place, one in enumerate(records) if one.event is Event.CREATE_OBSERVED][-1]
+    return [(numbers[n], label(records[n - 1]), label(records[n])) for n in range(begun + 1, made + 1)]
+
+
+def test_killed_at_every_record_between_two_machines_it_is_one_run() -> None:
+    """The records are those of the same run undisturbed; the dying supervisor leaves half of its next one."""
+    seen: set[tuple[str, str]] = set()
+    met: set[str] = {Event.JOURNAL_REPAIRED}
+    for order, prepare in ORDERS.items():
+        with folder_of_one_run() as folder:
+            undisturbed = Voyage(Path(folder), machines=RICH)
+            prepare(undisturbed)
+            assert undisturbed.drive_to_the_end() == "DONE", order
+            deaths = deaths_between(undisturbed)
+        for number, before, name in deaths:
+            met.add(name.partition(" ")[0])
+            if (before, name) not in seen:
+                seen.add((before, name))
+                with folder_of_one_run() as folder:
+                    killed = Voyage(Path(folder), machines=RICH, deeds=(Deed(number, "kill"),))
+                    prepare(killed)
+                    while (ended := killed.drive()) == "destroy.not_gone":
+                        killed.stage.true.sleep(PAUSE_S)
+                    assert ended == "killed"
+                    assert label(killed.played.records[-1]) == name
+                    with killed.played.folder.journal.open("ab") as journal:
+                        journal.write(TORN)
+                    came_to = killed.drive_to_the_end(), killed.problems()
+                    assert came_to == ("DONE", []), f"{order}: killed after {name}, which came after {before}"
+                    assert Event.JOURNAL_REPAIRED in [one.event for one in killed.played.records]
+    assert {*Event} - met == {*itertools.chain.from_iterable(NEVER_BETWEEN.values())}
 
 
 def test_each_machine_is_settled_in_the_months_budget_once_it_is_proven_gone(voyage: Voyage) -> None:
