@@ -796,7 +796,7 @@ def deaths_between(voyage: Voyage) -> list[tuple[int, str, str]]:
     events = {f"after {event}" for event in Event}
     numbers = [number for number, (_, place) in enumerate(voyage.played.points, start=1) if place in events]
     records = voyage.played.records
-    begun = [place for place, one in enumerate(records) if one.event is Event.TRAIN_STARTED][0]
+    begun = next(place for place, one in enumerate(records) if one.event is Event.TRAIN_STARTED)
     made = [place for place, one in enumerate(records) if one.event is Event.CREATE_OBSERVED][-1]
     return [(numbers[n], label(records[n - 1]), label(records[n])) for n in range(begun + 1, made + 1)]
 
