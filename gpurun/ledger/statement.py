@@ -301,7 +301,7 @@ def _rental(rental: Rental) -> RentalPaid:
         "billable_s": rental.seconds if rental.ended else None,
         "billing_unit_s": rental.intent.billing_unit_s,
         "rate_micros_per_hour": rental.rate,
-        "rate_is": REPORTED if rental.rate_is_reported else "quoted",
+        "rate_is": "provider-limit" if rental.rate_is_limit else REPORTED if rental.rate_is_reported else "quoted",
         "micros": rental.micros if rental.ended else None,
         "end": rental.end,
     }

@@ -344,6 +344,8 @@ def test_a_notice_of_aws_saves_downloads_and_moves_before_the_machine_is_taken(
         bids = {form["InstanceMarketOptions.SpotOptions.SpotInstanceType"] for form in cloud.emulator.launches}
         assert bids == {"one-time"}
         assert all("on_demand_micros" in leg for leg in told["legs"])
+        assert {one["rate_is"] for one in told["cost"]["rentals"]} == {"provider-limit"}
+        assert told["cost"]["is"] == "bound", "AWS bills the price of the zone, which moves below the maximum"
         assert cloud.alive() == []
         assert user.tells("audit")[1]["ok"] is True
 

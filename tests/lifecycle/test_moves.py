@@ -190,6 +190,30 @@ def test_the_receipt_has_what_was_trained_twice_and_what_on_demand_would_have_co
     assert moved.problems() == []
 
 
+@pytest.mark.parametrize("above", [0, 1], ids=["as agreed", "a micro-dollar more"])
+def test_where_only_the_most_per_hour_is_reported_the_receipt_states_a_bound(voyage: Voyage, above: int) -> None:
+    """AWS, on spot. What was planned, what is reported as a limit and what is reported as the price stay apart."""
+    (cloud,) = voyage.played.clouds.values()
+    agreed, read = cloud.stock[0].rate_micros_per_hour, cloud.read
+
+    def limited(instance_id: str) -> Any:
+        known = read(instance_id)
+        told = {} if known.rate_micros_per_hour is None else {"rate_micros_per_hour": agreed + above}
+        return known.model_copy(update={**told, "rate_is_limit": bool(told)})
+
+    cloud.read = limited  # type: ignore[method-assign]
+    assert voyage.drive() == ("NO_OFFER" if above else "DONE")
+    cost = voyage.receipt["cost"]
+    (rental,) = cost["rentals"]
+    assert (rental["rate_is"], rental["rate_micros_per_hour"]) == ("provider-limit", agreed + above)
+    assert cost["is"] == "bound"
+    assert "may bill" in cost["says"]
+    if above:
+        assert voyage.failures == ["price.rose"]
+        assert Event.SHIP_INTENDED not in [one.event for one in voyage.played.records]
+    assert [row.problems for row in audit(voyage.played.home).rows] == [()]
+
+
 def test_where_no_price_on_demand_was_known_none_is_claimed(voyage: Voyage) -> None:
     voyage.on_spot(0)
     voyage.take_at(12)
