@@ -59,6 +59,10 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{_UNIT}test_audit.py", f"{_SAFE}test_ledger_other_books.py", f"{_SAFE}test_ledger_tamper.py",
         f"{_LIFE}test_continuing.py",
     ),
+    "gpurun/ledger/audit/audit_run.py": (
+        f"{_UNIT}test_class_check.py", f"{_UNIT}test_audit.py", f"{_SAFE}test_ledger_other_books.py",
+        f"{_SAFE}test_ledger_tamper.py", f"{_LIFE}test_continuing.py",
+    ),
     "gpurun/readers/": (f"{_UNIT}test_imported_run.py", f"{_UNIT}test_weights.py", f"{_UNIT}test_replay_judged.py"),
     "gpurun/readers/evidence/": (f"{_UNIT}test_class_check.py",),
     "gpurun/ledger/shutdown_statement.py": (f"{_UNIT}test_confirm.py", f"{_SAFE}test_ledger_other_books.py"),
