@@ -35,6 +35,19 @@ def legs_of(records: Sequence[Record]) -> list[LegTold]:
     return [_told(leg, lost.get(_lost_token(leg, plans)), legs[0], legs[-1]) for leg in legs]
 
 
+def on_demand_of(rentals: Sequence[Rental]) -> Micros | None:
+    """Return what the time of a run's only spot machine would have cost on demand; None if that price is not known."""
+    rented = [rental for rental in rentals if rental.end != "refused"]
+    rate = _on_demand_rate(rented[0]) if len(rented) == 1 else None
+    return None if rate is None else rented[0].share_of_time(rented[0].seconds, rate, is_last=True)
+
+
+def _on_demand_rate(rental: Rental) -> Micros | None:
+    """Return the price per hour on demand that was known beside a spot price, once the cost of the machine is known."""
+    rate = rental.intent.offer.get("on_demand_micros_per_hour")
+    return Micros(rate) if isinstance(rate, int) and rate > 0 and rental.ended else None
+
+
 @dataclass(frozen=True)
 class _Leg:
     """One machine, the plan that it was asked for by, the plan that followed on its loss, and its paid seconds."""
@@ -89,10 +102,9 @@ def _told(leg: _Leg, lost: _Leg | None, first: _Leg, last: _Leg) -> LegTold:
     }
     if told["again"] and lost is not None and lost.rental.ended:
         told["again_micros"] = lost.rental.share_of_time(lost.lost_s, Micros(lost.rental.rate))
-    rate = offer.get("on_demand_micros_per_hour")
-    if isinstance(rate, int) and rate > 0 and rental.ended:
+    if (rate := _on_demand_rate(rental)) is not None:
         seconds = leg.unbroken_s(is_first=leg is first, is_last=leg is last)
-        told["on_demand_micros"] = rental.share_of_time(seconds, Micros(rate), is_last=leg is last)
+        told["on_demand_micros"] = rental.share_of_time(seconds, rate, is_last=leg is last)
     if leg.after is not None:
         told["why"] = plain_line(leg.after.why)
     return told

@@ -50,7 +50,7 @@ from gpurun.core.receipt_record import (
 )
 from gpurun.core.untrusted import number, plain_data, plain_line, read_object
 from gpurun.ledger.billed_time import elapsed_s, last_of
-from gpurun.ledger.legs import legs_of
+from gpurun.ledger.legs import legs_of, on_demand_of
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
 from gpurun.ledger.paid_phases import TrainingSplit, phases_s, planned, timeline
 from gpurun.ledger.rental import Rental, all_bounded, billed_by, cost_says, figure_of, is_cap_kept, rentals_of
@@ -118,6 +118,8 @@ def build_statement(
         predicate["rules"] = opened.rules
     if legs := legs_of(records):
         predicate["legs"] = legs
+    elif (on_demand := on_demand_of(rentals)) is not None:
+        predicate["cost"]["on_demand_micros"] = on_demand
     return {
         "_type": STATEMENT_TYPE,
         "subject": _signed_files(files, predicate["checkpoint"]),

@@ -176,6 +176,8 @@ def test_the_receipt_has_what_was_trained_twice_and_what_on_demand_would_have_co
     moved.take_at(12, 23)
     assert (moved.drive(), unbroken.drive()) == ("DONE", "DONE")
     legs = moved.receipt["legs"]
+    assert [leg["spot"] for leg in legs] == [True, True, True]
+    assert "on_demand_micros" not in moved.receipt["cost"], "its legs have it, without what was trained twice"
     assert ["again_micros" in leg for leg in legs] == [False, True, True]
     rate = legs_rate(moved)
     step_micros = 120.0 / 30 * rate / 3600
@@ -214,12 +216,22 @@ def test_where_only_the_most_per_hour_is_reported_the_receipt_states_a_bound(voy
     assert [row.problems for row in audit(voyage.played.home).rows] == [()]
 
 
-def test_where_no_price_on_demand_was_known_none_is_claimed(voyage: Voyage) -> None:
-    voyage.on_spot(0)
-    voyage.take_at(12)
+def test_a_spot_run_that_never_moved_has_what_on_demand_would_have_cost(voyage: Voyage) -> None:
+    voyage.on_spot(3)
     assert voyage.drive() == "DONE"
-    assert [leg["spot"] for leg in voyage.receipt["legs"]] == [True, True]
-    assert not any("on_demand_micros" in leg for leg in voyage.receipt["legs"])
+    cost = voyage.receipt["cost"]
+    assert cost["on_demand_micros"] == pytest.approx(3 * cost["upper_bound_micros"], rel=0.01)
+    assert format_usd(cost["on_demand_micros"]) in receipt_text(voyage)
+    assert "legs" not in voyage.receipt
+    assert voyage.problems() == []
+
+
+@pytest.mark.parametrize("taken", [(), (12,)], ids=["never moved", "moved"])
+def test_where_no_price_on_demand_was_known_none_is_claimed(voyage: Voyage, taken: tuple[int, ...]) -> None:
+    voyage.on_spot(0)
+    voyage.take_at(*taken)
+    assert voyage.drive() == "DONE"
+    assert "on_demand" not in json.dumps(voyage.receipt)
     assert "on demand" not in receipt_text(voyage)
     assert b"on_demand" not in voyage.played.folder.journal.read_bytes()
 
