@@ -223,7 +223,11 @@ class LegTold(TypedDict):
 
 
 class Cost(Is):
-    """The most that it cost; `says` explains a beginning or end that was not seen, `gpu_hours` is for a cluster."""
+    """The most that it cost; `says` explains a beginning or end that was not seen, `gpu_hours` is for a cluster.
+
+    `on_demand_micros` is what the same time would have cost on demand, for one spot machine whose price on demand was
+    known; a run that continued on others has that in its legs.
+    """
 
     upper_bound_micros: int | None
     billed_micros: int | None
@@ -233,6 +237,7 @@ class Cost(Is):
     cap_kept: bool | None
     rentals: list[RentalPaid]
     gpu_hours: NotRequired[Number | None]
+    on_demand_micros: NotRequired[int]
     says: NotRequired[str]
 
 

@@ -224,8 +224,9 @@ class Instance(Frozen):
     """A provider's description of what exists.
 
     `type_id` is the machine type read back, for comparison with the offer's. `said` is the provider's own word for the
-    state ("unhealthy", "preempted"). `ended_wall` is the provider's time of the end, if it reports one. For a queued
-    job `started_wall` is when it began to run, by our clock, and `ran_s` is how long it ran, once it is over.
+    state ("unhealthy", "preempted"). With `rate_is_limit` the provider reports only the most that it bills per hour, as
+    AWS does for spot. `ended_wall` is the provider's time of the end, if it reports one. For a queued job
+    `started_wall` is when it began to run, by our clock, and `ran_s` is how long it ran, once it is over.
     """
 
     id: str
@@ -242,6 +243,7 @@ class Instance(Frozen):
     region: str = ""
     type_id: str = ""
     said: str = ""
+    rate_is_limit: bool = Field(default=False, exclude_if=operator.not_)
     ended_wall: float | None = None
     started_wall: float | None = None
     ran_s: float | None = None

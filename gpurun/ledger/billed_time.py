@@ -329,6 +329,11 @@ class BilledTime:
         return self._reported_rate() is not None
 
     @property
+    def rate_is_limit(self) -> bool:
+        """Return whether the provider only reported the most that it bills per hour."""
+        return any(seen.rate_is_limit for seen in self._answers)
+
+    @property
     def rate(self) -> int:
         """Return the price per hour: the one that the provider reports for the machine, else the agreed one."""
         reported = self._reported_rate()

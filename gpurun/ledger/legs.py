@@ -1,4 +1,4 @@
-"""The machines that a run was on, one after the other: each with its cost, its steps, and how the one before ended."""
+"""The machines of a run in their order, each with its cost and steps, and how it ended if another one followed."""
 
 from __future__ import annotations
 
@@ -14,30 +14,43 @@ from gpurun.ledger.paid_phases import phases_s
 from gpurun.ledger.rental import Rental, rentals_of
 
 _AT_THE_END = ("collect", "hold", "destroy", "other")
-"""The phases that an unbroken run has once, after its training; "other" is what no phase has."""
+"""The phases that follow the training once in an unbroken run; "other" is the time outside of all phases."""
 
 
 def legs_of(records: Sequence[Record]) -> list[LegTold]:
-    """Return a line for each machine of a run that continued on another; [] for a run that never did.
+    """Return an entry for each machine of a run that continued on another one; [] for a run that never did.
 
-    `step` is the checkpoint that it started from. `again` counts the steps after that, which an earlier machine had
-    trained too: they were lost with it. `why` says how the machine ended, where another one followed.
+    `step` is the checkpoint that it started from. `again` counts the later steps that an earlier machine had trained
+    and that were lost with it. `why` is how the machine ended, if another one followed.
     """
-    plans = [(one.seq, one.typed) for one in records if isinstance(one.typed, LegPlanned)]
+    plans = [(record.seq, record.typed) for record in records if isinstance(record.typed, LegPlanned)]
     if not any(plan.token for _, plan in plans):
         return []
     legs: list[_Leg] = []
-    for rental in (one for one in rentals_of(records) if one.end != "refused"):
+    for rental in (rental for rental in rentals_of(records) if rental.end != "refused"):
         before = [plan for seq, plan in plans if seq < rental.records[0].seq]
         after = next((plan for _, plan in plans if plan.token == rental.token), None)
         legs.append(_Leg(rental, before[-1] if before else None, after, phases_s([rental])))
     lost = {leg.rental.token: leg for leg in legs}
-    return [_told(leg, lost.get(_lost_token(leg, plans)), legs[0], legs[-1]) for leg in legs]
+    return [_entry(leg, lost.get(_lost_token(leg, plans)), legs[0], legs[-1]) for leg in legs]
+
+
+def on_demand_of(rentals: Sequence[Rental]) -> Micros | None:
+    """Return what the time of a run's only spot machine would have cost on demand; None if that price is not known."""
+    rented = [rental for rental in rentals if rental.end != "refused"]
+    rate = _on_demand_rate(rented[0]) if len(rented) == 1 else None
+    return None if rate is None else rented[0].share_of_time(rented[0].seconds, rate, is_last=True)
+
+
+def _on_demand_rate(rental: Rental) -> Micros | None:
+    """Return the price per hour on demand that was known beside a spot price, once the cost of the machine is known."""
+    rate = rental.intent.offer.get("on_demand_micros_per_hour")
+    return Micros(rate) if isinstance(rate, int) and rate > 0 and rental.ended else None
 
 
 @dataclass(frozen=True)
 class _Leg:
-    """One machine, the plan that it was asked for by, the plan that followed on its loss, and its paid seconds."""
+    """A machine, the plan by which it was requested, the plan that followed its loss, and its paid seconds by phase."""
 
     rental: Rental
     plan: LegPlanned | None
@@ -46,19 +59,19 @@ class _Leg:
 
     @property
     def step(self) -> int:
-        """Return the checkpoint that it started from."""
+        """Return the step of the checkpoint that it started from."""
         return self.plan.step if self.plan is not None else 0
 
     @property
     def lost_s(self) -> float:
-        """Return the seconds in which it trained what was lost with it: by the steps, as its training took them."""
+        """Return the seconds in which it trained what was lost with it: their share of its training, by steps."""
         if self.after is None:
             return 0.0
         trained, lost = self.after.reached - self.step, self.after.reached - self.after.step
         return self.phases.get("training", 0.0) * min(1.0, max(0, lost) / trained) if trained > 0 else 0.0
 
     def unbroken_s(self, *, is_first: bool, is_last: bool) -> float:
-        """Return the seconds that an unbroken run would have had too: one start-up, the steps kept, one end."""
+        """Return the seconds that an unbroken run would have needed as well: the kept steps, one start-up, one end."""
         end_s = sum(self.phases.get(name, 0.0) for name in _AT_THE_END)
         training_s = self.phases.get("training", 0.0)
         start_s = sum(self.phases.values()) - end_s - training_s
@@ -71,10 +84,11 @@ def _lost_token(leg: _Leg, plans: Sequence[tuple[int, LegPlanned]]) -> str:
     return next((plan.token for _, plan in plans if plan.number == number and plan.token), "")
 
 
-def _told(leg: _Leg, lost: _Leg | None, first: _Leg, last: _Leg) -> LegTold:
+def _entry(leg: _Leg, lost: _Leg | None, first: _Leg, last: _Leg) -> LegTold:
+    """Return the receipt's entry for a leg; `lost` is the machine that was lost before it."""
     rental, plan, offer = leg.rental, leg.plan, leg.rental.intent.offer
     ended = last_typed(rental.records, TrainObserved)
-    told: LegTold = {
+    entry: LegTold = {
         "leg": plan.number if plan is not None else 1,
         "token": rental.token,
         "provider": rental.intent.provider,
@@ -87,12 +101,11 @@ def _told(leg: _Leg, lost: _Leg | None, first: _Leg, last: _Leg) -> LegTold:
         "micros": rental.micros if rental.ended else None,
         "outcome": ended.outcome if ended is not None else "none",
     }
-    if told["again"] and lost is not None and lost.rental.ended:
-        told["again_micros"] = lost.rental.share_of_time(lost.lost_s, Micros(lost.rental.rate))
-    rate = offer.get("on_demand_micros_per_hour")
-    if isinstance(rate, int) and rate > 0 and rental.ended:
+    if entry["again"] and lost is not None and lost.rental.ended:
+        entry["again_micros"] = lost.rental.share_of_time(lost.lost_s, Micros(lost.rental.rate))
+    if (rate := _on_demand_rate(rental)) is not None:
         seconds = leg.unbroken_s(is_first=leg is first, is_last=leg is last)
-        told["on_demand_micros"] = rental.share_of_time(seconds, Micros(rate), is_last=leg is last)
+        entry["on_demand_micros"] = rental.share_of_time(seconds, rate, is_last=leg is last)
     if leg.after is not None:
-        told["why"] = plain_line(leg.after.why)
-    return told
+        entry["why"] = plain_line(leg.after.why)
+    return entry

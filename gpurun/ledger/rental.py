@@ -33,6 +33,7 @@ _BOUNDS = {
     None: "up to the proof that it is gone",
 }
 _EXTRA = "at most, including a second machine from its request on"
+_LIMIT = "at most, at the highest price per hour that its provider may bill"
 _UNREAD = "the provider's bill was not read"
 GONE = ("create.duplicate_gone", "create.late_gone")
 
@@ -105,8 +106,11 @@ class Rental(BilledTime):
 
     @property
     def least_micros(self) -> Micros:
-        """Return what it cost at least: the machine alone, for as long as it certainly existed."""
-        return self._lasting(self.least_seconds)
+        """Return what it cost at least: the machine alone, for as long as it certainly existed.
+
+        Nothing is certain of a price that is only the most that its provider bills.
+        """
+        return Micros(0) if self.rate_is_limit else self._lasting(self.least_seconds)
 
     @property
     def _egress(self) -> Micros:
@@ -182,7 +186,7 @@ def figure_of(rentals: Sequence[Rental], *, is_watched: bool = False) -> Figure:
     if not all(rental.begun for rental in unended):  # It is not known whether it still waits in its queue.
         return Figure.FLOOR
     is_unseen = any(rental.extras or rental.end_is in (UNSEEN, BY_TIMER) for rental in paid)
-    if unended or is_unseen:
+    if unended or is_unseen or any(rental.rate_is_limit for rental in paid):
         return Figure.BOUND
     return Figure.BILLED if any(rental.end_is == BY_BILL for rental in paid) else Figure.MEASURED
 
@@ -251,7 +255,8 @@ def cost_says(rentals: Sequence[Rental]) -> str:
     paid = [one for one in rented if one.rate or one.extras]
     if not paid:
         return "nothing is charged for it"
-    parts = [_EXTRA for one in paid if one.extras] + [_BOUNDS[one.end_is] for one in paid if one.end != "refused"]
+    parts = [_EXTRA for one in paid if one.extras] + [_LIMIT for one in paid if one.rate_is_limit]
+    parts += [_BOUNDS[one.end_is] for one in paid if one.end != "refused"]
     parts.sort(key=lambda words: not words.startswith("at most"))
     parts += [_UNREAD] if any(one.billed is None for one in paid) else []
     return "; ".join(dict.fromkeys(parts))

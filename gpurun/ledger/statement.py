@@ -53,7 +53,7 @@ from gpurun.core.receipt_record import (
 from gpurun.core.receipt_rules import END_TOLD
 from gpurun.core.untrusted import number, plain_data, plain_line, read_object
 from gpurun.ledger.billed_time import elapsed_s, last_of
-from gpurun.ledger.legs import legs_of
+from gpurun.ledger.legs import legs_of, on_demand_of
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
 from gpurun.ledger.paid_phases import TrainingSplit, phases_s, planned, timeline
 from gpurun.ledger.rental import Rental, all_bounded, billed_by, cost_says, figure_of, is_cap_kept, rentals_of
@@ -123,6 +123,8 @@ def build_statement(
         predicate["rules"] = opened.rules
     if legs := legs_of(records):
         predicate["legs"] = legs
+    elif (on_demand := on_demand_of(rentals)) is not None:
+        predicate["cost"]["on_demand_micros"] = on_demand
     return {
         "_type": STATEMENT_TYPE,
         "subject": _signed_files(files, predicate["checkpoint"]),
@@ -306,7 +308,7 @@ def _rental(rental: Rental) -> RentalPaid:
         "billable_s": rental.seconds if rental.ended else None,
         "billing_unit_s": rental.intent.billing_unit_s,
         "rate_micros_per_hour": rental.rate,
-        "rate_is": REPORTED if rental.rate_is_reported else "quoted",
+        "rate_is": "provider-limit" if rental.rate_is_limit else REPORTED if rental.rate_is_reported else "quoted",
         "micros": rental.micros if rental.ended else None,
         "end": rental.end,
     }

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from gpurun.core.errors import GpurunError, SetupError
+from gpurun.core.errors import GpurunError, RunHeld, SetupError
 from gpurun.core.journal_events import CreateIntended, CreateObserved, Incident
-from gpurun.core.journal_records import Phase, RunState, all_typed
+from gpurun.core.journal_records import Phase, RunState, all_typed, opened_of
 from gpurun.core.machine_token import parse_token
 from gpurun.core.orphans import Owner
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.records import Instance
+from gpurun.core.records import Instance, InstanceState
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.run_lock import holder_of
 from gpurun.ledger.run_state import replay_journal
 from gpurun.ledger.runs import asked_for, look_at_all, planned_runs
+from gpurun.lifecycle.context import Context
+from gpurun.providers.base import Provider, Unknown
 
 _OVER = (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
 
@@ -119,6 +121,32 @@ def knows_id(owner: Owner, instance: Instance, home: Home) -> bool:
     records = read_journal(home.run(owner.run).journal).records if owner.run is not None else []
     ids = {event.instance.id for event in all_typed(records, CreateObserved) if event.token == instance.token}
     return instance.id in ids | {event.id for event in all_typed(records, Incident) if event.token == instance.token}
+
+
+def refuse_beside_copy(provider: Provider, state: RunState, context: Context, outcome: str) -> None:
+    """Raise RunHeld if a machine of this run lives at a provider, and this journal did not request it.
+
+    A home that was copied, synced or restored from a backup has a copy of the run, which may be active. A run's folder
+    that was moved alone still has tokens of the home that opened it. Unknown if the provider's list is incomplete.
+    """
+    run, doubt = state.run, None
+    try:
+        found = provider.find(None)
+    except Unknown as error:
+        found, doubt = list(error.found), error
+    homes = {context.home.id, opened_of(read_journal(context.folder.journal).records).home}
+    for machine in found:
+        token = parse_token(machine.token)
+        # A token may cut the name of the run.
+        is_of_run = token is not None and token.home in homes and token.run_or(run) == run
+        if is_of_run and machine.state is not InstanceState.GONE and machine.token not in state.asked:
+            raise RunHeld(
+                "run.elsewhere",
+                f"{machine.id} at {provider.name} was made for {run} by a copy of this home, and lives.",
+                hint=f"{outcome} Continue with that copy, or end it there: gpurun destroy {run}.",
+            )
+    if doubt is not None:
+        raise doubt
 
 
 def _state_of(owner: Owner, home: Home) -> RunState | None:

@@ -1,7 +1,7 @@
-"""On which machine a run continues: the offers of now, by the dollars that finishing takes from the checkpoint at hand.
+"""Ranks the current offers for a run that continues on another machine, by the dollars that it takes to finish there.
 
-Only cards and providers that the plan named are taken, at no higher rate than was agreed to, under a guard that is not
-weaker. What a machine may cost is what is left of the cap: so the cap bounds all machines together.
+An offer must be for a card and a provider of the plan, at no more than the agreed price, with a guard that is not
+weaker. A machine may cost at most what is left of the cap, so the cap bounds all machines together.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from gpurun.planning.transfer import SHIP_START_S, Load, download_s
 from gpurun.view.number_format import format_duration
 
 LEAST_LEG_S = 300
-"""How long a machine must at least be paid for beside its start-up where nobody knows when the next checkpoint is."""
+"""How long a machine must train at least to be worth its start-up, if the time to a checkpoint is not known."""
 START_S = (7.0, 100.0)
-"""What a trainer takes until its first step, at least and at most: each machine imports and compiles once more."""
+"""The least and the most seconds before a trainer's first step, because each machine imports and compiles again."""
 USUAL_S = 24 * SECONDS_PER_HOUR
-"""The longest that a job may run on one machine whose time nobody knows."""
+"""The longest that a job of unknown length may run on one machine."""
 LEAST_HOURS_S = 60.0
-"""For less that is left of --hours no other machine is rented."""
+"""No other machine is rented for less than this of the --hours."""
 MEASURED_SPREAD = 0.1
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a run is when its machine is gone: from where it continues, and with how much money.
+    """The state of a run whose machine is gone: where it continues, and with how much money.
 
-    `carried_bytes` are its checkpoint and what was compiled, which are uploaded once more. `trained_s` is for how long
-    all machines until now trained. `rate` was measured on the machine of the `rated` offer.
+    `carried_bytes` is the size of its checkpoint and compile caches, which are uploaded again. `trained_s` is how long
+    all machines have trained together. `rate` was measured on the machine of the `rated` offer.
     `avoided` are providers and regions that take machines back too often just now.
     """
 
@@ -51,10 +51,10 @@ class Standing:
 
 
 def most_rate(plan: Plan) -> Micros:
-    """Return the highest rate that was agreed to: --max-rate, or that of the dearest offer of the plan."""
+    """Return the highest price per hour that was agreed to: --max-rate, or that of the plan's dearest offer."""
     if plan.choices.max_rate_micros is not None:
         return plan.choices.max_rate_micros
-    return max(one.offer.rate_micros_per_hour for one in plan.approved)
+    return max(candidate.offer.rate_micros_per_hour for candidate in plan.approved)
 
 
 def leg_candidates(plan: Plan, offers: Sequence[Offer], standing: Standing) -> list[Candidate]:
@@ -109,7 +109,7 @@ def legs_note(plan: Plan, home: Home) -> Iterator[str]:
 
 
 def _reclaims_words(plan: Plan, home: Home) -> str:
-    """Return how many of this user's machines of the plan's kind were taken away; "" before ten receipts tell."""
+    """Return, in words, how many of the user's machines of the plan's kind were taken; "" with under ten receipts."""
     reclaims = own_reclaims(home, plan.offer) if plan.offer.spot else None
     if reclaims is None:
         return ""
@@ -118,7 +118,7 @@ def _reclaims_words(plan: Plan, home: Home) -> str:
 
 
 def _on_demand_words(plan: Plan) -> str:
-    """Return what the same machine costs on demand, where that price is known beside the spot price; else ""."""
+    """Return, in words, what the same machine costs on demand; "" if that price is not known beside the spot price."""
     rate = plan.offer.on_demand_micros_per_hour
     if rate is None:
         return ""
@@ -131,7 +131,7 @@ def _on_demand_words(plan: Plan) -> str:
 
 
 def _may_be_taken(plan: Plan, offer: Offer, standing: Standing) -> bool:
-    """Whether the user agreed to such a machine, and its place takes none back too often just now."""
+    """Return whether the user agreed to such a machine, and its region is not skipped for taking machines back."""
     is_agreed = offer.spot == plan.choices.spot and offer.rate_micros_per_hour <= most_rate(plan)
     is_there = plan.choices.region in (None, offer.region)
     is_guarded = plan.choices.weak_lease or not is_weak(offer)
@@ -171,14 +171,14 @@ def _judged(plan: Plan, offer: Offer, standing: Standing) -> Candidate | None:
 
 
 def _is_same_card(known: Offer, offer: Offer) -> bool:
-    """Whether an offer is of the cards that another one has: so much is known of how fast they are."""
+    """Return whether two offers have the same cards, so that the speed on one is known from the other."""
     return (known.gpu, known.gpu_count, known.nodes, known.vram_gb) == (
         offer.gpu, offer.gpu_count, offer.nodes, offer.vram_gb
     )  # fmt: skip
 
 
 def _load(plan: Plan, standing: Standing) -> Load:
-    """Return what travels for another machine: all that the first was sent, by the same way, and what is carried."""
+    """Return the transfers of another machine: the first machine's uploads by the same route, and what is carried."""
     data, uplink = plan.data, plan.uplink.bits_per_s
     sent_s = max(0.0, plan.lease.ship_s - SHIP_START_S - download_s(data.public_bytes))
     sent_s += 8 * standing.carried_bytes / uplink
@@ -195,7 +195,7 @@ def _load(plan: Plan, standing: Standing) -> Load:
 
 
 def _estimate(plan: Plan, known: Estimate, offer: Offer, standing: Standing) -> Estimate:
-    """Return what is left to train on an offer, by what was known of its card, or was measured on it since."""
+    """Return the estimate for the remaining steps on an offer, from the plan or from a speed measured on its card."""
     steps, first = plan.job.steps, plan.continues.step if plan.continues else 0
     rate, step = standing.rate, max(standing.step, first)
     if steps and rate is not None and rate.step_s and standing.rated and _is_same_card(standing.rated, offer):
@@ -211,7 +211,7 @@ def _estimate(plan: Plan, known: Estimate, offer: Offer, standing: Standing) -> 
 
 
 def _interval_s(plan: Plan, rate: RateObserved | None) -> float:
-    """Return how long it trains from one checkpoint to the next; where nobody knows, what is worth a machine."""
+    """Return the seconds from one checkpoint to the next; if they are not known, the least that is worth a machine."""
     every, steps, likely_s = plan.job.checkpoint_every, plan.job.steps, plan.estimate.likely_s
     step_s = rate.step_s if rate is not None else likely_s / steps if likely_s and steps else None
     if not every or not step_s:
@@ -220,7 +220,7 @@ def _interval_s(plan: Plan, rate: RateObserved | None) -> float:
 
 
 def _rank(candidate: Candidate, load: Load) -> tuple[bool, float, Micros, str, str, str]:
-    """What finishes first, then by the dollars that finishing takes, then the cheaper hour; names settle a tie."""
+    """Return the sort key: what finishes comes first, then fewer dollars to finish, a lower price per hour, names."""
     offer, dollars = candidate.offer, candidate.expected_micros
     names = (offer.provider, offer.type_id, offer.region)
     return (not candidate.finishes, inf if dollars is None else dollars, offer.rate_micros_per_hour, *names)

@@ -314,6 +314,8 @@ def _cost(predicate: Predicate) -> list[Cell]:
         parts.append(says)
     if cost["billed_micros"] is not None:
         parts.append(f"provider bill {format_usd(Micros(cost['billed_micros']))}")
+    if (on_demand := cost.get("on_demand_micros")) is not None:
+        parts.append(f"on demand, by the price of then: about {format_usd(Micros(on_demand))}")
     if (used := cost.get("gpu_hours")) is not None:
         parts.append(_gpu_hours(used, predicate["asked"].get("max_gpu_hours")))
     if cap is None:

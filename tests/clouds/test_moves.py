@@ -26,6 +26,7 @@ from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from tests.clouds.rented import Cloud, User, aws, kill_supervisors, runpod, somebody, supervisors
 from tests.emulators import guests
+from tests.emulators.s3 import S3Emulator
 from tests.users_scripts import HUGGING_FACE, NANOGPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")]
@@ -75,6 +76,11 @@ def wait_for(user: User, what: str, true: Callable[[], bool], begun: subprocess.
             return
         assert begun is None or begun.poll() is None, f"it ended before {what}:\n{user.said()}"
     pytest.fail(f"it never came to {what}:\n{user.said()}")
+
+
+def saved_in(s3: S3Emulator) -> bool:
+    """Whether a machine has pushed its list of finished files into a bucket."""
+    return any(name.endswith("/head") for name in s3.keys(""))
 
 
 def whole_at_home(user: User) -> int:
@@ -147,36 +153,112 @@ def test_the_laptop_that_dies_between_two_legs_goes_on_by_resume_with_one_machin
     assert user.tells("audit")[1]["ok"] is True
 
 
-UNTIL_GONE = ("destroy.intended", "destroy.asked", "death.read", "death.proven", "leg.planned")
-ASKED_AND_ANSWERED = "create.intended > after runpod graphql > after runpod graphql"
-"""The lowest bid is read, and the pod is made; nothing of that is on record."""
+DYING = """\
+import os, signal
+from gpurun.ledger.journal import Journal
+
+append = Journal.append
+
+def append_and_die(journal, note):
+    record = append(journal, note)
+    if os.path.exists(os.environ["DIED_AT"]):
+        with open(os.environ["DIED_AT"], "r+") as file:
+            known, kind = file.read().split("\\n"), " ".join([record.event, str(record.data.get("code", ""))]).strip()
+            if kind not in known:
+                print(kind, file=file, flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+    return record
+
+Journal.append = append_and_die
+"""
+"""Has a supervisor die after each record of a kind at which none has died yet, once there is a file to note it in."""
 
 
-@pytest.mark.parametrize("asked", ["create.intended", ASKED_AND_ANSWERED], ids=["before it asks", "before it is told"])
-def test_killed_after_every_record_between_two_legs_it_continues_with_one_machine(tmp_path: Path, asked: str) -> None:
-    deaths = [f"after {record}" for record in (*UNTIL_GONE, asked, "create.observed", "ready.observed")]
+def shim(folder: Path, text: str, **more: str) -> dict[str, str]:
+    """What has each Python of the user run a text at its start."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(text)
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{Path(__file__).parents[2]}", **more}
+
+
+def kinds_between(user: User) -> list[str]:
+    """The kinds of the records from the end of the first machine's work to the second machine, by the journal."""
+    told = records(user)
+    ended = next(place for place, one in enumerate(told) if one.event is Event.TRAIN_OBSERVED)
+    made = [place for place, one in enumerate(told) if one.event is Event.CREATE_OBSERVED][1]
+    kinds = [" ".join([one.event, str(one.data.get("code", ""))]).strip() for one in told[ended : made + 1]]
+    return list(dict.fromkeys(kinds))
+
+
+def dies_on_its_way(user: User, died: Path, environment: dict[str, str], between: Callable[[], None]) -> None:
+    """Drive a run whose supervisor dies at each kind of record, until it is on its second machine; then to its end."""
+    deaths = lambda: died.read_text().splitlines()  # noqa: E731
+    wait_for(user, "the first death", lambda: bool(deaths()) and not supervisors(user.home))
+    while "create.observed" not in deaths():
+        known = len(deaths())
+        between()
+        assert drive(user, **environment) == -9, f"it did not die after {deaths()[-1]}\n{user.said()}"
+        assert len(deaths()) == known + 1
+        assert len(user.cloud.alive()) <= 1
+    died.unlink()
+    assert user.types("resume", "fox-41", "--json", timeout_s=PATIENCE_S).returncode == 0, user.said()
+
+
+def has_moved_once(user: User, cloud: Cloud, deaths: list[str]) -> None:
+    """It was two machines, one after the other, paid for within the cap, and each kind of record was died at."""
+    assert cloud.alive() == []
+    told = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+    assert [leg["leg"] for leg in told["legs"]] == [1, 2]
+    assert told["legs"][1]["step"] > 0
+    assert cloud.meter.total_micros() <= told["cost"]["upper_bound_micros"] <= usd(20)
+    assert user.tells("audit")[1]["ok"] is True
+    assert set(kinds_between(user)) <= {*deaths}
+    assert {"collect.intended", "collect.observed", "death.proven", "leg.planned", "create.intended"} <= {*deaths}
+
+
+def stop_pods(cloud: Cloud) -> None:
+    """RunPod takes back what runs."""
+    with cloud.emulator.world.lock:
+        for pod in list(cloud.alive()):
+            cloud.emulator.world.act(pod.id, "stop")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("stage", [(), ("--stage", "s3://shards/lab")], ids=["files come home", "files go to a bucket"])
+def test_killed_after_every_record_between_two_machines_of_runpod_it_is_one_run(
+    tmp_path: Path, stage: tuple[str, ...]
+) -> None:
+    died = tmp_path / "died"
+    environment = shim(tmp_path / "shim", DYING, DIED_AT=str(died))
+    with runpod(tmp_path / "cloud") as cloud, S3Emulator() as s3:
+        keyed = replace(cloud, environment={**cloud.environment, **s3.environment})
+        with somebody(keyed, tmp_path / "home") as user:
+            train = ("train", "mini-gpt", "--max-cost", "20", *SPOT[:6], *RECIPE, *stage, "--keep-going", "--detach")
+            assert begin(user, *train, **environment).wait(PATIENCE_S) == 0, user.said()
+            wait_for(user, "a checkpoint", lambda: saved_in(s3) if stage else whole_at_home(user) > 0)
+            died.touch()
+            stop_pods(cloud)
+            deaths: list[str] = []
+            dies_on_its_way(user, died, environment, lambda: deaths.append(died.read_text()))
+            assert len(cloud.emulator.world.pods) == 2
+            has_moved_once(user, cloud, [*deaths[-1].splitlines(), "create.observed"])
+
+
+def test_killed_before_an_answer_is_read_between_two_machines_it_is_one_run(tmp_path: Path) -> None:
+    """The lowest bid is read, and the pod is made; nothing of that is on record."""
+    answered = "after create.intended > after runpod graphql > after runpod graphql"
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
-        first = "after train.observed"
         train = ("train", "mini-gpt", "--max-cost", "20", *SPOT[:6], *SHORT, "--keep-going")
         # Nobody watches it: a viewer would drive it on.
-        assert begin(user, *train, "--detach", GPURUN_CRASH_AT=first).wait(PATIENCE_S) == 0, user.said()
+        assert begin(user, *train, "--detach", GPURUN_CRASH_AT="after train.observed").wait(PATIENCE_S) == 0
         wait_for(user, "a checkpoint", lambda: whole_at_home(user) > 0)
-        (pod,) = cloud.alive()
-        with cloud.emulator.world.lock:
-            cloud.emulator.world.act(pod.id, "stop")
+        stop_pods(cloud)
         lost = lambda: any(one.event is Event.TRAIN_OBSERVED for one in records(user))  # noqa: E731
         wait_for(user, "the loss", lambda: lost() and not supervisors(user.home))
-        for death in deaths:
-            assert drive(user, GPURUN_CRASH_AT=death) == -9, f"it did not die {death}\n{user.said()}"
-            assert len(cloud.alive()) <= 1
+        assert drive(user, GPURUN_CRASH_AT=answered) == -9, user.said()
+        assert len(cloud.alive()) == 1
         assert user.types("resume", "fox-41", "--json", timeout_s=PATIENCE_S).returncode == 0, user.said()
         assert len(cloud.emulator.world.pods) == 2
-        assert cloud.alive() == []
-        told = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
-        assert [leg["leg"] for leg in told["legs"]] == [1, 2]
-        assert told["legs"][1]["step"] > 0
-        assert cloud.meter.total_micros() <= told["cost"]["upper_bound_micros"] <= usd(20)
-        assert user.tells("audit")[1]["ok"] is True
+        has_moved_once(user, cloud, kinds_between(user))
 
 
 def test_while_there_is_no_capacity_it_waits_at_no_cost_and_continues_where_there_is_some(tmp_path: Path) -> None:
@@ -230,25 +312,22 @@ class Notice(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def notice_here(tmp_path: Path) -> Iterator[dict[str, str]]:
+def notice_here() -> Iterator[str]:
     """What has the user's gpurun name this server to machines, as they cannot have an address of EC2's here."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Notice) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        shim = tmp_path / "shim"
-        shim.mkdir()
         named = f"AwsProvider.notice_url = 'http://127.0.0.1:{server.server_port}'"
-        (shim / "sitecustomize.py").write_text(f"from gpurun.providers.aws.provider import AwsProvider\n{named}\n")
         Notice.is_given = False
-        yield {"PYTHONPATH": f"{shim}{os.pathsep}{Path(__file__).parents[2]}"}
+        yield f"from gpurun.providers.aws.provider import AwsProvider\n{named}\n"
         server.shutdown()
 
 
 def test_a_notice_of_aws_saves_downloads_and_moves_before_the_machine_is_taken(
-    tmp_path: Path, notice_here: dict[str, str]
+    tmp_path: Path, notice_here: str
 ) -> None:
     with aws(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
         train = ("train", "mini-gpt", "--max-cost", "20", "--provider", "aws", *cloud.asks, "--spot", *SHORT)
-        begun = begin(user, *train, "--keep-going", **notice_here)
+        begun = begin(user, *train, "--keep-going", **shim(tmp_path / "shim", notice_here))
         wait_for(user, "a checkpoint", lambda: whole_at_home(user) > 0, begun)
         Notice.is_given = True
         ended = lambda: any(one.event is Event.TRAIN_OBSERVED for one in records(user))  # noqa: E731
@@ -265,8 +344,31 @@ def test_a_notice_of_aws_saves_downloads_and_moves_before_the_machine_is_taken(
         bids = {form["InstanceMarketOptions.SpotOptions.SpotInstanceType"] for form in cloud.emulator.launches}
         assert bids == {"one-time"}
         assert all("on_demand_micros" in leg for leg in told["legs"])
+        assert {one["rate_is"] for one in told["cost"]["rentals"]} == {"provider-limit"}
+        assert told["cost"]["is"] == "bound", "AWS bills the price of the zone, which moves below the maximum"
         assert cloud.alive() == []
         assert user.tells("audit")[1]["ok"] is True
+
+
+def test_killed_after_every_record_between_two_machines_of_aws_it_is_one_run(tmp_path: Path, notice_here: str) -> None:
+    """The first is there still while its files come home: AWS has given notice."""
+    died = tmp_path / "died"
+    environment = shim(tmp_path / "shim", notice_here + DYING, DIED_AT=str(died))
+    with aws(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
+        train = ("train", "mini-gpt", "--max-cost", "20", "--provider", "aws", *cloud.asks, "--spot", *SHORT)
+        assert begin(user, *train, "--keep-going", "--detach", **environment).wait(PATIENCE_S) == 0, user.said()
+        wait_for(user, "a checkpoint", lambda: whole_at_home(user) > 0)
+        died.touch()
+        Notice.is_given = True
+        deaths: list[str] = []
+
+        def between() -> None:
+            Notice.is_given = False
+            deaths.append(died.read_text())
+
+        dies_on_its_way(user, died, environment, between)
+        assert len(cloud.emulator.world.instances) == 2
+        has_moved_once(user, cloud, [*deaths[-1].splitlines(), "create.observed"])
 
 
 SLOW = """\

@@ -6,10 +6,13 @@ Whole runs in virtual time, on simulated clouds with a meter of their own; the f
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from shutil import copytree
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,15 +40,18 @@ from gpurun.lifecycle.steps.move_run import newest_checkpoint
 from gpurun.planning.legs import legs_note
 from gpurun.readers.run_status import run_data, run_row
 from gpurun.remote.archive import Pack
+from gpurun.remote.interface import FarRefusal
 from gpurun.remote.messages import Manifest, ManifestFile
 from gpurun.view.receipt_screen import receipt_screen
 from gpurun.view.style import Style
 from tests.changed_plan import changed_plan
 from tests.emulators.fake import Fault
 from tests.simulation.checker import check
+from tests.simulation.nemesis import Killed
 from tests.simulation.plans import RUN
-from tests.simulation.play import Stage
-from tests.simulation.scenario import Scenario
+from tests.simulation.play import PAUSE_S, Stage
+from tests.simulation.scenario import Deed, Scenario
+from tests.simulation.soak import folder_of_one_run
 
 
 class Voyage:
@@ -109,6 +115,23 @@ class Voyage:
         with self.stage.set_up(), self._watched():
             return self.stage.drive().words
 
+    def drive_to_the_end(self) -> str:
+        """Drive until the run is closed, as a user would; how that ended."""
+        with self.stage.set_up(), self._watched():
+            self.stage.drive_to_the_end()
+        return self.played.outcomes[-1].words
+
+    def at_record(self, event: Event, then: Callable[[], None]) -> None:
+        """`then` happens once an event is on record, the first time."""
+        passing, due = self.stage.nemesis.passing, [then]
+
+        def passed(place: str) -> None:
+            passing(place)
+            if place == f"after {event}" and due:
+                due.pop()()
+
+        self.stage.nemesis.passing = passed  # type: ignore[method-assign]
+
     @property
     def legs(self) -> list[dict[str, Any]]:
         return [one.data for one in self.played.records if one.event is Event.LEG_PLANNED]
@@ -153,6 +176,8 @@ def test_the_receipt_has_what_was_trained_twice_and_what_on_demand_would_have_co
     moved.take_at(12, 23)
     assert (moved.drive(), unbroken.drive()) == ("DONE", "DONE")
     legs = moved.receipt["legs"]
+    assert [leg["spot"] for leg in legs] == [True, True, True]
+    assert "on_demand_micros" not in moved.receipt["cost"], "its legs have it, without what was trained twice"
     assert ["again_micros" in leg for leg in legs] == [False, True, True]
     rate = legs_rate(moved)
     step_micros = 120.0 / 30 * rate / 3600
@@ -167,12 +192,46 @@ def test_the_receipt_has_what_was_trained_twice_and_what_on_demand_would_have_co
     assert moved.problems() == []
 
 
-def test_where_no_price_on_demand_was_known_none_is_claimed(voyage: Voyage) -> None:
-    voyage.on_spot(0)
-    voyage.take_at(12)
+@pytest.mark.parametrize("above", [0, 1], ids=["as agreed", "a micro-dollar more"])
+def test_where_only_the_most_per_hour_is_reported_the_receipt_states_a_bound(voyage: Voyage, above: int) -> None:
+    """AWS, on spot. What was planned, what is reported as a limit and what is reported as the price stay apart."""
+    (cloud,) = voyage.played.clouds.values()
+    agreed, read = cloud.stock[0].rate_micros_per_hour, cloud.read
+
+    def limited(instance_id: str) -> Any:
+        known = read(instance_id)
+        told = {} if known.rate_micros_per_hour is None else {"rate_micros_per_hour": agreed + above}
+        return known.model_copy(update={**told, "rate_is_limit": bool(told)})
+
+    cloud.read = limited  # type: ignore[method-assign]
+    assert voyage.drive() == ("NO_OFFER" if above else "DONE")
+    cost = voyage.receipt["cost"]
+    (rental,) = cost["rentals"]
+    assert (rental["rate_is"], rental["rate_micros_per_hour"]) == ("provider-limit", agreed + above)
+    assert cost["is"] == "bound"
+    assert "may bill" in cost["says"]
+    if above:
+        assert voyage.failures == ["price.rose"]
+        assert Event.SHIP_INTENDED not in [one.event for one in voyage.played.records]
+    assert [row.problems for row in audit(voyage.played.home).rows] == [()]
+
+
+def test_a_spot_run_that_never_moved_has_what_on_demand_would_have_cost(voyage: Voyage) -> None:
+    voyage.on_spot(3)
     assert voyage.drive() == "DONE"
-    assert [leg["spot"] for leg in voyage.receipt["legs"]] == [True, True]
-    assert not any("on_demand_micros" in leg for leg in voyage.receipt["legs"])
+    cost = voyage.receipt["cost"]
+    assert cost["on_demand_micros"] == pytest.approx(3 * cost["upper_bound_micros"], rel=0.01)
+    assert format_usd(cost["on_demand_micros"]) in receipt_text(voyage)
+    assert "legs" not in voyage.receipt
+    assert voyage.problems() == []
+
+
+@pytest.mark.parametrize("taken", [(), (12,)], ids=["never moved", "moved"])
+def test_where_no_price_on_demand_was_known_none_is_claimed(voyage: Voyage, taken: tuple[int, ...]) -> None:
+    voyage.on_spot(0)
+    voyage.take_at(*taken)
+    assert voyage.drive() == "DONE"
+    assert "on_demand" not in json.dumps(voyage.receipt)
     assert "on demand" not in receipt_text(voyage)
     assert b"on_demand" not in voyage.played.folder.journal.read_bytes()
 
@@ -619,6 +678,192 @@ def test_a_second_machine_of_the_first_leg_that_shows_late_is_ended_and_paid(tmp
     assert [len(one.get("extras", [])) for one in told["rentals"]] == [1, 0]
     assert cloud.metered() <= told["upper_bound_micros"]
     assert cloud.metered() <= told["cap_micros"]
+
+
+def copied(voyage: Voyage, at: tuple[int, int], then: Callable[[], None]) -> Home:
+    """Copy the run's home at a step of a machine, as to another laptop; `then` happens to the first one."""
+    copy = Home(voyage.played.home.root.parent / "copy")
+
+    def copy_home() -> None:
+        copytree(voyage.played.home.root, copy.root)
+        then()
+
+    voyage.at[at] = copy_home
+    return copy
+
+
+def die() -> None:
+    raise Killed("the laptop")
+
+
+def continued_in(voyage: Voyage, home: Home) -> None:
+    """The same run is driven from another home from now on, in the same clouds."""
+    voyage.played.home, voyage.played.folder = home, home.run(RUN)
+
+
+@pytest.mark.parametrize("next_cloud", ["runpod", "aws"])
+def test_a_copied_home_rents_nothing_while_the_first_is_on_its_next_machine(tmp_path: Path, next_cloud: str) -> None:
+    """The copy knows the first machine, and not that the run has moved; the next one may be in another cloud."""
+    voyage = Voyage(tmp_path, "runpod", "aws", machines=9)
+    clouds, first = voyage.played.clouds, voyage.played.home
+    stock = {name: cloud.stock for name, cloud in clouds.items()}
+
+    def take() -> None:
+        voyage.take()
+        for name, cloud in clouds.items():
+            cloud.stock = stock[name] if name == next_cloud else ()
+
+    copy = copied(voyage, (1, 12), take)
+    voyage.at[2, 14] = die
+    assert voyage.drive() == "killed"
+    (machine,) = clouds[next_cloud].alive
+    for name, cloud in clouds.items():
+        cloud.stock = stock[name]
+    continued_in(voyage, copy)
+    assert voyage.drive() == "RUN_HELD"
+    assert voyage.failures[-1] == "run.elsewhere"
+    failure = look_at_run(copy, RUN).state.failure
+    assert failure is not None
+    assert machine.id in failure.message
+    assert [box.id for cloud in clouds.values() for box in cloud.alive] == [machine.id]
+    continued_in(voyage, first)
+    assert voyage.drive() == "DONE"
+    assert len(voyage.boxes) == 2
+    assert [row.problems for row in audit(first).rows] == [()]
+
+
+def test_of_two_homes_that_ask_at_once_the_one_that_sees_the_other_ends_its_machine(tmp_path: Path) -> None:
+    """A list lags, so that a look before the create shows neither to the other; the look before the upload does."""
+    voyage = Voyage(tmp_path, machines=9)
+    (cloud,) = voyage.played.clouds.values()
+    copy = copied(voyage, (1, 12), voyage.take)
+    voyage.at[2, 14] = die
+    assert voyage.drive() == "killed"
+    first = cloud.boxes[-1]
+    continued_in(voyage, copy)
+    find = cloud.find
+    cloud.find = lambda token: find(token) if len(cloud.boxes) > 2 else []  # type: ignore[method-assign]
+    assert voyage.drive() == "RUN_HELD"
+    assert [box.died_s is None for box in cloud.boxes] == [False, True, False]
+    assert cloud.alive == [first]
+    assert Event.SHIP_INTENDED not in [one.event for one in voyage.played.records][-20:], "nothing was uploaded"
+
+
+def test_a_run_that_was_copied_alone_into_another_home_sees_the_first_ones_machine(tmp_path: Path) -> None:
+    """Its tokens have the home that opened the run, and not the one where it lies now."""
+    voyage = Voyage(tmp_path, machines=9)
+    copy = copied(voyage, (1, 12), voyage.take)
+    voyage.at[2, 14] = die
+    assert voyage.drive() == "killed"
+    (copy.root / "id").unlink()
+    assert copy.id != voyage.played.home.id
+    continued_in(voyage, copy)
+    assert voyage.drive() == "RUN_HELD"
+    assert len([box for box in voyage.boxes if box.died_s is None]) == 1
+
+
+def next_create(voyage: Voyage, *, faults: tuple[Fault, ...]) -> None:
+    """Its machine is taken, and these happen to the creates after that."""
+    (cloud,) = voyage.played.clouds.values()
+
+    def take() -> None:
+        voyage.take()
+        cloud.script["create"] = list(faults)
+
+    voyage.at[1, 12] = take
+
+
+def noticed(voyage: Voyage) -> None:
+    """The provider gives notice: the agent has saved and stopped, and the machine is there still."""
+    voyage.at[1, 12] = lambda: next(iter(voyage.stage._fars.values())).stop(reason="preempted")
+
+
+def held(voyage: Voyage) -> None:
+    """The same, but a finished file does not come home: the machine is held for it, and taken meanwhile."""
+
+    def breaks() -> None:
+        (far,) = voyage.stage._fars.values()
+        far.broken["get checkpoints/000010.optim.safetensors"] = FarRefusal("unreadable", "its disk does not read it")
+
+    voyage.at[1, 9] = breaks
+    noticed(voyage)
+    voyage.at_record(Event.HOLD_INTENDED, voyage.take)
+
+
+def silent(voyage: Voyage) -> None:
+    """The provider does not answer for ten minutes from the request for its end on."""
+    (cloud,) = voyage.played.clouds.values()
+    voyage.take_at(12)
+    voyage.at_record(Event.DESTROY_INTENDED, lambda: cloud.outages.append((cloud.now, cloud.now + 600.0)))
+
+
+ORDERS: dict[str, Callable[[Voyage], None]] = {
+    "taken": lambda voyage: voyage.take_at(12),
+    "noticed": noticed,
+    "held": held,
+    "sold out": partial(next_create, faults=(Fault.FULL,)),
+    "answer lost": partial(next_create, faults=(Fault.LOST,)),
+    "request lost": partial(next_create, faults=(Fault.DROPPED,)),
+    "gone at once": partial(next_create, faults=(Fault.STILLBORN,)),
+    "silent": silent,
+}
+"""In which orders a run comes from one machine to the next."""
+NEVER_BETWEEN = {
+    "at the beginning of a run": {Event.RUN_OPENED, Event.STAGE_INTENDED, Event.STAGE_OBSERVED},
+    "at the end of a run": {Event.BILL_OBSERVED, Event.RECEIPT_OBSERVED, Event.RUN_CLOSED},
+    "while a machine works": {
+        Event.READY_OBSERVED, Event.SHIP_INTENDED, Event.SHIP_OBSERVED, Event.TRAIN_INTENDED, Event.TRAIN_STARTED,
+        Event.RATE_OBSERVED,
+    },
+    "a stop ends the run": {Event.STOP_REQUESTED},
+    "only with a bucket, on the emulated clouds": {Event.SALVAGE_INTENDED, Event.SALVAGE_OBSERVED},
+}  # fmt: skip
+TORN, RICH = b'{"seq": 9, "ev', 30
+"""Half a record; and for how many machines the cap pays: also for those that may exist unseen beside the next one."""
+
+
+def label(record: Any) -> str:
+    """The event of a record, with its code where it has one."""
+    return " ".join(filter(None, (record.event, str(record.data.get("code", "")))))
+
+
+def deaths_between(voyage: Voyage) -> list[tuple[int, str, str]]:
+    """Every record between the work of the first machine and the last machine: its point, the one before it, itself."""
+    events = {f"after {event}" for event in Event}
+    numbers = [number for number, (_, place) in enumerate(voyage.played.points, start=1) if place in events]
+    records = voyage.played.records
+    begun = next(place for place, one in enumerate(records) if one.event is Event.TRAIN_STARTED)
+    made = [place for place, one in enumerate(records) if one.event is Event.CREATE_OBSERVED][-1]
+    return [(numbers[n], label(records[n - 1]), label(records[n])) for n in range(begun + 1, made + 1)]
+
+
+def test_killed_at_every_record_between_two_machines_it_is_one_run() -> None:
+    """The records are those of the same run undisturbed; the dying supervisor leaves half of its next one."""
+    seen: set[tuple[str, str]] = set()
+    met: set[str] = {Event.JOURNAL_REPAIRED}
+    for order, prepare in ORDERS.items():
+        with folder_of_one_run() as folder:
+            undisturbed = Voyage(Path(folder), machines=RICH)
+            prepare(undisturbed)
+            assert undisturbed.drive_to_the_end() == "DONE", order
+            deaths = deaths_between(undisturbed)
+        for number, before, name in deaths:
+            met.add(name.partition(" ")[0])
+            if (before, name) not in seen:
+                seen.add((before, name))
+                with folder_of_one_run() as folder:
+                    killed = Voyage(Path(folder), machines=RICH, deeds=(Deed(number, "kill"),))
+                    prepare(killed)
+                    while (ended := killed.drive()) == "destroy.not_gone":
+                        killed.stage.true.sleep(PAUSE_S)
+                    assert ended == "killed"
+                    assert label(killed.played.records[-1]) == name
+                    with killed.played.folder.journal.open("ab") as journal:
+                        journal.write(TORN)
+                    came_to = killed.drive_to_the_end(), killed.problems()
+                    assert came_to == ("DONE", []), f"{order}: killed after {name}, which came after {before}"
+                    assert Event.JOURNAL_REPAIRED in [one.event for one in killed.played.records]
+    assert {*Event} - met == {*itertools.chain.from_iterable(NEVER_BETWEEN.values())}
 
 
 def test_each_machine_is_settled_in_the_months_budget_once_it_is_proven_gone(voyage: Voyage) -> None:

@@ -59,6 +59,10 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{_UNIT}test_audit.py", f"{_SAFE}test_ledger_other_books.py", f"{_SAFE}test_ledger_tamper.py",
         f"{_LIFE}test_continuing.py",
     ),
+    "gpurun/ledger/audit/audit_run.py": (
+        f"{_UNIT}test_class_check.py", f"{_UNIT}test_audit.py", f"{_SAFE}test_ledger_other_books.py",
+        f"{_SAFE}test_ledger_tamper.py", f"{_LIFE}test_continuing.py",
+    ),
     "gpurun/readers/": (f"{_UNIT}test_imported_run.py", f"{_UNIT}test_weights.py", f"{_UNIT}test_replay_judged.py"),
     "gpurun/readers/evidence/": (f"{_UNIT}test_class_check.py",),
     "gpurun/ledger/shutdown_statement.py": (f"{_UNIT}test_confirm.py", f"{_SAFE}test_ledger_other_books.py"),
@@ -76,7 +80,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/ledger/run_state.py": (f"{_LIFE}test_moves.py", f"{_LIFE}test_state.py", *_CLOUD),
     "gpurun/ledger/audit/event_sequence.py": (f"{_LIFE}test_moves.py", f"{_UNIT}test_audit.py"),
     "gpurun/lifecycle/instance/absence.py": (f"{_LIFE}test_absent_at_boot.py", *_CLOUD),
-    "gpurun/lifecycle/machine_owner.py": (f"{_LIFE}test_outlived.py", f"{_LIFE}test_shared_account.py"),
+    "gpurun/lifecycle/machine_owner.py": (
+        f"{_LIFE}test_moves.py", f"{_LIFE}test_outlived.py", f"{_LIFE}test_shared_account.py",
+    ),
     "gpurun/ledger/runs.py": _SYNCS,
     "gpurun/ledger/budget.py": (f"{_UNIT}test_month_budget.py", f"{_UNIT}test_mandate.py", f"{_LIFE}test_month.py"),
     "gpurun/ledger/mandate.py": (f"{_UNIT}test_mandate.py", f"{_LIFE}test_mandate_held.py"),

@@ -64,6 +64,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/lifecycle/steps/create_machine.py": (
         ("deadline_wall = _their_wall(context)", "deadline_wall = context.clock.wall()"),
         ("if instance.token != order.token:", "if False:"),
+        ("return [name for name in names if name != context.provider.name]", "return []"),
         ("elapsed - steady_since >= traits.settle_s and looked_late:", "False:"),
         ("if elapsed - steady_since >= traits.settle_s:", "if True:"),
         ('unclear, steady_since = str(error), float("inf")', "unclear = str(error)"),
@@ -74,6 +75,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         (" or [one for one in listed if one.token == token]", ""),
     ),
     "gpurun/lifecycle/steps/await_ready.py": (
+        ('refuse_beside_copy(context.provider, state, context, "This machine was ended.")', "pass"),
         ("context.reach(by_our_clock(instance, state))", "context.reach(instance)"),
         ("and not extras:", ":"),
         ("check_made(born, context.plan)", "pass"),
@@ -238,6 +240,8 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("and is_older(orphan, older_than_s) ", ""),
     ),
     "gpurun/lifecycle/machine_owner.py": (
+        ("if is_of_run and machine.state is not InstanceState.GONE and machine.token not in state.asked:", "if False:"),
+        ("token.home in homes", "token.home == context.home.id"),
         ("replay_journal(folder.name, reading.records).token == token", "True"),
         ("if asked_for(home.run(name), token):", "if True:"),
         ("return state.token != instance.token or state.phase in _OVER", "return True"),

@@ -387,6 +387,14 @@ def test_reads_of_one_moment_do_not_spread_however_long_after(home: Home) -> Non
     assert ["30.0 s" in problem for problem in only_row(home).problems] == [True]
 
 
+def test_a_proof_of_death_is_the_digest_of_its_readings(home: Home) -> None:
+    run = CloudRun(home)
+    run.write(run.opened(), run.intended(), run.created()).play(run.through_training())
+    *reads, (_, (event, claim)) = run.death()
+    run.play(iter(reads)).write((event, {**claim, "evidence_sha256": "0" * 64})).settle()
+    assert ["not the digest of the reads" in problem for problem in only_row(home).problems] == [True]
+
+
 def test_a_second_machine_before_the_first_is_proven_gone(home: Home) -> None:
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created(), run.intended(2))

@@ -851,6 +851,54 @@ def test_a_spot_offer_is_the_cheapest_zones_and_bids_as_agreed(cloud: AwsEmulato
     assert billed(cloud) == []
 
 
+def spot_machine(cloud: AwsEmulator, clock: VirtualClock, dollars: str) -> tuple[AwsProvider, Instance]:
+    """A machine that was launched on spot at that price."""
+    cloud.rules.spot_usd["p4d.24xlarge@us-east-1a"] = dollars
+    aws = AwsProvider(clock, spot=True)
+    (offer,) = aws.offers(P4D, rows_for(P4D, "aws"))
+    return aws, aws.create(order_of(clock, offer=offer))
+
+
+def test_the_most_that_a_spot_machine_costs_is_read_back_from_its_request(
+    cloud: AwsEmulator, clock: VirtualClock
+) -> None:
+    aws, made = spot_machine(cloud, clock, "7.123456")
+    assert (made.rate_micros_per_hour, made.rate_is_limit) == (None, False), "the answer to a launch has no price"
+    for _ in range(3):
+        read = aws.read(made.id)
+        assert (read.rate_micros_per_hour, read.rate_is_limit) == (7_123_456, True)
+    assert cloud.count("DescribeSpotInstanceRequests") == 1, "it is asked for once"
+    aws.destroy(made.id)
+    assert AwsProvider(clock).read(made.id).rate_micros_per_hour is None, "what has ended costs no more"
+
+
+def test_a_maximum_above_the_agreed_price_is_reported_as_it_is(cloud: AwsEmulator, clock: VirtualClock) -> None:
+    """Whatever was requested: what AWS has on record counts, and the check of what was made refuses it."""
+    aws, made = spot_machine(cloud, clock, "7.123456")
+    (one,) = cloud.world.alive
+    one.spot_usd = "21.96"
+    assert aws.read(made.id).rate_micros_per_hour == 21_960_000
+
+
+def test_a_maximum_that_cannot_be_read_is_no_price_and_no_failure(cloud: AwsEmulator, clock: VirtualClock) -> None:
+    aws, made = spot_machine(cloud, clock, "7.123456")
+    cloud.fail("DescribeSpotInstanceRequests", Fault.NOT_JSON)
+    assert aws.read(made.id).rate_micros_per_hour is None
+    cloud.rules.denied = {"ec2:DescribeSpotInstanceRequests"}
+    assert [aws.read(made.id).rate_micros_per_hour for _ in range(2)] == [None, None]
+    asked = cloud.count("DescribeSpotInstanceRequests")
+    cloud.rules.denied = set()
+    assert aws.read(made.id).rate_micros_per_hour is None
+    assert cloud.count("DescribeSpotInstanceRequests") == asked, "what may not be read is not asked for again"
+    assert AwsProvider(clock).read(made.id).rate_micros_per_hour == 7_123_456
+
+
+def test_a_machine_on_demand_has_no_maximum(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:
+    made = aws.create(order_of(clock))
+    assert aws.read(made.id).rate_micros_per_hour is None
+    assert cloud.count("DescribeSpotInstanceRequests") == 0
+
+
 def test_a_spot_offer_needs_no_price_on_demand(cloud: AwsEmulator, clock: VirtualClock) -> None:
     cloud.rules.denied = {"pricing:GetProducts"}
     (offer,) = AwsProvider(clock, spot=True, region="eu-west-1").offers(P4D, rows_for(P4D, "aws"))

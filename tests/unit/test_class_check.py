@@ -249,6 +249,20 @@ def test_a_key_that_is_not_the_signers_does_not_hold(tmp_path: Path, card: Path)
     assert row.verdict == "does not hold"
 
 
+def test_a_recipe_changed_in_the_plan_of_a_card_does_not_hold(card: Path) -> None:
+    """The plan of a card is without its paths, so only the digest of its recipe ties it to the signed run."""
+
+    def easier(files: dict[str, bytes]) -> dict[str, bytes]:
+        plan = json.loads(files["plan.json"])
+        plan["resolved"]["optim"]["weight_decay"] = 0.5
+        return relisted(files, "plan.json", json.dumps(plan).encode())
+
+    pack_again(card, easier)
+    (row,) = check_class([card], None)
+    assert "its recipe is not the one that the run was opened with" in row.problems
+    assert row.verdict == "does not hold"
+
+
 def test_no_file_of_a_card_names_a_folder_or_holds_a_key(tmp_path: Path) -> None:
     run = Lab(tmp_path, 0, "")
     run.folder.log.write_text(f"{run.folder.log.read_text()}Traceback in {run.home.root}/x.py\n")

@@ -115,6 +115,11 @@ class AuditedRental:
         return max(reported, default=self.intent.rate_micros_per_hour)
 
     @cached_property
+    def has_limit(self) -> bool:
+        """Return whether its provider reported only the most that it bills per hour."""
+        return any(seen.rate_is_limit for seen in self._answers)
+
+    @cached_property
     def bill(self) -> int | None:
         """Return the amount on its provider's bill; None if it was not read."""
         bills = [bill.micros for bill in all_typed(self.journal, BillObserved) if bill.token == self.intent.token]
@@ -163,8 +168,11 @@ class AuditedRental:
 
     @cached_property
     def least(self) -> Micros:
-        """Return what it certainly cost: as long as it was seen to run, or as its provider reports."""
-        if self.end == "refused":
+        """Return what it certainly cost: as long as it was seen to run, or as its provider reports.
+
+        Nothing is certain where its provider reports only the most that it bills per hour.
+        """
+        if self.end == "refused" or self.has_limit:
             return Micros(0)
         seconds, end_is = self._billable()
         certain = [_NONE]
@@ -376,6 +384,7 @@ def money_and_death(records: Sequence[Record]) -> Json:
     spent = None if is_live else total(*(one["micros"] for one in facts))
     unseen = ("unseen", "its own timer")
     is_unseen = any(one.get("extras") or (one["rate_micros_per_hour"] and one.get("end_is") in unseen) for one in facts)
+    is_unseen = is_unseen or any(rental.has_limit for rental in rentals if rental.end != "refused")
     by_bill = any(one["rate_micros_per_hour"] and one.get("end_is") == "the provider's bill" for one in facts)
     figure = "bound" if is_unseen else "billed" if by_bill else "measured"
     paid = [one for one in rentals if one.end != "refused" and (one.rate or one.facts.get("extras"))]

@@ -22,6 +22,7 @@ from gpurun.lifecycle.instance.absence import Absence, next_offer
 from gpurun.lifecycle.instance.early_upload import EarlyUpload, queue_words
 from gpurun.lifecycle.instance.readings import GoneRow, living
 from gpurun.lifecycle.instance.setup_script import set_up
+from gpurun.lifecycle.machine_owner import refuse_beside_copy
 from gpurun.planning.verify_machine import (
     check_box,
     check_imports,
@@ -87,6 +88,9 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
         if joined is None:
             return
         instance, _, network = joined
+    if context.plan.offer.rate_micros_per_hour:
+        with suppress(Unknown):  # A list may lag, so that the look before the create showed no copy's machine yet.
+            refuse_beside_copy(context.provider, state, context, "This machine was ended.")
     now_mono, choices = clock.monotonic(), context.plan.choices
     more: Json = {"setup_s": round(took_s, 3)} if took_s else {}
     more |= {"sent_bytes": early.sent_bytes} if early is not None and early.sent_bytes else {}

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from gpurun.core.clock import ticks
-from gpurun.core.errors import GpurunError, MayBeBilling, NoOffer, RunHeld, SetupError
+from gpurun.core.errors import GpurunError, MayBeBilling, NoOffer, SetupError
 from gpurun.core.journal_events import (
     AgreedLease,
     CreateIntended,
@@ -17,14 +17,16 @@ from gpurun.core.journal_events import (
     SeenMachine,
 )
 from gpurun.core.journal_records import PASSES_OVER, RunState
-from gpurun.core.machine_token import make_token, parse_token
+from gpurun.core.machine_token import make_token
 from gpurun.core.money import Micros, format_usd, left_of, total
-from gpurun.core.records import Instance, InstanceState, Offer, Order
+from gpurun.core.records import Instance, Offer, Order
 from gpurun.core.run_plan import Mode, Plan
 from gpurun.ledger.journal import read_journal
+from gpurun.ledger.plan_from_journal import read_plan
 from gpurun.lifecycle.context import Context, Note, pays_for_another, spent_at_most
 from gpurun.lifecycle.instance.readings import living
 from gpurun.lifecycle.instance.terminate import check_account, once
+from gpurun.lifecycle.machine_owner import refuse_beside_copy
 from gpurun.planning.budget import as_typed, beside_rate, disk_gb_on
 from gpurun.planning.verify_machine import check_price
 from gpurun.providers.base import (
@@ -68,7 +70,7 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
         )
     check_price(context.plan, context.provider, context.clock)
     account = _account_asked(context.provider)
-    _refuse_beside_another(state, context)
+    _refuse_beside_copy(state, context)
     context.raise_if_stopped(state)
     spent = _spent_before(state, context)
     order, asked_wall = _order(spent, state, context), context.clock.wall()
@@ -119,32 +121,34 @@ def _hold(order: Order, state: RunState, context: Context) -> None:
     context.budgets.hold(order.token, order.run, context.plan.worst_micros, until_wall)
 
 
-def _refuse_beside_another(state: RunState, context: Context) -> None:
-    """Raise RunHeld if a machine of this run and home lives that this journal did not request.
+def _refuse_beside_copy(state: RunState, context: Context) -> None:
+    """Raise RunHeld if a copy of this home has a machine for this run; NoOffer if that cannot be looked up.
 
-    A home that was copied, synced or restored from a backup has a twin with the same run, which may be at work.
+    The machine of a run that moves may be at any provider of the plan; only this offer's own must answer.
     """
-    plan, provider = context.plan, context.provider
-    if not plan.offer.rate_micros_per_hour:
+    if not context.plan.offer.rate_micros_per_hour:
         return
-    doubt = ""
-    for _ in ticks(context.clock, provider.traits.poll_s, SEEN_S):
+    outcome, doubt = "Nothing was made here.", ""
+    for name in _other_providers(state, context):
+        with contextlib.suppress(Unknown, Rejected, SetupError):
+            refuse_beside_copy(context.provider_named(name), state, context, outcome)
+    for _ in ticks(context.clock, context.provider.traits.poll_s, SEEN_S):
         try:
-            alive = [one for one in provider.find(None) if one.state is not InstanceState.GONE]
+            refuse_beside_copy(context.provider, state, context, outcome)
         except Unknown as error:
             doubt = str(error)
-            continue
-        known = [(one, token) for one in alive if (token := parse_token(one.token)) and token.home == context.home.id]
-        ours = [one for one, token in known if token.run_or(plan.run) == plan.run]  # A token may cut the name.
-        others = [one for one in ours if one.token not in state.asked]
-        if others:
-            raise RunHeld(
-                "run.elsewhere",
-                f"{others[0].id} at {provider.name} was made for {plan.run} by a copy of this home, and lives.",
-                hint=f"Nothing was made here. Continue with that copy, or end it there: gpurun destroy {plan.run}.",
-            )
-        return
+        else:
+            return
     raise NoOffer("create.cannot_look", f"{doubt}.", hint="Nothing was made. Try again, or another --provider.")
+
+
+def _other_providers(state: RunState, context: Context) -> list[str]:
+    """Return the providers, except this offer's own, that the plan of a run that moves has named."""
+    names: dict[str, None] = {}
+    if state.legs:
+        with contextlib.suppress(OSError, ValueError):
+            names = dict.fromkeys(candidate.offer.provider for candidate in read_plan(context.folder).approved)
+    return [name for name in names if name != context.provider.name]
 
 
 def _account_asked(provider: Provider) -> str:

@@ -1,7 +1,7 @@
-"""Find the next machine of a run whose machine was taken away or lost, and continue there from its newest checkpoint.
+"""Plan the next machine of a run whose machine was taken away or lost; the run continues from its newest checkpoint.
 
-Nothing is rented meanwhile, and nothing is asked for here: what is written is the plan of the next machine, within what
-is left of the cap. The state table asks for it; so a run has one machine at a time, however often it moves.
+This step only writes the plan of the next machine, within what is left of the cap. The create step requests it later,
+after the proof that the machine before it is gone, so a run has one machine at a time however often it moves.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ from gpurun.providers.catalog import rows_for
 from gpurun.remote.messages import ManifestFile
 
 USUAL_WAIT_S = 900
-"""How long a machine is waited for where neither --wait nor --until says it: a cloud is sold out for minutes."""
+"""How long the run waits for a machine without --wait and --until: clouds are usually sold out for minutes."""
 LOOK_S, LATER_S, TURN_S = 30.0, 600.0, 5.0
 AGAIN_S = 300.0
-"""After so long a wait it is looked again for a machine that shows itself late: it would be billed unseen."""
+"""After this time the wait is interrupted by a look for a machine that appears late, which would be billed unseen."""
 OFTEN_S = 3600.0
-"""A region that took two machines back within that time is passed over for as long."""
+"""A region that took back two machines within this time is skipped for the same time."""
 MOST_FRUITLESS = 1
-"""After one machine that brought no new checkpoint another is taken; after two of them it is the run, not machines."""
+"""One machine without a new checkpoint is followed by another; after two in a row the run itself is the cause."""
 
 
 def move(state: RunState, context: Context) -> Iterator[Note]:
-    """Plan the next leg; NoOffer, with what it would take, where the run cannot continue.
+    """Plan the next leg; NoOffer, with what continuing would take, if the run cannot continue.
 
-    Each machine until now is proven gone, and what it left beside it is gone too (`close_run.close_machines`).
+    Every earlier machine is proven gone, and so is what it left (`close_run.close_machines`).
     """
     records = read_journal(context.folder.journal).records
     lost = _lost_machine(state, records)
     number = state.leg + (lost is not None)
     if number > state.legs:
-        what = f"It was on {state.leg} machines, and no more were agreed to (--legs)."
+        what = f"It has used {state.leg} machines, and --legs allows no more."
         raise NoOffer("move.legs", what, hint=_ON)
     checkpoint = newest_checkpoint(context, records)
     step = max((int(file["step"]) for file in checkpoint), default=0)
@@ -73,7 +73,7 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
     if lost is not None:
         fruitless = 0 if step > state.leg_step else state.fruitless + 1
     if fruitless > MOST_FRUITLESS:
-        what = "Two machines one after the other brought no new checkpoint home: that is not the machines' fault."
+        what = "Two machines in a row brought no new checkpoint home, so another one would not help."
         raise NoOffer("move.fruitless", what, hint=f"Save more often, so that less is lost. {_ON}")
     base = _base_plan(context)
     secrets_of(context)  # What is not to be had any more is missed before anything is rented.
@@ -121,12 +121,12 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
     )
 
 
-_ON = "What came home is kept: --from continues it in a run of its own."
+_ON = "The downloaded files are kept; --from continues them in a new run."
 
 
 @dataclass(frozen=True)
 class _Lost:
-    """The machine that was lost since the last plan, and how it ended, in its provider's words."""
+    """The machine that was lost since the last plan; `why` is how it ended, in its provider's words."""
 
     token: str
     provider: str
@@ -135,7 +135,7 @@ class _Lost:
 
 
 def _lost_machine(state: RunState, records: Sequence[Record]) -> _Lost | None:
-    """Return the machine that is gone; None where only offers could not be had."""
+    """Return the machine that was lost; None if none was, and only the offers of the last plan were unavailable."""
     asked = state.asked.get(state.token) if state.phase is Phase.GONE else None
     if asked is None:
         return None
@@ -149,9 +149,9 @@ def _leg_seq(records: Sequence[Record]) -> int:
 
 
 def newest_checkpoint(context: Context, records: Sequence[Record]) -> list[FileBrought]:
-    """Return the newest checkpoint that is at home whole, every digest read again; [] where there is none.
+    """Return the files of the newest complete checkpoint at home, after checking every digest again; [] without one.
 
-    One that was damaged since is passed over for the one before it.
+    A checkpoint that was damaged since its download is skipped, and the one before it is used.
     """
     inventory, kinds = Inventory(context.folder), context.plan.job.terms.whole
     announced: dict[int, dict[str, ManifestFile]] = {}
@@ -166,30 +166,31 @@ def newest_checkpoint(context: Context, records: Sequence[Record]) -> list[FileB
 
 
 def _compile_caches(context: Context, records: Sequence[Record]) -> list[FileBrought]:
-    """Return what the machines until now have compiled and is at home whole."""
+    """Return the compile caches of earlier machines that are complete at home."""
     inventory = Inventory(context.folder)
     made = [file for file in _known_files(inventory, records) if file.kind == "compile_cache" and inventory.has(file)]
     return caches_among(cast(FileBrought, file.as_json()) for file in made)
 
 
 def _kinds_before(records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the kinds of the machines until now, by which what they compiled may be used again."""
+    """Return the kinds of the earlier machines: their compile caches are valid only on the same kind."""
     offers = [Offer.model_validate(intent.offer) for intent in all_typed(records, CreateIntended)]
     return tuple(dict.fromkeys(map(machine_kind, offers)))
 
 
 def _known_files(inventory: Inventory, records: Sequence[Record]) -> list[ManifestFile]:
-    """Return the files that were ever announced: those of the journal, and of the last machine's manifest.
+    """Return every file that was ever announced: in the journal, in the last machine's manifest, in the inventory.
 
-    A command's newest checkpoint that is still under way makes the one before an output there, or has its name.
+    The inventory still has a command's last complete checkpoint when the manifest lists it as a mere output, or lists
+    a newer checkpoint of the same name that has not been downloaded yet.
     """
     manifest = inventory.remembered()
-    told = [ManifestFile(**file) for one in records for file in _files_in(one)]  # type: ignore[arg-type]
-    return [*told, *(manifest.files if manifest else ()), *inventory.memory.whole]
+    recorded = [ManifestFile(**file) for record in records for file in _files_in(record)]  # type: ignore[arg-type]
+    return [*recorded, *(manifest.files if manifest else ()), *inventory.memory.whole]
 
 
 def _files_in(record: Record) -> list[FileBrought]:
-    """Return the files that a record names as being at home."""
+    """Return the files that are at home according to a record."""
     match record.typed:
         case FilesBrought(files=files) | LegPlanned(files=files):
             return files
@@ -197,7 +198,7 @@ def _files_in(record: Record) -> list[FileBrought]:
 
 
 def _base_plan(context: Context) -> Plan:
-    """Return the plan that the user agreed to; SetupError where it is lost."""
+    """Return the plan that the user approved; SetupError if it cannot be read."""
     try:
         return read_plan(context.folder)
     except (OSError, ValueError) as error:
@@ -222,17 +223,18 @@ def _money(base: Plan, state: RunState, records: Sequence[Record]) -> tuple[Micr
 
 
 def _rated(records: Sequence[Record]) -> Offer | None:
-    """Return the offer of the machine whose speed was measured last."""
-    rated = next((one.seq for one in reversed(records) if one.event is Event.RATE_OBSERVED), None)
-    if rated is None:
+    """Return the offer of the machine whose speed was measured last; None if no speed was measured."""
+    rated_seq = next((record.seq for record in reversed(records) if record.event is Event.RATE_OBSERVED), None)
+    if rated_seq is None:
         return None
-    return Offer.model_validate(list(all_typed([one for one in records if one.seq < rated], CreateIntended))[-1].offer)
+    intents = list(all_typed([record for record in records if record.seq < rated_seq], CreateIntended))
+    return Offer.model_validate(intents[-1].offer)
 
 
 def _avoided(records: Sequence[Record], lost: _Lost | None) -> dict[tuple[str, str], float]:
-    """Return until when each provider and region is passed over that took two machines back within an hour."""
-    plans = [one.typed for one in records if isinstance(one.typed, LegPlanned) and one.typed.token]
-    places = {one.token: (one.provider, one.region) for one in plans}
+    """Return until when each provider and region that took back two machines within an hour is skipped."""
+    plans = [record.typed for record in records if isinstance(record.typed, LegPlanned) and record.typed.token]
+    places = {plan.token: (plan.provider, plan.region) for plan in plans}
     if lost is not None:
         places[lost.token] = (lost.provider, lost.region)
     last: dict[tuple[str, str], float] = {}
@@ -250,14 +252,14 @@ def _avoided(records: Sequence[Record], lost: _Lost | None) -> dict[tuple[str, s
 def _found(
     base: Plan, standing: Standing, avoided: Mapping[tuple[str, str], float], state: RunState, context: Context
 ) -> tuple[list[Candidate], float]:
-    """Return what there is to continue on, and when its prices were read; it is waited for while nothing is rented.
+    """Return the offers to continue on and when their prices were read, after a wait at $0 if there are none yet.
 
-    NoOffer once that lasted long enough, with the best price that was seen and what it would take.
+    Return no offers when it is time to look for late machines. NoOffer, with the best price seen, after the last wait.
     """
     clock, wait_s = context.clock, _wait_left_s(base, context, max(avoided.values(), default=0.0))
-    # Whoever sets the clock meanwhile makes the wait neither longer nor shorter, but for a time of day that was named.
+    # A change of this computer's clock changes the wait only if it ends at a time of day (--until).
     began_mono, best, silent = clock.monotonic(), "", list[str]()
-    # What was refused a moment ago is not asked for again at once.
+    # A request that was just refused is not repeated at once.
     due_s = _pause_s(state, context)
     with moving(context.folder, clock, "wait", max(1, ceil(wait_s))) as tell:
         while True:
@@ -281,27 +283,27 @@ def _found(
 
 
 def _pause_s(state: RunState, context: Context) -> float:
-    """Return in how long the offers are asked for next: at once after a machine's end, later and later after refusals.
+    """Return the seconds until the next look at the offers: 0 after a machine's end, and more with each refusal.
 
-    What a clock that was set says of the last refusal makes it no longer.
+    A changed clock cannot make it longer.
     """
     if state.phase is Phase.GONE:
         return 0.0
     records = read_journal(context.folder.journal).records
-    ends = [place for place, one in enumerate(records) if one.event is Event.DEATH_PROVEN]
-    refusals = [one.wall for one in records[ends[-1] if ends else 0 :] if one.event is Event.STEP_FAILED]
+    ends = [place for place, record in enumerate(records) if record.event is Event.DEATH_PROVEN]
+    refusals = [record.wall for record in records[ends[-1] if ends else 0 :] if record.event is Event.STEP_FAILED]
     pause_s = min(LATER_S, LOOK_S * len(refusals))
     return min(pause_s, max(0.0, refusals[-1] + pause_s - context.clock.wall())) if refusals else 0.0
 
 
 def _wait_left_s(base: Plan, context: Context, avoided_wall: float) -> float:
-    """Return how long a machine is still waited for: it is counted from the end of the last one, or from the beginning.
+    """Return for how many more seconds the run waits, counted from the last machine's end or from its own beginning.
 
-    Where its user has not said it, a region that is passed over is waited for as well.
+    Without --wait it also waits until a skipped region may be used again.
     """
     choices, now_wall = base.choices, context.clock.wall()
     records = read_journal(context.folder.journal).records
-    since = [one for one in records if one.event in (Event.DEATH_PROVEN, Event.RUN_OPENED)]
+    since = [record for record in records if record.event in (Event.DEATH_PROVEN, Event.RUN_OPENED)]
     waited_s = context.since_s(Moment.of(since[-1])) if since else 0.0
     if choices.until_wall:
         named_s = choices.until_wall - now_wall
@@ -311,7 +313,7 @@ def _wait_left_s(base: Plan, context: Context, avoided_wall: float) -> float:
 
 
 def _offers(base: Plan, context: Context) -> tuple[list[Offer], list[str]]:
-    """Ask the plan's providers for the plan's cards; what one cannot say now is told beside it."""
+    """Return the current offers of the plan's cards at its providers, and a sentence for each that does not answer."""
     found, silent = dict[tuple[str, ...], Offer](), list[str]()
     for name in dict.fromkeys(one.offer.provider for one in base.approved):
         needs = {need_of_offer(one.offer) for one in base.approved if one.offer.provider == name}
@@ -329,13 +331,13 @@ def _offers(base: Plan, context: Context) -> tuple[list[Offer], list[str]]:
 
 
 def _best(offers: Sequence[Offer]) -> str:
-    """Return the best price that was seen, in words; "" where there was none."""
-    best = min(offers, key=lambda one: one.rate_micros_per_hour, default=None)
+    """Return the lowest price of these offers, in words; "" without offers."""
+    best = min(offers, key=lambda offer: offer.rate_micros_per_hour, default=None)
     return f"best seen {best.provider} {best.label} {format_rate(best.rate_micros_per_hour)}" if best else ""
 
 
 def _nothing(base: Plan, standing: Standing, best: str, silent: Sequence[str]) -> NoOffer:
-    """Return why the run ends: what was seen, and what continuing would take."""
+    """Return the error that ends the run: the offers that were seen, and what continuing would take."""
     seen = "; ".join(filter(None, (best, *silent))) or "nothing of what the plan named is on offer"
     what = f"No machine to continue on was to be had: {seen}."
     has = f"At most {format_rate(most_rate(base))} was agreed to, and {format_usd(standing.left_micros)} are left"
@@ -344,7 +346,7 @@ def _nothing(base: Plan, standing: Standing, best: str, silent: Sequence[str]) -
 
 
 def _plan_of(base: Plan, leg: Leg, found: Sequence[Candidate], wall: float) -> Plan:
-    """Return the plan of a leg, on the best of what was found and the others after it."""
+    """Return the plan of a leg on the best candidate, with the others as alternatives."""
     update = {
         "leg": leg,
         "job": base.job.resumed(leg),
@@ -356,24 +358,24 @@ def _plan_of(base: Plan, leg: Leg, found: Sequence[Candidate], wall: float) -> P
 
 
 def _written(plan: Plan, state: RunState, context: Context) -> tuple[str, str]:
-    """Write the plan of a leg; its name and its digest, by which the journal knows it."""
+    """Write the plan of a leg; return the file's name and digest for the journal."""
     make_private(context.folder.legs)
-    count = sum(one.event is Event.LEG_PLANNED for one in read_journal(context.folder.journal).records) + 1
+    count = sum(record.event is Event.LEG_PLANNED for record in read_journal(context.folder.journal).records) + 1
     content = plan.to_json().encode()
     write_atomic(context.folder.legs / f"{count}.json", content)
     return f"legs/{count}.json", hashlib.sha256(content).hexdigest()
 
 
 def _begin_files(context: Context, records: Sequence[Record]) -> None:
-    """Keep what came home of earlier machines, and give the next one an allowance of its own for what it sends.
+    """Keep the files of earlier machines at home, and start the next machine's download allowance anew.
 
-    Only older checkpoints are replaced by what the next one brings, as ever; the best of an earlier machine is kept.
+    Its downloads replace only older checkpoints, as always; the best checkpoint of an earlier machine is kept.
     """
     with suppress(GpurunError):
         inventory = Inventory(context.folder)
-        manifest, told = inventory.remembered(), [file for one in records for file in _files_in(one)]
+        manifest, recorded = inventory.remembered(), [file for record in records for file in _files_in(record)]
         best = manifest.best.step if manifest and manifest.best else None
-        known = {(file["name"], file["kind"], file["step"]) for file in told}
+        known = {(file["name"], file["kind"], file["step"]) for file in recorded}
         known |= {(file.name, file.kind, file.step) for file in (manifest.files if manifest else ())}
         older = {name for name, kind, step in known if kind in RANK and step != best}
         inventory.note(files=tuple(name for name in inventory.memory.files if name in older), left={})

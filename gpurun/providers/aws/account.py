@@ -30,6 +30,7 @@ _DRY: tuple[tuple[str, dict[str, Any]], ...] = (
     ("describe_subnets", {}),
     ("describe_instance_type_offerings", {}),
     ("describe_spot_price_history", {}),
+    ("describe_spot_instance_requests", {}),
     ("create_security_group", {"GroupName": "gpurun-dry-run", "Description": "gpurun"}),
     ("delete_security_group", {"GroupId": "sg-00000000000000000"}),
 )

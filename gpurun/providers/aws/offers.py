@@ -72,7 +72,7 @@ def _on_spot(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator[O
         ProductDescriptions=["Linux/UNIX"],
         StartTime=datetime.fromtimestamp(wire.clock.wall(), UTC),
     ):
-        price = _dollars(entry.get("SpotPrice"))
+        price = parse_dollars(entry.get("SpotPrice"))
         kind = str(entry.get("InstanceType"))
         if price is not None and (kind not in lowest or price < lowest[kind]):
             lowest[kind] = price
@@ -118,12 +118,12 @@ def _prices_in(product: Told) -> Iterator[Micros]:
         return
     for term in product["terms"].get("OnDemand", {}).values():
         for dimension in term["priceDimensions"].values():
-            price = _dollars(dimension["pricePerUnit"].get("USD"))
+            price = parse_dollars(dimension["pricePerUnit"].get("USD"))
             if dimension.get("unit", _HOUR) == _HOUR and price is not None:
                 yield price
 
 
-def _dollars(text: object) -> Micros | None:
+def parse_dollars(text: object) -> Micros | None:
     """Return a price that AWS writes as a string; None if it is not a price, or zero."""
     try:
         amount = Decimal(str(text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from gpurun.core.records import Address, Instance, InstanceState
@@ -61,8 +62,8 @@ def parse_ec2_instance(region: str, entry: Told) -> Instance:
     )
 
 
-def read_instance(wire: AwsClients, instance_id: str) -> Instance:
-    """Return one instance by its id; GONE if its region says that there is none."""
+def read_instance(wire: AwsClients, instance_id: str, parse: Callable[[str, Told], Instance]) -> Instance:
+    """Return one instance by its id, as `parse` reads it; GONE if its region says that there is none."""
     region, identifier = split_instance_id(instance_id)
     gone = Instance(id=instance_id, provider="aws", token="", run="", state=InstanceState.GONE, region=region)
     try:
@@ -73,7 +74,7 @@ def read_instance(wire: AwsClients, instance_id: str) -> Instance:
         raise
     for entry in (instance for held in listed for instance in held.get("Instances") or ()):
         if entry.get("InstanceId") == identifier:
-            return parse_ec2_instance(region, entry)
+            return parse(region, entry)
     return gone
 
 

@@ -24,6 +24,7 @@ from gpurun.providers.aws.side_resources import (
     public_address,
     remove_leftover,
 )
+from gpurun.providers.aws.spot import SpotLimits
 from gpurun.providers.aws.wire import AwsClients, AwsRefused, Told, everywhere
 from gpurun.providers.base import EndsBy, Rejected, Traits, Unknown
 from gpurun.providers.errors import RejectedFor, no_such_region
@@ -55,6 +56,7 @@ class AwsProvider:
         self._wire = AwsClients(clock, region)
         self._named_region = region
         self._spot = spot
+        self._limits = SpotLimits(self._wire)
         self._my_address = my_address or partial(public_address, clock)
         self._images: dict[tuple[str, str], Image] = {}
         self._homes: dict[str, str] = {}  # The region of each token: a token is sent to one region only.
@@ -136,9 +138,9 @@ class AwsProvider:
         return found
 
     def read(self, instance_id: str) -> Instance:
-        """Return one instance; its id has the region, so no other region is asked."""
+        """Return one instance, of spot with its maximum price; its id has the region, so no other region is asked."""
         try:
-            return read_instance(self._wire, instance_id)
+            return read_instance(self._wire, instance_id, self._limits.read)
         except AwsRefused as refused:
             raise explain_refusal(refused) from refused
 

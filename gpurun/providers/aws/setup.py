@@ -15,9 +15,9 @@ from gpurun.providers.aws.wire import AwsClients, AwsRefused
 POLICY = "gpurun-terminate"
 _EC2 = (
     "RunInstances CreateTags TerminateInstances DescribeInstances DescribeRegions DescribeInstanceTypeOfferings "
-    "DescribeImages DescribeSubnets DescribeSpotPriceHistory DescribeSecurityGroups CreateSecurityGroup "
-    "AuthorizeSecurityGroupIngress DeleteSecurityGroup DescribeVolumes DeleteVolume DescribeNetworkInterfaces "
-    "DeleteNetworkInterface"
+    "DescribeImages DescribeSubnets DescribeSpotPriceHistory DescribeSpotInstanceRequests DescribeSecurityGroups "
+    "CreateSecurityGroup AuthorizeSecurityGroupIngress DeleteSecurityGroup DescribeVolumes DeleteVolume "
+    "DescribeNetworkInterfaces DeleteNetworkInterface"
 )
 
 

@@ -23,6 +23,7 @@ Answer = Callable[[Call, World, Rules, PassOn, bool], Reply]
 ANSWERS: dict[str, Answer] = {}
 USER_DATA_LIMIT_BYTES = 16_384
 _TOKEN_LIMIT = 64
+_SPOT = "InstanceMarketOptions.SpotOptions."
 _QUOTA = re.compile(r"\((L-[0-9A-F]{8})\)")
 
 
@@ -73,12 +74,15 @@ def run_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: 
         user_data=user_data,
         gpu_count=_gpus(type_id),
         launched=world.clock.wall(),
+        # Without a maximum the price on demand is one.
+        spot_usd=form.get(f"{_SPOT}MaxPrice") or rules.usd(type_id, call.region) or "" if spot else "",
     )
     world.add(one, rate)
     _tag_cards(world, one, call)
     # moto gives every instance a public address at once, and one of somebody else's.
     body = re.sub(rb"<(ipAddress|dnsName|association)>.*?</\1>", b"", reply.body, flags=re.DOTALL)
     # And it reads its own clock for the answer.
+    body = _with_spot(body, world)
     launched = datetime.fromtimestamp(one.launched, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z").encode()
     reply = Reply(200, re.sub(rb"(?<=<launchTime>).*?(?=</launchTime>)", launched, body))
     _tokens(world)[call.region, token] = (digest, reply)
@@ -101,7 +105,21 @@ def describe_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, 
         if not shown:
             return ec2_reply("DescribeInstances", "<reservationSet/>")
         call.set_filters({**filters, "instance-id": shown})
-    return pass_on(call)
+    reply = pass_on(call)
+    return Reply(reply.status, _with_spot(reply.body, world))
+
+
+@answers("DescribeSpotInstanceRequests")
+def describe_spot_instance_requests(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
+    """Those of launches, which moto does not keep."""
+    items = ""
+    for name in call.texts("SpotInstanceRequestId"):
+        one = world.requests.get(name)
+        if one is None or one.region != call.region or world.hidden(one):
+            raise AwsError("InvalidSpotInstanceRequestID.NotFound", f"The spot instance request ID '{name}' is unknown")
+        items += f"<item><spotInstanceRequestId>{name}</spotInstanceRequestId><spotPrice>{one.spot_usd}</spotPrice>"
+        items += f"<type>one-time</type><instanceId>{one.id}</instanceId></item>"
+    return ec2_reply("DescribeSpotInstanceRequests", f"<spotInstanceRequestSet>{items}</spotInstanceRequestSet>")
 
 
 @answers("TerminateInstances")
@@ -194,6 +212,15 @@ def get_console_output(call: Call, world: World, rules: Rules, pass_on: PassOn, 
     return ec2_reply("GetConsoleOutput", f"<instanceId>{one.id}</instanceId><output>{escape(text)}</output>")
 
 
+def _with_spot(body: bytes, world: World) -> bytes:
+    """What moto leaves out of an instance: that it is spot, and the request that made it."""
+    for request, one in world.requests.items():
+        name = f"<instanceId>{one.id}</instanceId>"
+        more = f"<instanceLifecycle>spot</instanceLifecycle><spotInstanceRequestId>{request}</spotInstanceRequestId>"
+        body = body.replace(name.encode(), (name + more).encode())
+    return body
+
+
 def _tokens(world: World) -> dict[tuple[str, str], tuple[str, Reply]]:
     """What was answered to each client token, in its region."""
     remembered: dict[tuple[str, str], tuple[str, Reply]] = world.__dict__.setdefault("client_tokens", {})
@@ -244,7 +271,7 @@ def _rate_micros(call: Call, rules: Rules, type_id: str, zone: str, *, spot: boo
     price = rules.spot(type_id, zone) if spot else rules.usd(type_id, call.region)
     if price is None:
         raise AwsError("Unsupported", f"Your requested instance type ({type_id}) is not supported in {zone}.")
-    bid = call.form.get("InstanceMarketOptions.SpotOptions.MaxPrice")
+    bid = call.form.get(f"{_SPOT}MaxPrice")
     if spot and bid is not None and Decimal(bid) < Decimal(price):
         raise AwsError("SpotMaxPriceTooLow", f"Your Spot request price of {bid} is lower than the minimum {price}.")
     return int((Decimal(price) * 1_000_000).to_integral_value(ROUND_CEILING))

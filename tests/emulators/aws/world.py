@@ -35,10 +35,17 @@ class Launched:
     user_data: str
     gpu_count: int
     launched: float
+    spot_usd: str = ""
+    """The maximum price of its spot request; "" on demand."""
     state: str = "pending"
     ending: float | None = None
     ended: float | None = None
     guest: Guest | None = None
+
+
+def spot_request(identifier: str) -> str:
+    """The id of the request by which a spot instance was made."""
+    return f"sir-{identifier[2:10]}"
 
 
 class World:
@@ -53,6 +60,11 @@ class World:
         self.never_boots = False
         self.fired: list[str] = []
         self._powered_off: list[str] = []
+
+    @property
+    def requests(self) -> dict[str, Launched]:
+        """The spot requests, each with its instance."""
+        return {spot_request(one.id): one for one in self.instances.values() if one.spot_usd}
 
     @property
     def alive(self) -> list[Launched]:
