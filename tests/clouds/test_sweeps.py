@@ -39,10 +39,11 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
         yield user
 
 
-def sweeps(user: User, *words: str, name: str, cap: str = "5", pause: str = "0.1") -> Any:
+def sweeps(user: User, *words: str, name: str, cap: str = "5", pause: str = "0.1", timeout_s: float = 240.0) -> Any:
     return user.types(
         "sweep", "--provider", user.cloud.name, "--max-cost", cap, "--yes", "--json", "--name", name, *user.cloud.asks,
         "--upload", str(user.home.parent / "lab"), *words, *EIGHT, "python", "train.py", "{lr}", pause,
+        timeout_s=timeout_s,
     )  # fmt: skip
 
 
@@ -127,6 +128,23 @@ def test_a_sweep_that_its_hours_stop_keeps_the_best_and_another_tries_what_is_le
     assert again.returncode == 0, again.stderr + user.said("owl-2")
     rows = holds(user, "owl-2")["training"]["trials"]["rows"]
     assert [row["trial"] for row in rows if row.get("restored")] == over
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_at_its_cap_with_the_best_at_home(user: User) -> None:
+    """The least cap that a refusal names pays for five minutes and what the start left; all trials need twenty."""
+    refused = sweeps(user, name="elk-0", cap="0.01")
+    least = refused.stdout.partition("--max-cost ")[2].partition(":")[0]
+    before = user.cloud.meter.total_micros()
+    done = sweeps(user, name="elk-1", cap=least, pause="15", timeout_s=1500)
+    assert done.returncode == 7, done.stderr + user.said("elk-1")
+    receipt = told(user, "elk-1")
+    assert user.cloud.alive() == []
+    assert user.cloud.meter.total_micros() - before <= receipt["cost"]["upper_bound_micros"] <= usd(least)
+    table = receipt["training"]["trials"]
+    assert 0 < sum(row["state"] == "done" for row in table["rows"]) < 8
+    place = user.home / "runs" / "elk-1" / "artifacts" / "outputs" / "gpurun-sweep" / "best"
+    assert (place / f"{table['best']:03d}" / "weights.bin").is_file()
 
 
 @pytest.mark.slow
