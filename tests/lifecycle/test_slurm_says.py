@@ -75,7 +75,7 @@ def rows_of(provider: SlurmProvider, ask: Callable[..., str]) -> dict[InstanceSt
     try:
         return {
             one.state: ask(
-                "squeue", "-h", "--me", "-t", "all", "-o", SQUEUE, "-j", one.id.rpartition("/")[2]
+                "squeue", "-h", "-r", "--me", "-t", "all", "-o", SQUEUE, "-j", one.id.rpartition("/")[2]
             ).splitlines()[-1]
             for one in (provider.read(first.id), provider.read(second.id))
         }
