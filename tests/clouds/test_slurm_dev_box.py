@@ -132,7 +132,7 @@ def test_a_job_whose_terminal_is_only_open_ends_with_its_files_at_home(
         assert begun.returncode == 0, begun.stderr + user.said()
         assert user.types("ssh", RUN, "--", "sh", "-c", "echo made >made.txt").returncode == 0
         refused = user.types("forward", RUN, "6006")
-        assert (refused.returncode, "forwards no port" in refused.stderr) == (2, True), refused.stderr
+        assert (refused.returncode, "[forward.cluster]" in refused.stderr) == (2, True), refused.stderr
         shell = Terminal(user, "ssh", RUN)
         try:
             shell.types("cd /; echo he''re")  # Out of the run's folder it is its shell all the same.
