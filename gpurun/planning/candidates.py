@@ -81,7 +81,12 @@ def quote(
     if not place.is_rented:
         return Quote(found, load, uplink, ())
     if not request.choices.weak_lease:
-        found = tuple(sorted((unless_weak(one) for one in found), key=lambda one: one.why_not.startswith(WEAK)))
+        found = tuple(
+            sorted(
+                (unless_weak(candidate) for candidate in found),
+                key=lambda candidate: candidate.why_not.startswith(WEAK),
+            )
+        )
     return Quote(found, load, uplink, (*price_notes(request, offers, market), *notes), market.asked if market else None)
 
 
@@ -105,8 +110,10 @@ def quote_other_gpus(request: Request, full: ResolvedRecipe, place: Place, quote
         data_sha256=named_data(request),
     )
     if not request.choices.weak_lease:
-        found = tuple(unless_weak(one) for one in found)
-    together = sorted(ranked((*quoted.candidates, *found), quoted.load), key=lambda one: one.why_not.startswith(WEAK))
+        found = tuple(unless_weak(candidate) for candidate in found)
+    together = sorted(
+        ranked((*quoted.candidates, *found), quoted.load), key=lambda candidate: candidate.why_not.startswith(WEAK)
+    )
     note = f"Every offer of the catalogue is ranked; without --gpu, `train` uses the recipe's {need}."
     if quoted.asked is not None:
         note += f" Only {' and '.join(quoted.asked)}'s prices for it are live; the others are the {catalogue_words()}'s"
@@ -175,7 +182,9 @@ def choose_best(quoted: Quote, request: Request, *, by_gpu: bool = False) -> Can
     With `by_gpu` it says with which --gpu, too: the offers are of others than the recipe's own.
     """
     _refuse_only_weak(quoted, request)
-    strong = [one for one in quoted.candidates if request.choices.weak_lease or not is_weak(one.offer)]
+    strong = [
+        candidate for candidate in quoted.candidates if request.choices.weak_lease or not is_weak(candidate.offer)
+    ]
     try:
         return choose(strong or quoted.candidates, quoted.load, cap=request.max_cost_micros, by_gpu=by_gpu)
     except NoOffer as refusal:
@@ -187,9 +196,9 @@ def choose_best(quoted: Quote, request: Request, *, by_gpu: bool = False) -> Can
 
 def _refuse_only_weak(quoted: Quote, request: Request) -> None:
     """Raise NoOffer if the only machines that could be rented are those that nothing ends automatically."""
-    if any(one.lease is not None for one in quoted.candidates):
+    if any(candidate.lease is not None for candidate in quoted.candidates):
         return
-    weak = [one for one in quoted.candidates if one.why_not == WEAK]
+    weak = [candidate for candidate in quoted.candidates if candidate.why_not == WEAK]
     if weak:
         first = weak[0]
         price = format_usd(first.expected_micros) if first.expected_micros is not None else "an unknown sum"
