@@ -1,11 +1,11 @@
 # make demo   the main job, free, on this machine: plan, train, collect, destroy, receipt
-# make mac-ish  the demo, a view, a kill and a resume in something like a Mac; Linux, as root
-# make quick  the tests that start nothing, within a minute
-# make test   style, types and what everybody runs; what CI runs
-# make full   everything, by hand before an issue is called resolved: real engines, whole rentals, 10,000 simulated runs
+# make mac-ish  the demo, a view, a kill and a resume in a namespace that resembles a Mac; Linux, as root
+# make quick  the tests that start no process, within a minute
+# make test   style, types and all tests that are not slow; what CI runs
+# make full   everything, by hand before an issue counts as resolved: real engines, whole rentals, 10,000 simulated runs
 PYTHON ?= python3
 BIN := .venv/bin
-# Where it is set, every command that a test starts would compile gpurun again: a quarter of the suite's time.
+# If it were set, every command that a test starts would compile gpurun again: a quarter of the suite's time.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test quick venv venv-demo style types full mac-ish house mutants bench-pack bench-rental bench-transfer bench-trainer bench-gpu bench-plan bench-prepare bench-dedupe bench-presets bench-sweep catalog picture docs clean
@@ -40,11 +40,11 @@ style: venv
 types: venv
 	@$(BIN)/mypy
 
-# What a reader of gpurun meets: the table of docs/dev/ARCHITECTURE.md, as it is now.
+# Prints what a reader of gpurun meets: the table of docs/dev/ARCHITECTURE.md, with its current figures.
 house: venv
 	@$(BIN)/python -m tests.journeys.house
 
-# Takes away each fsync, lock, digest check and read-back, one at a time: some test must fail.
+# Removes each fsync, lock, digest check and read-back, one at a time: some test must fail.
 mutants: venv
 	@$(BIN)/python -m tests.simulation.mutants
 
@@ -57,7 +57,7 @@ bench-rental: venv
 bench-sweep: venv
 	@$(BIN)/python tests/bench/bench_sweep.py
 
-# All rows of "Uploads and downloads" in docs/dev/BENCHMARKS.md, at full size, and what is lost or sent twice.
+# Measures all rows of "Uploads and downloads" in docs/dev/BENCHMARKS.md, at full size, and what is lost or sent twice.
 bench-transfer: venv
 	@$(BIN)/python tests/bench/bench_transfer.py --full
 	@$(BIN)/python tests/bench/bench_rental.py
@@ -66,7 +66,7 @@ bench-transfer: venv
 bench-trainer: venv
 	@$(BIN)/python tests/bench/bench_trainer.py
 
-# On a machine with a card: every figure of the trainer that only a card can tell.
+# For a machine with a card: measures every figure of the trainer that needs a card.
 bench-gpu: venv
 	@$(BIN)/python tests/bench/bench_gpu.py
 
@@ -76,23 +76,23 @@ bench-plan: venv
 bench-dedupe: venv
 	@$(BIN)/python tests/bench/bench_dedupe.py
 
-# The half against the usual script needs: .venv/bin/pip install datasets
+# The comparison with the usual script needs: .venv/bin/pip install datasets
 bench-prepare: venv
 	@$(BIN)/python tests/bench/bench_prepare.py
 
-# Hours on two cores; what was done is kept in build/, and the same command goes on.
+# Takes hours on two cores; build/ keeps what is done, and the same command continues.
 bench-presets: venv
 	@$(BIN)/python tests/bench/bench_presets.py
 
-# Prices of the packaged catalogue, read again from every cloud with a key: look at the difference, then commit it.
+# Reads the prices of the packaged catalogue again from every cloud with a key: look at the difference, then commit it.
 catalog: venv
 	@$(BIN)/python docs/dev/refresh_catalog.py
 
-# The README's pictures, from the records in tests/golden/pictures; of any run: make -s picture RUN=~/.local/share/gpurun/runs/fox-41 STEP=30
+# Draws the README's pictures from the records in tests/golden/pictures; for any run: make -s picture RUN=~/.local/share/gpurun/runs/fox-41 STEP=30
 picture: venv
 	@$(BIN)/python docs/dev/draw_live.py $(RUN) $(STEP)
 
-# The pages as a site that needs no network, in build/site; a link that leads nowhere ends it.
+# Builds the pages as a site that needs no network, in build/site; a dead link fails it.
 docs: venv
 	@$(BIN)/python -c "import material" 2>/dev/null || $(BIN)/python -m pip install -q "mkdocs-material>=9.6,<10"
 	@$(BIN)/python docs/dev/site.py && echo "build/site/index.html"

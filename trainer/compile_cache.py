@@ -52,7 +52,7 @@ class CompileCache:
     def __init__(self, name: str, processes: Processes) -> None:
         self.name = name
         self._processes = processes
-        self._told = 0, 0
+        self._reported = 0, 0
         self._kept = -1
         """How many of the graphs compiled here the file has; below 0 while there is no file."""
 
@@ -73,8 +73,8 @@ class CompileCache:
     def report(self, reporter: Reporter, step: int) -> None:
         """Report how many graphs this process has found and compiled so far, unless that was reported before."""
         now = _graphs()
-        if now != self._told:
-            self._told = now
+        if now != self._reported:
+            self._reported = now
             reporter.compile(step, *now)
 
     def renewed(self, device: torch.device) -> tuple[str, bytes] | None:

@@ -167,12 +167,12 @@ class Reporter:
             return
         # On a further machine nothing has been reported yet, so the folder may be missing.
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if not (alone and self._is_told()):
+        if not (alone and self._is_end_reported()):
             values = {"reason": reason, "message": message, "train_s": round(train_s, 3), "final_loss": final_loss}
             self._append("stop", step, values)
         self.say(f"stop: {reason} | {message}" if message else f"stop: {reason}")
 
-    def _is_told(self) -> bool:
+    def _is_end_reported(self) -> bool:
         """Return whether any process has reported, since this one started, why training ended."""
         if not self._path.exists():
             return False

@@ -127,10 +127,10 @@ def _read(path: Path) -> _Source:
     if first is not None and first.dim() == 2 and first.shape[0] < first.shape[1]:
         linear = {name for name in tensors if name.endswith(LINEAR_NAMES)}
         tensors = {name: tensor.t() if name in linear else tensor for name, tensor in tensors.items()}
-    return _Source(path, tensors, *_told(path))
+    return _Source(path, tensors, *_heads_and_tokeniser(path))
 
 
-def _told(path: Path) -> tuple[int | None, str | None]:
+def _heads_and_tokeniser(path: Path) -> tuple[int | None, str | None]:
     """Return heads and tokeniser from the JSON file beside the weights: a checkpoint's state, or a config.json."""
     checkpoint = _CHECKPOINT.fullmatch(path.name)
     beside = path.with_name(f"{checkpoint[1]}.state.json" if checkpoint else "config.json")

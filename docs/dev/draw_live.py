@@ -60,16 +60,16 @@ def view(folder: RunFolder, step: int) -> list[list[Span]]:
 
 def pictures() -> dict[Path, str]:
     """Return each picture's file with its content, and the README with the rehearsal's screen in its text."""
-    told = {}
+    drawings = {}
     for name, (record, step, caption) in PICTURES.items():
         lines = view(RunFolder(RECORDS / record), step)
-        told[DOCS / name] = svg([*lines, [], [Span(f" {caption}", "warn")]] if caption else lines, WIDTH) + "\n"
+        drawings[DOCS / name] = svg([*lines, [], [Span(f" {caption}", "warn")]] if caption else lines, WIDTH) + "\n"
         if not caption:
             block = _BLOCK.fullmatch(README.read_text(encoding="utf-8"))
             if block is None:
                 sys.exit("README.md has no block of the live view.")
-            told[README] = block[1] + as_text(lines) + block[3]
-    return told
+            drawings[README] = block[1] + as_text(lines) + block[3]
+    return drawings
 
 
 def as_text(lines: list[list[Span]]) -> str:

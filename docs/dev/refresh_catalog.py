@@ -28,10 +28,10 @@ _ROW = re.compile(r'  \["(\w+)", "([^"]+)", "[^"]+", (\d+), \d+, "([\d.]+)", "([
 def refreshed(table: str, offers: Iterable[Offer], date: str) -> str:
     """Return the table with the lowest price of these offers for each row, and the day on which they were read."""
     prices: dict[tuple[str, str, int, str], int] = {}
-    for one in offers:
-        for place in (one.region, one.place, "any"):
-            key = (one.provider, one.type_id, one.gpu_count, place)
-            prices[key] = min(one.rate_micros_per_hour, prices.get(key, one.rate_micros_per_hour))
+    for offer in offers:
+        for place in (offer.region, offer.place, "any"):
+            key = (offer.provider, offer.type_id, offer.gpu_count, place)
+            prices[key] = min(offer.rate_micros_per_hour, prices.get(key, offer.rate_micros_per_hour))
 
     def row(found: re.Match[str]) -> str:
         provider, type_id, count, before, place, source = found.groups()
@@ -55,10 +55,10 @@ def main() -> int:
         return 4
     needs = [GpuNeed(count=count, name="any" if count else "cpu") for count in (0, 1, 2, 4, 8)]
     markets = [live_offers(need, names, home, clock, Choices()) for need in needs]
-    for name, why in sorted({one for market in markets for one in market.silent}):
+    for name, why in sorted({item for market in markets for item in market.silent}):
         print(f"{name} could not be reached: {why}", file=sys.stderr)
     before = TABLE.read_text(encoding="utf-8")
-    after = refreshed(before, (one for market in markets for one in market.offers), utc(clock.wall())[:10])
+    after = refreshed(before, (item for market in markets for item in market.offers), utc(clock.wall())[:10])
     TABLE.write_text(after, encoding="utf-8")
     sys.stdout.writelines(unified_diff(before.splitlines(True), after.splitlines(True), "before", "now", n=0))
     return 0

@@ -255,10 +255,10 @@ class AgentDesk:
                 raise UsageError("mcp.no_tool", what, hint=f"There are {', '.join(TOOLS)}.")
             return bounded(tool.answer(self, self._taken(tool, arguments))), False
         except GpurunError as error:
-            return bounded(_told(error)), True
+            return bounded(_error_fields(error)), True
         except Exception as fault:  # noqa: BLE001 - the last fence: an agent is told, and the server serves on.
             what = f"gpurun itself failed: {type(fault).__name__}."
-            return _told(GpurunError("bug", what, hint="Tell the person who gave you the mandate.")), True
+            return _error_fields(GpurunError("bug", what, hint="Tell the person who gave you the mandate.")), True
 
     def status_of(self, run: str) -> dict[str, Any]:
         """Return how a run of the mandate stands; UsageError for any other, and the error of one that did not begin."""
@@ -330,99 +330,99 @@ def _resolve(future: Future[dict[str, Any]], call: Callable[[], dict[str, Any]])
         future.set_exception(error)
 
 
-def _told(error: GpurunError) -> dict[str, Any]:
+def _error_fields(error: GpurunError) -> dict[str, Any]:
     return {"error": {"code": error.code, "what": error.what, "next": error.hint}}
 
 
-def _offers(desk: AgentDesk, asked: Offers) -> dict[str, Any]:
-    price = None if asked.max_price_usd_per_hour is None else f"{asked.max_price_usd_per_hour:.6f}"
-    named = {"--gpu": asked.gpu, "--provider": asked.provider, "--max-price": price}
+def _offers(desk: AgentDesk, arguments: Offers) -> dict[str, Any]:
+    price = None if arguments.max_price_usd_per_hour is None else f"{arguments.max_price_usd_per_hour:.6f}"
+    named = {"--gpu": arguments.gpu, "--provider": arguments.provider, "--max-price": price}
     data = desk.types(["offers", *_flags(named)], ASK_LIMIT_S)
     return {**data, "offers": [{name: offer.get(name) for name in _OF_OFFER} for offer in data.get("offers", [])]}
 
 
-def _plan(desk: AgentDesk, asked: Plan) -> dict[str, Any]:
-    data = desk.types(asked.words(), ASK_LIMIT_S)
+def _plan(desk: AgentDesk, arguments: Plan) -> dict[str, Any]:
+    data = desk.types(arguments.words(), ASK_LIMIT_S)
     estimate = {name: data.get("estimate", {}).get(name) for name in ("train_s", "basis")}
     return {**{name: data.get(name) for name in _OF_PLAN}, **estimate}
 
 
-def _begin(desk: AgentDesk, asked: Train | Run) -> dict[str, Any]:
+def _begin(desk: AgentDesk, arguments: Train | Run) -> dict[str, Any]:
     from gpurun.ledger.run_name import free_name
 
-    named = asked if asked.name else asked.model_copy(update={"name": free_name(desk.session.home)})
+    named = arguments if arguments.name else arguments.model_copy(update={"name": free_name(desk.session.home)})
     begun = desk.types(named.words(), BEGIN_LIMIT_S, run=named.name or "")
     return {"next": "status or wait, then logs, collect, receipt", **begun}
 
 
-def _status(desk: AgentDesk, asked: Status) -> dict[str, Any]:
-    if asked.run is not None:
-        return desk.status_of(asked.run)
+def _status(desk: AgentDesk, arguments: Status) -> dict[str, Any]:
+    if arguments.run is not None:
+        return desk.status_of(arguments.run)
     return {"runs": [desk.status_of(run) for run in reversed(list(own_runs(desk)))]}
 
 
-def _wait(desk: AgentDesk, asked: Wait) -> dict[str, Any]:
+def _wait(desk: AgentDesk, arguments: Wait) -> dict[str, Any]:
     """Return how the run stands at once; the waiting is the server's."""
-    return desk.status_of(asked.run)
+    return desk.status_of(arguments.run)
 
 
-def _logs(desk: AgentDesk, asked: Logs) -> dict[str, Any]:
-    desk.bounds.demand_own(asked.run)
-    folder = desk.session.home.run(asked.run)
+def _logs(desk: AgentDesk, arguments: Logs) -> dict[str, Any]:
+    desk.bounds.demand_own(arguments.run)
+    folder = desk.session.home.run(arguments.run)
     lines, size = list[str](), 0
-    for path in [folder.table_setup_log, folder.setup_log] if asked.setup else [folder.log]:
+    for path in [folder.table_setup_log, folder.setup_log] if arguments.setup else [folder.log]:
         if path.is_file():
             with open_regular(path) as log:
                 size += log.seek(0, os.SEEK_END)
                 log.seek(max(0, log.tell() - _TAIL_BYTES))
                 lines += [safe_line(line)[:_LINE_CHARS] for line in log.read().splitlines()]
-    return {"run": asked.run, "bytes": size, "untrusted": UNTRUSTED, "last_lines": lines[-asked.lines :]}
+    return {"run": arguments.run, "bytes": size, "untrusted": UNTRUSTED, "last_lines": lines[-arguments.lines :]}
 
 
-def _metrics(desk: AgentDesk, asked: Metrics) -> dict[str, Any]:
+def _metrics(desk: AgentDesk, arguments: Metrics) -> dict[str, Any]:
     from gpurun.readers.loaded_run import load_run
 
-    desk.bounds.demand_own(asked.run)
-    rows = load_run(asked.run, desk.session.home.root).rows
-    last = [{name: value for name, value in row.items() if value is not None} for row in rows[-asked.rows :]]
-    return {"run": asked.run, "rows_in_all": len(rows), "untrusted": UNTRUSTED, "last_rows": last}
+    desk.bounds.demand_own(arguments.run)
+    rows = load_run(arguments.run, desk.session.home.root).rows
+    last = [{name: value for name, value in row.items() if value is not None} for row in rows[-arguments.rows :]]
+    return {"run": arguments.run, "rows_in_all": len(rows), "untrusted": UNTRUSTED, "last_rows": last}
 
 
-def _samples(desk: AgentDesk, asked: Samples) -> dict[str, Any]:
+def _samples(desk: AgentDesk, arguments: Samples) -> dict[str, Any]:
     from gpurun.readers.loaded_run import load_run
 
-    desk.bounds.demand_own(asked.run)
-    samples = load_run(asked.run, desk.session.home.root).samples
+    desk.bounds.demand_own(arguments.run)
+    samples = load_run(arguments.run, desk.session.home.root).samples
     last = [
-        {"step": one["step"], "prompt": safe_line(str(one["prompt"])), "text": safe_line(str(one["text"]))}
-        for one in samples[-asked.samples :]
+        {"step": sample["step"], "prompt": safe_line(str(sample["prompt"])), "text": safe_line(str(sample["text"]))}
+        for sample in samples[-arguments.samples :]
     ]
-    return {"run": asked.run, "samples_in_all": len(samples), "untrusted": UNTRUSTED, "last_samples": last}
+    return {"run": arguments.run, "samples_in_all": len(samples), "untrusted": UNTRUSTED, "last_samples": last}
 
 
-def _stop(desk: AgentDesk, asked: Stop) -> dict[str, Any]:
-    words = ["stop", *(["--now"] if asked.now else []), "--", asked.run]
-    return {"run": asked.run, **desk.types(words, END_LIMIT_S, run=asked.run)}
+def _stop(desk: AgentDesk, arguments: Stop) -> dict[str, Any]:
+    words = ["stop", *(["--now"] if arguments.now else []), "--", arguments.run]
+    return {"run": arguments.run, **desk.types(words, END_LIMIT_S, run=arguments.run)}
 
 
-def _collect(desk: AgentDesk, asked: Collect) -> dict[str, Any]:
+def _collect(desk: AgentDesk, arguments: Collect) -> dict[str, Any]:
     return {
-        "run": asked.run,
-        **desk.types(["collect", *_flags({"--to": asked.to}), "--", asked.run], END_LIMIT_S, run=asked.run),
+        "run": arguments.run,
+        **desk.types(["collect", *_flags({"--to": arguments.to}), "--", arguments.run], END_LIMIT_S, run=arguments.run),
     }
 
 
-def _receipt(desk: AgentDesk, asked: Receipt) -> dict[str, Any]:
-    data = desk.types(["receipt", "--", asked.run], ASK_LIMIT_S)
+def _receipt(desk: AgentDesk, arguments: Receipt) -> dict[str, Any]:
+    data = desk.types(["receipt", "--", arguments.run], ASK_LIMIT_S)
     predicate = data["statement"]["predicate"]
     kept = ("verdict", "outcome", "cost", "teardown", "timeline", "training", "asked", "incidents")
-    told = {name: predicate[name] for name in kept if name in predicate}
-    where = f"gpurun://receipts/{asked.run}"
-    return {"run": asked.run, "sha256": data["sha256"], "signature": data["signature"], "whole": where,
-            "untrusted": UNTRUSTED, **told}  # fmt: skip
+    facts = {name: predicate[name] for name in kept if name in predicate}
+    where = f"gpurun://receipts/{arguments.run}"
+    return {"run": arguments.run, "sha256": data["sha256"], "signature": data["signature"], "whole": where,
+            "untrusted": UNTRUSTED, **facts}  # fmt: skip
 
 
-def _budget(desk: AgentDesk, asked: Budget) -> dict[str, Any]:
+def _budget(desk: AgentDesk, arguments: Budget) -> dict[str, Any]:
     terms = desk.bounds.mandate.model_dump(exclude={"v", "home", "setups"})
     return {"budgets": desk.types(["budget"], ASK_LIMIT_S)["budgets"], "mandate": terms}
 

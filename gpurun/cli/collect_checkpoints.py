@@ -51,8 +51,8 @@ def copy_result_files(result: Result, sight: Sight, place: Path) -> Result:
     """Copy each file of a result into a folder, and return the result with that folder."""
     files = [ManifestFile(**file) for file in result.data["here"]]
     copy_out(sight.folder.artifacts, files, place)
-    told = f"Copied to {place}: {format_files(len(files))}, digests verified."
-    return replace(result, data={**result.data, "to": str(place)}, text=f"{result.text}\n{told}")
+    copied = f"Copied to {place}: {format_files(len(files))}, digests verified."
+    return replace(result, data={**result.data, "to": str(place)}, text=f"{result.text}\n{copied}")
 
 
 def collected(session: Session, sight: Sight, wanted: Only) -> Result:
@@ -168,7 +168,7 @@ def _of_the_past(session: Session, sight: Sight, only: Only) -> Result:
 def _step_at_home(collected: FilesBrought, only: Only) -> int | None:
     """Return the step of the newest or best checkpoint if it was downloaded completely."""
     step = collected.latest if only == "last" else (collected.best or {}).get("step")
-    weights = [one["name"] for one in collected.files if (one["kind"], one["step"]) == ("weights", step)]
+    weights = [file["name"] for file in collected.files if (file["kind"], file["step"]) == ("weights", step)]
     lost = {_stem(name) for name in collected.missing}
     return None if only == "all" or not weights or lost & {_stem(name) for name in weights} else step
 
@@ -190,8 +190,8 @@ def _is_ahead(collected: FilesBrought, manifest: Manifest, only: Only) -> bool:
 
 def _place_of(sight: Sight) -> str:
     """Return where the run's machine uploads to in the bucket; "" if it does not."""
-    starts = (one.typed for one in reversed(sight.records) if sight.plan.choices.stage)
-    return next((one.pushed for one in starts if isinstance(one, TrainIntended | TrainStarted)), "")
+    starts = (record.typed for record in reversed(sight.records) if sight.plan.choices.stage)
+    return next((start.pushed for start in starts if isinstance(start, TrainIntended | TrainStarted)), "")
 
 
 def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBrought | None = None) -> Result:
@@ -230,11 +230,13 @@ def _with_home(
     manifest: Manifest, here: Sequence[ManifestFile], collected: FilesBrought, inventory: Inventory
 ) -> tuple[Manifest, tuple[ManifestFile, ...]]:
     """Merge the files from the bucket with those downloaded before; return the newest and best of both."""
-    told = _listed(collected, inventory.folder)
+    listed = _listed(collected, inventory.folder)
     names = {file.name for file in here}
-    files = (*here, *(file for file in told.files if file.name not in names and inventory.has(file)))
-    latest = max((one.latest for one in (manifest, told) if one.latest is not None), default=None)
-    best = min((one.best for one in (manifest, told) if one.best), key=lambda best: best.val_loss, default=None)
+    files = (*here, *(file for file in listed.files if file.name not in names and inventory.has(file)))
+    latest = max((listing.latest for listing in (manifest, listed) if listing.latest is not None), default=None)
+    best = min(
+        (listing.best for listing in (manifest, listed) if listing.best), key=lambda best: best.val_loss, default=None
+    )
     return manifest.model_copy(update={"latest": latest, "best": best}), files
 
 
@@ -242,8 +244,8 @@ def _listed(collected: FilesBrought, folder: RunFolder) -> Manifest:
     """Return the files that the record lists as downloaded; VerificationFailed if the list was changed."""
     try:
         files = read_stated_files(folder, collected.files, collected.listed)
-        told = {"latest": collected.latest, "best": collected.best, "files": files}
-        return Manifest.model_validate_json(canonical(told))
+        fields = {"latest": collected.latest, "best": collected.best, "files": files}
+        return Manifest.model_validate_json(canonical(fields))
     except ValueError as error:
         hint = f"gpurun audit {folder.name} shows what else was changed."
         raise VerificationFailed("collect.altered", f"The list of {folder.name}'s files: {error}.", hint=hint) from None
@@ -277,7 +279,7 @@ def _at_home(sight: Sight, only: Only, collected: FilesBrought | None) -> Result
 
 def _chosen_of_whole(manifest: Manifest, not_here: Set[str], only: Only, name: str) -> list[ManifestFile]:
     """Return the requested files; an incomplete checkpoint is skipped for the newest complete one."""
-    lost = {_stem(one) for one in not_here}
+    lost = {_stem(lost_name) for lost_name in not_here}
     weights = [file for file in manifest.files if file.kind == "weights" and _stem(file.name) not in lost]
     whole = {file.step for file in weights}
     if only == "best" and manifest.best and manifest.best.step not in whole:
@@ -301,9 +303,9 @@ def _here(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile]) -> st
         if manifest.best.step == manifest.latest:
             marks[manifest.latest] = f"the newest and the best, val loss {manifest.best.val_loss:.4f}"
     steps = sorted({file.step for file in files if file.kind == "weights"})
-    told = ", ".join(f"step {step} ({marks[step]})" if step in marks else f"step {step}" for step in steps)
+    kept = ", ".join(f"step {step} ({marks[step]})" if step in marks else f"step {step}" for step in steps)
     size = f"{format_files(len(files))}, {format_bytes(sum(file.bytes for file in files))}"
-    checkpoints = f"{told or 'no checkpoint'}; " if sight.plan.job.terms.has_model else ""
+    checkpoints = f"{kept or 'no checkpoint'}; " if sight.plan.job.terms.has_model else ""
     return f"At home, digests verified: {checkpoints}{size}, in {sight.folder.artifacts}"
 
 

@@ -49,7 +49,7 @@ def command_request(session: Session, **typed: Any) -> Request:
         request = command_as_before(request, session.home, usual_providers(session))
     if session.bounds:
         session.bounds.demand_below_root(
-            "--pip", [path for one in typed["pip"] if (path := Path(one).expanduser()).exists()]
+            "--pip", [path for text in typed["pip"] if (path := Path(text).expanduser()).exists()]
         )
     command = _with_pip(request, typed["pip"])
     if command and typed["challenge"]:
@@ -73,8 +73,8 @@ def _command(typed: dict[str, Any]) -> Command:
         outputs=parse_globs("--outputs", typed["outputs"], is_wide=True) or EVERYTHING,
         checkpoints=next(iter(parse_globs("--checkpoint-glob", [typed["checkpoint_glob"]])), ""),
         resume_arg=typed["resume_arg"],
-        env=dict(_pair(one) for one in typed["env"]),
-        secrets=tuple(_name("--secret", one) for one in typed["secret"]),
+        env=dict(_pair(text) for text in typed["env"]),
+        secrets=tuple(_name("--secret", name) for name in typed["secret"]),
         include=parse_upload_globs("--include", typed["include"]),
         exclude=parse_upload_globs("--exclude", typed["exclude"]),
         total_steps=typed["total_steps"],
@@ -108,7 +108,7 @@ def _folder(argv: Sequence[str], upload: str) -> str:
     return str(script)
 
 
-def parse_globs(flag: str, told: Sequence[str], *, is_wide: bool = False) -> tuple[str, ...]:
+def parse_globs(flag: str, values: Sequence[str], *, is_wide: bool = False) -> tuple[str, ...]:
     """Return the globs that a flag names, with commas between or one by one, all below the command's folder.
 
     With `is_wide` they may also lie below the home of the machine or below /workspace. The local shell may have
@@ -117,7 +117,7 @@ def parse_globs(flag: str, told: Sequence[str], *, is_wide: bool = False) -> tup
     from gpurun.core.errors import UsageError
 
     found, here = list[str](), str(Path.home()).rstrip("/") + "/"
-    for glob in (glob.strip().removeprefix("./") for words in told for glob in words.split(",") if glob.strip()):
+    for glob in (glob.strip().removeprefix("./") for words in values for glob in words.split(",") if glob.strip()):
         shown = f"~/{glob.removeprefix(here)}" if is_wide and here != "/" and glob.startswith(here) else glob
         parts = PurePosixPath(shown).parts
         is_elsewhere = ".." in parts or shown.startswith(("/", "~"))
@@ -183,7 +183,7 @@ def _with_pip(request: Request, wanted: Sequence[str]) -> Command | None:
     if not request.dry_run:
         rehearse = ", or rehearse: --dry-run installs it in a separate environment"
         refuse_pip_here(request, f"Install it yourself, and leave --pip out{rehearse}.")
-    lines = tuple(line for one in wanted for line in requirement_lines(one))
+    lines = tuple(line for text in wanted for line in requirement_lines(text))
     return request.command.model_copy(update={"pip": lines})
 
 

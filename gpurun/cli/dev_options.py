@@ -43,7 +43,7 @@ def dev_box_request(session: Session, **typed: Any) -> tuple[Request, DevBoxWish
         outputs=(*EVERYTHING, *parse_globs("--outputs", typed["outputs"], is_wide=True)),
         include=parse_upload_globs("--include", typed["include"]),
         exclude=parse_upload_globs("--exclude", typed["exclude"]),
-        pip=tuple(line for one in typed["pip"] for line in requirement_lines(one)),
+        pip=tuple(line for text in typed["pip"] for line in requirement_lines(text)),
         output_bytes=int(1e9 * typed["output_gb"]),
         disk_gb=typed["disk"],
         grace_s=10,

@@ -152,8 +152,8 @@ class _Place:
     def data(self) -> dict[str, object]:
         """Return the same as data, without the token."""
         lab = self.doors.jupyter
-        told = {"run": self.run, "folder": str(self.sight.folder.path), "there": self.doors.folder}
-        return {**told, "host": None if self.is_here else alias_of(self.run), "editor": self.editor,
+        fields = {"run": self.run, "folder": str(self.sight.folder.path), "there": self.doors.folder}
+        return {**fields, "host": None if self.is_here else alias_of(self.run), "editor": self.editor,
                 "jupyter_port": lab.port if lab else None}  # fmt: skip
 
     def shell(self, session: Session) -> int:

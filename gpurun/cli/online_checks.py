@@ -71,9 +71,9 @@ def _in_thread(session: Session, name: str) -> Future[Checked]:
 
 def online_code(checked: Sequence[Checked]) -> ExitCode:
     """Return 9 if something may be billing without an owner, 4 if a key or provider has a problem, else 0."""
-    if any(one.billing for one in checked):
+    if any(check.billing for check in checked):
         return ExitCode.MAY_BE_BILLING
-    bad = any(finding.level == "bad" for one in checked for finding in one.findings)
+    bad = any(finding.level == "bad" for check in checked for finding in check.findings)
     return ExitCode.SETUP if bad else ExitCode.DONE
 
 
@@ -82,12 +82,12 @@ def online_data(checked: Sequence[Checked]) -> dict[str, object]:
     return {
         "providers": [
             {
-                "provider": one.provider,
-                "account": one.account.model_dump(mode="json") if one.account else None,
-                "seen": list(one.seen),
-                "findings": [{"level": f.level, "text": f.text, "hint": f.hint} for f in one.findings],
+                "provider": check.provider,
+                "account": check.account.model_dump(mode="json") if check.account else None,
+                "seen": list(check.seen),
+                "findings": [{"level": f.level, "text": f.text, "hint": f.hint} for f in check.findings],
             }
-            for one in checked
+            for check in checked
         ]
     }
 
@@ -115,8 +115,8 @@ def _check(session: Session, name: str) -> Checked:
     if not orphans and not left:
         findings.append(Finding("ok", f"gpurun has left nothing at {name}"))
     red = ("overdue", "no deadline", "closed here")
-    billing = any(one.fate in red for one in orphans) or any(thing.billed for thing in left)
-    seen = [{**one.instance.model_dump(mode="json"), "fate": one.fate} for one in orphans]
+    billing = any(orphan.fate in red for orphan in orphans) or any(thing.billed for thing in left)
+    seen = [{**orphan.instance.model_dump(mode="json"), "fate": orphan.fate} for orphan in orphans]
     seen += [{**thing.model_dump(mode="json"), "fate": "left over"} for thing in left]
     return Checked(name, tuple(findings), account, billing, tuple(seen))
 
@@ -124,7 +124,7 @@ def _check(session: Session, name: str) -> Checked:
 def _machines(provider: Provider, session: Session) -> list[Orphan]:
     """Return every existing machine with gpurun's token, and its fate."""
     swept = sweep([provider], session.home, session.clock, destroy_all=False, older_than_s=0.0, look_only=True)
-    return [one for one in swept if one.instance.state is not InstanceState.GONE]
+    return [orphan for orphan in swept if orphan.instance.state is not InstanceState.GONE]
 
 
 def _elsewhere(name: str) -> list[Finding]:
@@ -160,33 +160,33 @@ def _account(account: Account, source: str) -> list[Finding]:
 
 def _machine(orphan: Orphan, session: Session) -> Finding:
     """Return the finding for a machine with gpurun's token."""
-    one = orphan.instance
-    rate = f", {format_rate(one.rate_micros_per_hour)}" if one.rate_micros_per_hour else ""
-    who = f"{one.provider}: {one.id} of {one.run or 'an unknown run'} ({one.state}{rate})"
+    instance = orphan.instance
+    rate = f", {format_rate(instance.rate_micros_per_hour)}" if instance.rate_micros_per_hour else ""
+    who = f"{instance.provider}: {instance.id} of {instance.run or 'an unknown run'} ({instance.state}{rate})"
     if orphan.fate == "owned":
         return Finding("ok", f"{who} is driven by a supervisor here")
     if orphan.fate == "overdue":
         return Finding("bad", f"{who} is {format_duration(orphan.overdue_s)} past its deadline",
-                       f"gpurun reap --provider {one.provider}")  # fmt: skip
+                       f"gpurun reap --provider {instance.provider}")  # fmt: skip
     if orphan.fate == "closed here":
         return Finding("bad", f"{who} may be billing: it was believed to be gone",
-                       f"gpurun reap --destroy --provider {one.provider}")  # fmt: skip
+                       f"gpurun reap --destroy --provider {instance.provider}")  # fmt: skip
     flags = "--destroy" if orphan.owner.is_here else "--destroy --anyones"
     whose = f"it belongs to another home ({orphan.owner.home})" if orphan.owner.home else "no supervisor here drives it"
     whose = "no supervisor here drives it" if orphan.owner.is_here else whose
-    if one.deadline_wall is None:
+    if instance.deadline_wall is None:
         return Finding("bad", f"{who} has no known deadline, and {whose}",
-                       f"gpurun reap --provider {one.provider} {flags}")  # fmt: skip
-    until = local_minute(one.deadline_wall, now=session.clock.wall())
+                       f"gpurun reap --provider {instance.provider} {flags}")  # fmt: skip
+    until = local_minute(instance.deadline_wall, now=session.clock.wall())
     return Finding("warn", f"{who} is within its lease until {until}; {whose}",
-                   f"gpurun reap --provider {one.provider} {flags} ends it")  # fmt: skip
+                   f"gpurun reap --provider {instance.provider} {flags} ends it")  # fmt: skip
 
 
 def _left_over(provider: Provider, session: Session, orphans: Sequence[Orphan]) -> list[Leftover]:
     """Return side resources without a visible machine and without a run that is driven here."""
     if not isinstance(provider, LeavesThings):
         return []
-    needed = {one.instance.token for one in orphans}
+    needed = {orphan.instance.token for orphan in orphans}
     return [
         thing
         for thing in provider.leftovers(None)

@@ -36,7 +36,7 @@ def complete_run(incomplete: str) -> list[str]:
     from gpurun.core.paths import Home, default_home
 
     try:
-        return [one.name for one in Home(default_home()).folders() if one.name.startswith(incomplete)]
+        return [folder.name for folder in Home(default_home()).folders() if folder.name.startswith(incomplete)]
     except (GpurunError, OSError):  # A completion must not print an error into a half-typed command.
         return []
 
@@ -148,7 +148,7 @@ def _init(typed: dict[str, Any]) -> tuple[str, ...]:
 
     for flag, is_said in (
         ("--from", bool(typed["continues"])),
-        ("--set train.init_from", any(one.startswith("train.init_from=") for one in typed["overrides"])),
+        ("--set train.init_from", any(override.startswith("train.init_from=") for override in typed["overrides"])),
     ):
         if is_said:
             what = f"--init and {flag} both name the weights to start from."

@@ -57,14 +57,14 @@ def check_recipe(session: Session, name: str, home: Home) -> CheckRow:
     recipe, clock = load_recipe(name), session.clock
     began = clock.monotonic()
     plan, folder = rehearsed(session, Request(recipe=name), home, "")
-    told = read_receipt(home, folder).predicate
-    figures = told["training"]["figures"]
+    predicate = read_receipt(home, folder).predicate
+    figures = predicate["training"]["figures"]
     return replace(
         _planned(recipe.name, plan),
         rehearsal_s=round(clock.monotonic() - began, 3),
         first_loss=figures["first_loss"],
         last_loss=figures["last_loss"],
-        verdict=told["verdict"]["says"],
+        verdict=predicate["verdict"]["says"],
     )
 
 
@@ -75,49 +75,53 @@ def rehearsed(session: Session, request: Request, home: Home, trainer: str) -> t
     after a part of the steps, and another process goes on from its checkpoint: on a spot machine it would have to.
     """
     choices = Choices(trainer=trainer, core_bundle=request.choices.core_bundle)
-    asked = request.model_copy(update={"dry_run": True, "continues": "", "choices": choices})
+    rehearsal = request.model_copy(update={"dry_run": True, "continues": "", "choices": choices})
     again = f"To look closer: gpurun train {request.recipe_word} --dry-run"
     again += f" --trainer {shlex.quote(request.choices.trainer)}" if request.choices.trainer else ""
     hint = f"{again}, then gpurun logs @last."
-    if not trainer or (part := _part_of(asked)) is None:
-        return _rehearsed(session, asked, home, _RUN, "", hint)
+    if not trainer or (part := _part_of(rehearsal)) is None:
+        return _rehearsed(session, rehearsal, home, _RUN, "", hint)
     _, first = _rehearsed(session, part, home, _RUN, "", hint)
     steps = look_at_run(home, first.name).plan.job.steps
     hint = f"Its checkpoint has the optimiser's state (trainer/optim.py: optimizer_tensors). {again} trains it whole."
     after = f", stopped after step {steps} and begun again from its checkpoint,"
-    return _rehearsed(session, asked.model_copy(update={"continues": _RUN}), home, f"{_RUN}-2", after, hint)
+    return _rehearsed(session, rehearsal.model_copy(update={"continues": _RUN}), home, f"{_RUN}-2", after, hint)
 
 
-def _rehearsed(session: Session, asked: Request, home: Home, name: str, how: str, hint: str) -> tuple[Plan, RunFolder]:
-    plan = make_plan(TrainerProposal(asked, Desk(name, home, session.clock, session.talk_when_slow())))
-    folder = create_run(home, asked, plan)
+def _rehearsed(
+    session: Session, request: Request, home: Home, name: str, how: str, hint: str
+) -> tuple[Plan, RunFolder]:
+    plan = make_plan(TrainerProposal(request, Desk(name, home, session.clock, session.talk_when_slow())))
+    folder = create_run(home, request, plan)
     sight = _rehearse(home, folder, session.clock)
     if sight.state.outcome != "done":
-        what = f"The rehearsal of {asked.recipe}{how} {_why(sight)}"
+        what = f"The rehearsal of {request.recipe}{how} {_why(sight)}"
         raise TrainingFailed("recipes.rehearsal_failed", what, hint=hint)
     return plan, folder
 
 
-def _part_of(asked: Request) -> Request | None:
+def _part_of(request: Request) -> Request | None:
     """Return the rehearsal with half of its steps, or all but one if its schedule needs them; None for one step."""
-    recipe = load_recipe(asked.recipe, own_reader(Path(asked.choices.trainer)))
-    steps = resolve(recipe, "rehearsal", asked.overrides).tables.train.steps
+    recipe = load_recipe(request.recipe, own_reader(Path(request.choices.trainer)))
+    steps = resolve(recipe, "rehearsal", request.overrides).tables.train.steps
     for fewer in sorted({steps // 2, steps - 1} - {0}):
-        overrides = (*asked.overrides, f"train.steps={fewer}")
+        overrides = (*request.overrides, f"train.steps={fewer}")
         try:
             resolve(recipe, "rehearsal", overrides)
         except UsageError:
             continue
-        return asked.model_copy(update={"overrides": overrides})
+        return request.model_copy(update={"overrides": overrides})
     return None
 
 
 def _planned(name: str, plan: Plan) -> CheckRow:
     """Return time and cost on the cheapest offer that finishes the recipe; empty if there is none."""
-    fitting = [one for one in plan.candidates if one.finishes and one.expected_micros is not None]
+    fitting = [
+        candidate for candidate in plan.candidates if candidate.finishes and candidate.expected_micros is not None
+    ]
     if not fitting:
         return CheckRow(recipe=name)
-    cheapest = min(fitting, key=lambda one: one.expected_micros or 0)
+    cheapest = min(fitting, key=lambda candidate: candidate.expected_micros or 0)
     return CheckRow(
         recipe=name,
         offer=f"{cheapest.offer.provider} {cheapest.offer.label}",

@@ -122,8 +122,8 @@ def stop_run(
             raise
         what = f"The machine is gone, but its end could not be recorded: {unwritten.what}"
         hint = "Free some space or fix the access; then get proof and receipt with: "
-        told = SetupError(unwritten.code, what, hint=f"{hint}gpurun destroy {sight.folder.name}")
-        return _destroy_unrecorded(session, sight, told)
+        unwritable = SetupError(unwritten.code, what, hint=f"{hint}gpurun destroy {sight.folder.name}")
+        return _destroy_unrecorded(session, sight, unwritable)
     drive(session, sight, to_its_end=True)
     ends_at_once = how == "destroy" or sight.state.phase in (Phase.CREATED, Phase.READY)
     if ends_at_once and not _is_begun(session, sight):
@@ -148,8 +148,8 @@ def _is_begun(session: Session, sight: Sight) -> bool:
     return False
 
 
-def _destroy_unrecorded(session: Session, sight: Sight, told: GpurunError) -> Result:
-    """Destroy a run's machine from here because its supervisor cannot; `told` explains why the receipt must wait."""
+def _destroy_unrecorded(session: Session, sight: Sight, reason: GpurunError) -> Result:
+    """Destroy a run's machine from here because its supervisor cannot; `reason` explains why the receipt must wait."""
     from gpurun.lifecycle.supervisor import end_at_once
 
     run = sight.folder.name
@@ -161,7 +161,9 @@ def _destroy_unrecorded(session: Session, sight: Sight, told: GpurunError) -> Re
         hint = f"{error.hint} Then: gpurun destroy {run}"
         raise MayBeBilling("destroy.cannot_look", error.what, hint=hint) from error
     data = {"run": run, "destroyed": [sight.state.token]}
-    return Result(data=data, text=f"Destroyed (proven): {sight.state.token}", errors=(told,), exit_code=told.exit_code)
+    return Result(
+        data=data, text=f"Destroyed (proven): {sight.state.token}", errors=(reason,), exit_code=reason.exit_code
+    )
 
 
 def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False) -> Result:
@@ -177,7 +179,7 @@ def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False)
     from gpurun.providers.registry import open_provider
 
     run, ended, left = sight.folder.name, list[str](), list[MayBeBilling]()
-    names = dict.fromkeys(one.offer.provider for one in sight.approved)
+    names = dict.fromkeys(candidate.offer.provider for candidate in sight.approved)
     for name in names:
         try:
             provider = open_provider(name, session.home, session.clock, sight.plan.choices, login=login_to)
@@ -193,6 +195,6 @@ def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False)
             left.append(MayBeBilling("destroy.cannot_look", f"{name} does not report what exists: {why}.", hint=hint))
     if left:
         return Result(errors=tuple(left), exit_code=ExitCode.MAY_BE_BILLING)
-    asked = ", ".join(names)
-    text = f"Destroyed (proven): {', '.join(ended)}" if ended else f"{run} has nothing at {asked}."
+    clouds = ", ".join(names)
+    text = f"Destroyed (proven): {', '.join(ended)}" if ended else f"{run} has nothing at {clouds}."
     return Result(data={"run": run, "destroyed": ended}, text=text)

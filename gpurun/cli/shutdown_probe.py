@@ -87,13 +87,13 @@ def knock_again_and_again(login: Login, clock: Clock, jump: str = "") -> list[Tr
 
 def describe_confirmation(made: Confirmation, session: Session) -> str:
     """Describe a confirmation in one line: what was observed or stated, and when."""
-    told = made.predicate
-    at = local_time(datetime.fromisoformat(told["confirmed_at"]).timestamp(), now=session.clock.wall())
+    predicate = made.predicate
+    at = local_time(datetime.fromisoformat(predicate["confirmed_at"]).timestamp(), now=session.clock.wall())
     unsigned = " (unsigned)" if made.signature is Signature.UNSIGNED else ""
     if not made.is_seen:
-        return f"shutdown stated by you{unsigned} at {at}: {told['words']}"
-    tries = told["checked"]["tries"]
-    seen = " and ".join(dict.fromkeys(one["seen"] for one in tries))
+        return f"shutdown stated by you{unsigned} at {at}: {predicate['words']}"
+    tries = predicate["checked"]["tries"]
+    seen = " and ".join(dict.fromkeys(attempt["seen"] for attempt in tries))
     return f"shutdown confirmed{unsigned} at {at}: no SSH in {len(tries)} tries over {tries[-1]['at_s']:.0f} s ({seen})"
 
 

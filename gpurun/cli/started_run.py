@@ -84,11 +84,11 @@ def _begun(plan: Plan) -> Result:
     return Result(data=data, text=f"{plan.run} has started.", after=f"To watch it: gpurun attach {plan.run}")
 
 
-def _hand_to_supervisor(told: Mapping[str, str]) -> None:
+def _hand_to_supervisor(variables: Mapping[str, str]) -> None:
     """Pass --notify and --exec to the supervisor through the environment, so that no file of the run has them."""
     from gpurun.core.settings import check_setting, variable_of
 
-    for key, value in told.items():
+    for key, value in variables.items():
         if value:
             os.environ[variable_of(key)] = check_setting(key, value, "command line").value
 

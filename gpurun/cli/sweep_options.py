@@ -36,7 +36,7 @@ def sweep_request(session: Session, **typed: Any) -> Request:
     words, continues = typed["command"], typed["continues"]
     typed = {**{name: usual for name, (_, usual) in COMMAND.flags.items()}, **typed}
     if continues is not None:
-        return _going_on(session, typed, space, options)
+        return _continuing(session, typed, space, options)
     if not words:
         hint = (
             "gpurun sweep mini-gpt --set lr=1e-3,3e-4; or gpurun sweep --set lr=1e-3,3e-4 -- python train.py --lr {lr}"
@@ -76,18 +76,16 @@ def _of_recipe(
     return request.model_copy(update={"sweep": sweep})
 
 
-def _going_on(
+def _continuing(
     session: Session, typed: dict[str, Any], space: Mapping[str, Axis], options: Mapping[str, Any]
 ) -> Request:
     """Return the request of a sweep that continues an earlier one."""
     from gpurun.cli.options import renting_from
-    from gpurun.core.errors import UsageError
     from gpurun.core.run_plan import Request
-    from gpurun.jobs.earlier_sweep import sweep_as_before
+    from gpurun.jobs.earlier_sweep import make_other_sweep, sweep_as_before
 
     if other := [*typed["command"], *space, *(name for name, value in options.items() if value)]:
-        what = f"A sweep with --from repeats the settings of the earlier sweep, so {other[0]} is not allowed with it."
-        raise UsageError("continue.other_sweep", what, hint=f"gpurun sweep --from {typed['continues']}")
+        raise make_other_sweep(typed["continues"], other[0])
     return sweep_as_before(Request(recipe="", **renting_from(session, **typed)), session.home, usual_providers(session))
 
 
@@ -120,7 +118,7 @@ def _space_in(table: Mapping[str, Any]) -> dict[str, Axis]:
 
     found: dict[str, Axis] = {}
     for name, value in table.items():
-        texts = [str(one) for one in value] if isinstance(value, list) else None
+        texts = [str(item) for item in value] if isinstance(value, list) else None
         found |= {name: axis_of(name, texts)} if texts else dict([parse_axis(f"{name}={value}")])
     return found
 

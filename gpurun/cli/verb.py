@@ -64,7 +64,7 @@ def verb(
     The verb also takes the flags in `shares`, and gets the values built from them. With `takes_command`, everything
     after its first argument belongs to that argument.
     """
-    given_by_us = ("session", *(one.name for one in shares))
+    given_by_us = ("session", *(share.name for share in shares))
 
     def register(function: Verb) -> Verb:
         types, written = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
@@ -121,9 +121,9 @@ def _refuse_blanks(context: Any) -> None:
     for parameter in context.command.params:
         name = parameter.name or ""
         if name in typed and parameter.default == "" and not str(context.params[name]).strip():
-            told = parameter.opts[0] if parameter.opts[0].startswith("-") else name.upper()
+            shown = parameter.opts[0] if parameter.opts[0].startswith("-") else name.upper()
             hint = "Give it a value or leave it out; a variable in your script may be unset."
-            raise UsageError("usage.blank", f"{told} is empty.", hint=hint)
+            raise UsageError("usage.blank", f"{shown} is empty.", hint=hint)
 
 
 def _typed_names(context: Any) -> frozenset[str]:
@@ -173,8 +173,8 @@ def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
     except BrokenPipeError as error:
         return without_output(make_output_lost(error), Result(), session)
     except Exception as bug:  # noqa: BLE001 - the last fence: a trace in a file, a sentence on the terminal.
-        told = _not_ours(session, bug)
-        result = Result(errors=(told,), exit_code=told.exit_code) if told else _bug(session, bug)
+        foreign = _not_ours(session, bug)
+        result = Result(errors=(foreign,), exit_code=foreign.exit_code) if foreign else _bug(session, bug)
     return render_result(name, session.json, result, session)
 
 

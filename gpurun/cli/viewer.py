@@ -197,14 +197,14 @@ def left_while_destroying(sight: Sight) -> Result:
 def abandoned(sight: Sight, now: float | None = None) -> Result:
     """Return the result for an unfinished run without a supervisor: what may still be billed, and what to do."""
     name = sight.folder.name
-    told = gave_up(sight, now) or f"The supervisor of {name} ended before the run did: {read_supervisor_words(sight)}"
+    what = gave_up(sight, now) or f"The supervisor of {name} ended before the run did: {read_supervisor_words(sight)}"
     if sight.state.may_be_billing:
         error: GpurunError = MayBeBilling(
-            "run.may_be_billing", told, hint=f"Its supervisor keeps trying. To try now: gpurun destroy {name}"
+            "run.may_be_billing", what, hint=f"Its supervisor keeps trying. To try now: gpurun destroy {name}"
         )
     else:
         error = GpurunError(
-            "run.unfinished", told, hint=f"gpurun resume {name}; its log: {sight.folder.supervisor_log}"
+            "run.unfinished", what, hint=f"gpurun resume {name}; its log: {sight.folder.supervisor_log}"
         )
     return Result(data={"run": name, "state": sight.state.phase}, errors=(error,), exit_code=error.exit_code)
 
@@ -224,22 +224,22 @@ def show_finished(session: Session, sight: Sight) -> Result:
     from gpurun.view.receipt_screen import receipt_screen
 
     receipt, state = read_receipt(session.home, sight.folder), sight.state
-    told = receipt.predicate
-    names = {home.title: [file["name"] for file in home.files] for home in files_home(told)}
+    predicate = receipt.predicate
+    names = {home.title: [file["name"] for file in home.files] for home in files_home(predicate)}
     checkpoints, outputs = names["Checkpoints"], names["Outputs"]
     data = {
         "run": sight.folder.name,
         "folder": str(sight.folder.path),
-        "verdict": told["verdict"]["is"],
+        "verdict": predicate["verdict"]["is"],
         "outcome": state.outcome,
         "teardown": state.teardown,
-        "cost_micros": told["cost"]["upper_bound_micros"],
+        "cost_micros": predicate["cost"]["upper_bound_micros"],
         "receipt": str(sight.folder.receipt),
         "checkpoints": checkpoints,
         "outputs": outputs,
     }
-    failure, step = state.failure, left_at(told)
-    on = f"Its checkpoint of step {step} is downloaded. To continue from it: {continuing_command(told)}"
+    failure, step = state.failure, left_at(predicate)
+    on = f"Its checkpoint of step {step} is downloaded. To continue from it: {continuing_command(predicate)}"
     errors: tuple[GpurunError, ...] = ()
     if failure:
         hint = on if step is not None and failure.code == "machine.lost" else failure.hint
@@ -248,14 +248,14 @@ def show_finished(session: Session, sight: Sight) -> Result:
         errors = (_failed(sight, on if step is not None else ""),)
     text = ""
     if not session.quiet:
-        then = next_command(told, sight.folder)
+        then = next_command(predicate, sight.folder)
         text = session.draw(receipt_screen(receipt, session.style, now=session.clock.wall(), then=then))
-    there = f"The {terms_in(told).files} are in {sight.folder.artifacts}"
+    there = f"The {terms_in(predicate).files} are in {sight.folder.artifacts}"
     after = there if checkpoints or outputs else ""
     code = as_exit_code(state.exit_code if state.exit_code is not None else 1)
     if code is ExitCode.BUDGET_STOP and checkpoints:
         flag = "--hours" if sight.plan.lease.hours_s is not None else "--max-cost"
-        after = f"{after}\n{flag} ended it. To continue: {continuing_command(told)} {flag} …"
+        after = f"{after}\n{flag} ended it. To continue: {continuing_command(predicate)} {flag} …"
     return Result(data=data, text=text, after=after, errors=errors, exit_code=code)
 
 

@@ -33,7 +33,11 @@ class _UntilReady(Viewer):
     def _ready(self) -> Result | None:
         sight = look_at_run(self._session.home, self._folder.name)
         is_ending = read_stop_request(self._folder) or sight.state.failure or not sight.unfinished
-        if is_ending or sight.owner is None or not any(one.event is Event.READY_OBSERVED for one in sight.records):
+        if (
+            is_ending
+            or sight.owner is None
+            or not any(record.event is Event.READY_OBSERVED for record in sight.records)
+        ):
             return None
         return replace(left_running(self._session, sight), exit_code=ExitCode.DONE)
 

@@ -29,7 +29,7 @@ class FileAtHome(TypedDict):
     step: Any
 
 
-class FileListTold(TypedDict):
+class FileListDigest(TypedDict):
     """The length of a file list in the run's folder, and its digest."""
 
     files: int
@@ -37,7 +37,7 @@ class FileListTold(TypedDict):
     sha256: str
 
 
-class CheckpointTold(TypedDict):
+class ReceiptCheckpoint(TypedDict):
     """Latest step, step and loss of the best checkpoint, the files that came home, and the names of missing ones.
 
     If there are very many files, only the first are here; `listed` and `missing_files` describe the full lists.
@@ -47,12 +47,12 @@ class CheckpointTold(TypedDict):
     best: Any
     files: list[FileAtHome]
     missing: NotRequired[list[Any] | None]
-    listed: NotRequired[FileListTold]
-    missing_files: NotRequired[FileListTold]
+    listed: NotRequired[FileListDigest]
+    missing_files: NotRequired[FileListDigest]
 
 
 def read_stated_files(
-    folder: RunFolder, files: Sequence[Mapping[str, Any]], listed: FileListTold | None
+    folder: RunFolder, files: Sequence[Mapping[str, Any]], listed: FileListDigest | None
 ) -> list[dict[str, Any]]:
     """Return every file that a record or receipt states; ValueError if the full list is missing or was changed."""
     if not listed:
@@ -63,7 +63,7 @@ def read_stated_files(
     return [{**file, "bytes": int(file["bytes"]), "step": int(file["step"])} for file in found]
 
 
-def missing_of(folder: RunFolder, missing: Sequence[str], listed: FileListTold | None) -> list[str]:
+def missing_of(folder: RunFolder, missing: Sequence[str], listed: FileListDigest | None) -> list[str]:
     """Return the name of each file that did not come home; ValueError as in `read_stated_files`."""
     if not listed:
         return list(missing)

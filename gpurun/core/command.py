@@ -85,7 +85,7 @@ class Command(Frozen):
         return [*start, *self.argv[1:], *more]
 
     @property
-    def told(self) -> dict[str, list[str]]:
+    def recorded(self) -> dict[str, list[str]]:
         """Return what journal and receipt record of it: the words, and the names of its variables without values."""
         return {"argv": list(self.argv), "env": sorted(self.env), "secrets": sorted(self.secrets)}
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from typing_extensions import TypedDict
 
-from gpurun.core.collected_record import FileListTold
+from gpurun.core.collected_record import FileListDigest
 from gpurun.core.errors import ExitCode
 from gpurun.core.job_terms import terms_in
 from gpurun.core.money import Micros
@@ -385,8 +385,8 @@ class FilesBrought(JournalEvent):
 
     files: list[FileBrought]
     missing: list[str]
-    listed: FileListTold | None = None
-    missing_files: FileListTold | None = None
+    listed: FileListDigest | None = None
+    missing_files: FileListDigest | None = None
     latest: Any
     best: Any
     seconds: Number | None = None

@@ -12,7 +12,7 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from gpurun.core.collected_record import CheckpointTold
+from gpurun.core.collected_record import ReceiptCheckpoint
 
 Is = TypedDict("Is", {"is": str})
 """The basis of a group of figures: measured, provider-reported, instance-reported, planned or unknown."""
@@ -44,7 +44,7 @@ class Continues(TypedDict):
     steps: NotRequired[int]
 
 
-class CommandTold(TypedDict):
+class ReceiptCommand(TypedDict):
     """A command of the user: its words, and the names of its variables without values."""
 
     argv: list[str]
@@ -66,7 +66,7 @@ class ReceiptAsked(TypedDict):
     provider: str
     continues: NotRequired[Continues]
     challenge: NotRequired[str]
-    command: NotRequired[CommandTold]
+    command: NotRequired[ReceiptCommand]
     job: NotRequired[str]
     trainer: NotRequired[str]
     max_gpu_hours: NotRequired[Number]
@@ -251,19 +251,19 @@ class ReceiptMeasured(Is):
     told_s: NotRequired[Number]
 
 
-class StartTold(Is):
+class ReceiptStart(Is):
     """The trainer's first start event, or the part of it in a receipt."""
 
     event: dict[str, Any] | None
 
 
-class LogTold(Is):
+class ReceiptLog(Is):
     """The lines of the trainer that a receipt quotes."""
 
     lines: list[str]
 
 
-class SessionsTold(Is):
+class ReceiptSessions(Is):
     """How people used a dev box: the terminals that were opened, and the seconds with an open terminal, or in use."""
 
     terminals: int
@@ -284,7 +284,7 @@ class ReceiptGpuUse(Is):
     most_mib: int
 
 
-class TrialTold(TypedDict):
+class ReceiptTrial(TypedDict):
     """One trial of a sweep: its settings, how it ended, its result, and its share of the cost by its seconds.
 
     A `restored` trial ran in an earlier run, and costs nothing in this one.
@@ -303,11 +303,11 @@ class TrialTold(TypedDict):
     restored: NotRequired[bool]
 
 
-class TrialsTold(Is):
+class ReceiptTrials(Is):
     """All trials of a sweep in order, and the number of the best."""
 
     best: int | None
-    rows: list[TrialTold]
+    rows: list[ReceiptTrial]
 
 
 class Training(TypedDict):
@@ -323,16 +323,16 @@ class Training(TypedDict):
     failed_step: Any
     seconds: ReceiptMeasured
     device: str
-    start: StartTold
+    start: ReceiptStart
     figures: dict[str, Any]
-    log: LogTold
+    log: ReceiptLog
     gpu_use: NotRequired[ReceiptGpuUse]
-    sessions: NotRequired[SessionsTold]
-    trials: NotRequired[TrialsTold]
-    warnings: NotRequired[LogTold]
+    sessions: NotRequired[ReceiptSessions]
+    trials: NotRequired[ReceiptTrials]
+    warnings: NotRequired[ReceiptLog]
 
 
-class SampleTold(TypedDict):
+class ReceiptSample(TypedDict):
     """The last text that the model wrote."""
 
     step: int | None
@@ -352,7 +352,7 @@ class Proof(TypedDict):
     readings: list[dict[str, Any]]
 
 
-class TeardownTold(TypedDict("_Teardown", {"is": str | None})):
+class ReceiptTeardown(TypedDict("_Teardown", {"is": str | None})):
     """How every machine that may have existed ended; None if none was created."""
 
     evidence: list[Proof]
@@ -373,7 +373,7 @@ def on_gpu(verdict: Verdict) -> bool:
     return verdict["is"].partition(",")[0] == "gpu"
 
 
-class IncidentTold(TypedDict):
+class ReceiptIncident(TypedDict):
     """An unexpected event, with its time."""
 
     at: str
@@ -418,11 +418,11 @@ class Predicate(TypedDict):
     cost: Cost
     legs: NotRequired[list[LegTold]]
     training: Training
-    checkpoint: CheckpointTold
-    sample: SampleTold | None
-    teardown: TeardownTold
+    checkpoint: ReceiptCheckpoint
+    sample: ReceiptSample | None
+    teardown: ReceiptTeardown
     verdict: Verdict
-    incidents: list[IncidentTold]
+    incidents: list[ReceiptIncident]
 
 
 class Subject(TypedDict):

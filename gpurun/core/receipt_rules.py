@@ -39,10 +39,10 @@ def rules_of(opened: Mapping[str, Any]) -> int:
     return rules
 
 
-def trainer_told(predicate: Any) -> str:
+def stated_trainer(predicate: Any) -> str:
     """Return `official trainer 0.1.0`, or `changed trainer, sha256 …` in full; "" if a receipt is too old to say.
 
-    `told` is a receipt's predicate, which the audit reads before it has been validated.
+    `predicate` is a receipt's predicate, which the audit reads before it has been validated.
     """
     words = str(predicate["asked"].get("trainer", ""))
     return f"{words}, sha256 {predicate['digests']['trainer']}" if words.startswith("changed") else words

@@ -95,7 +95,7 @@ def _lower(own: Setting, of_project: Setting) -> Setting:
     """Return the smaller of two caps; no cap if the user has none, because a stranger's folder must not provide one."""
     if not own.value:
         return Setting("", f"built in; the {of_project.source} can only lower your own cap")
-    return min(of_project, own, key=lambda one: parse_usd(one.value))
+    return min(of_project, own, key=lambda setting: parse_usd(setting.value))
 
 
 def check_setting(key: str, value: str, source: str) -> Setting:

@@ -17,11 +17,11 @@ Sampler = Literal["grid", "random", "tpe"]
 SAMPLERS = ("grid", "random", "tpe")
 USUAL_TRIALS, MOST_TRIALS = 20, 1000
 MOST_LOOKED_AT = 256
-"""So many combinations are resolved before anything is rented."""
+"""How many combinations are resolved before anything is rented."""
 EARLIER = "earlier_sweep"
-"""The folder with what an earlier machine came to, on the next one."""
+"""The folder of an earlier machine's results, on the next machine."""
 END_S = 15
-"""What the sweep itself needs to end, after its trials."""
+"""How long the sweep itself needs to end, after its trials."""
 LOG_FROM = 10
 """If the ends of a range differ by at least this factor, values are drawn on a logarithmic scale."""
 

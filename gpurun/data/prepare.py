@@ -27,8 +27,8 @@ from gpurun.data.dedupe.signatures import Dedupe
 from gpurun.data.dedupe.stage import (
     FingerprintWriter,
     check_fingerprint_room,
+    describe_duplicates,
     drop_filter,
-    duplicates_told,
     find_duplicates,
     read_duplicates,
 )
@@ -298,7 +298,7 @@ def _mark_duplicates(
             pass
         say("looking for duplicates among the fingerprints of all documents")
         record = find_duplicates(folder, len(begun.tasks), order.dedupe, identity=signer.identity)
-    say(duplicates_told(record))
+    say(describe_duplicates(record))
 
 
 class _Meter:

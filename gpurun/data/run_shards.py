@@ -107,10 +107,10 @@ def prepared(
     found = inspect(into, tokenizer=data_table["tokenizer"], vocab_size=resolved["model"]["vocab_size"])
     _demand_enough(found, resolved, source)
     passed = "" if source in BUILT_IN else tally(passed_over)
-    return found.model_copy(update={"passed_over": passed, "divided": _divided(into)})
+    return found.model_copy(update={"passed_over": passed, "divided": _division_note(into)})
 
 
-def _divided(folder: Path) -> str:
+def _division_note(folder: Path) -> str:
     """Return data.json's sentence about files that are held out by their names."""
     return plain_line(str(read_object(folder / "data.json")["source"].get("divided", "")), 300)
 
@@ -200,7 +200,7 @@ def _checked(resolved: Mapping[str, Any], place: Path, data: str, into: Path, sa
     _accompany(place, into, resolved, say)
     _demand_questions(resolved, into, data)
     _demand_enough(found, resolved, data)
-    return found.model_copy(update={"beside": str(into), "divided": _divided(into)})
+    return found.model_copy(update={"beside": str(into), "divided": _division_note(into)})
 
 
 def _accompany(place: Path, into: Path, resolved: Mapping[str, Any], say: Say) -> None:

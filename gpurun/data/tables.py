@@ -194,7 +194,7 @@ def rows_of(path: Path, table: Table, *, is_strict: bool = True) -> Iterator[lis
 
 def _cells(readings: Sequence[_Reading]) -> str:
     several = [reading for reading in readings if len(reading.first) > 1]
-    return " or ".join(f"{len(one.first)} cells each by {_sign(one.table.delimiter)}" for one in several)
+    return " or ".join(f"{len(read.first)} cells each by {_sign(read.table.delimiter)}" for read in several)
 
 
 def _sign(delimiter: str) -> str:

@@ -135,7 +135,7 @@ class CommandJob(Job):
 
     def opened(self) -> dict[str, Any]:
         """Return the command and the names, not the values, of its environment variables."""
-        return {"command": self.command.told}
+        return {"command": self.command.recorded}
 
     def flat(self) -> dict[str, Any]:
         """Return this job's keys of plan.json, which stand beside the plan's own."""

@@ -1,4 +1,4 @@
-"""What goes on from a sweep: another sweep of the same trials, or one training, from the best of a recipe's trials."""
+"""Runs that continue a sweep: another sweep of the same trials, or one training from the best trial of a recipe."""
 
 from __future__ import annotations
 
@@ -18,21 +18,19 @@ from gpurun.jobs.earlier_run import EarlierRun, find_earlier_run, on_the_same_pl
 from gpurun.jobs.sweep import FOLDER, TABLE, SweepJob
 
 _PLACE = f"outputs/{FOLDER}/"
-"""Where the files of a sweep lie among those that came home."""
+"""The folder of a sweep's files among the downloaded ones."""
 _MOST_CHARS = 200
 
 
 def sweep_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Request:
-    """Return the request with what the earlier sweep was asked, wherever nothing else is asked now."""
+    """Return the request, with the earlier sweep's value for each setting that this one does not give."""
     run = find_earlier_run(request.continues, home)
     before = run.request()
     if before is None or before.sweep is None:
-        what = f"{run.name} was no sweep."
-        raise UsageError("continue.no_sweep", what, hint=f"gpurun resume {run.name} finishes what is unfinished of it.")
+        what = f"{run.name} was not a sweep."
+        raise UsageError("continue.no_sweep", what, hint=f"If it is unfinished: gpurun resume {run.name}")
     if request.command or request.recipe or request.sweep:
-        what = f"A sweep that goes on tries what {run.name} was to try, and something else is asked for beside it."
-        hint = f"Leave the recipe, the command and --set out: gpurun sweep --from {run.name}; or begin another."
-        raise UsageError("continue.other_sweep", what, hint=hint)
+        raise make_other_sweep(run.name, "a command" if request.command else request.recipe or "a setting")
     same = before.model_dump(include={"recipe", "overrides"})
     filled: dict[str, Any] = {
         **same,
@@ -47,10 +45,17 @@ def sweep_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Req
     return request.model_copy(update=filled)
 
 
-def take_earlier_sweep(request: Request, sweep: Sweep, home: Home, into: Path) -> Earlier | None:
-    """Lay what an earlier sweep came to into a folder that is uploaded; None where the request names none.
+def make_other_sweep(run: str, given: str) -> UsageError:
+    """Return the error for a sweep that continues `run` and gives a setting of its own as well."""
+    what = f"A sweep with --from repeats the settings of the earlier sweep, so {given} is not allowed with it."
+    hint = f"Leave it out: gpurun sweep --from {run}; or start another sweep without --from."
+    return UsageError("continue.other_sweep", what, hint=hint)
 
-    VerificationFailed for a file that was altered since; UsageError where there is nothing left to try.
+
+def take_earlier_sweep(request: Request, sweep: Sweep, home: Home, into: Path) -> Earlier | None:
+    """Copy the results of an earlier sweep into a folder for the upload; return None if the request names no sweep.
+
+    VerificationFailed for a file that was altered since; UsageError if nothing is left to try.
     """
     if not request.continues:
         return None
@@ -63,9 +68,9 @@ def take_earlier_sweep(request: Request, sweep: Sweep, home: Home, into: Path) -
     rows = _table(run)["rows"]
     over = sum(row.get("state") in ("done", "pruned", "failed", "nan") for row in rows)
     if over >= sweep.trials:
-        hint = f"The best is in {run.folder.artifacts}; gpurun receipt {run.name} has a row a trial."
+        hint = f"The best is in {run.folder.artifacts}; gpurun receipt {run.name} has a row for each trial."
         if isinstance(plan.job, SweepJob) and plan.job.trial.terms.has_model:
-            hint = f"The best of them trains on: gpurun train --from {run.name} --set train.steps=N"
+            hint = f"To continue training the best one: gpurun train --from {run.name} --set train.steps=N"
         raise UsageError("continue.finished", f"{run.name} has tried all its {sweep.trials} trials.", hint=hint)
     for file in files:
         name = os.fsdecode(raw_name(str(file["name"]))).removeprefix(_PLACE)
@@ -77,7 +82,7 @@ def take_earlier_sweep(request: Request, sweep: Sweep, home: Home, into: Path) -
 
 @dataclass(frozen=True)
 class EarlierTrial(EarlierRun):
-    """The best trial of a sweep that ended, as if it had been trained alone."""
+    """The best trial of a finished sweep, presented as a run of its own."""
 
     number: int
     params: dict[str, str]
@@ -87,14 +92,14 @@ class EarlierTrial(EarlierRun):
         return f"{_PLACE}best/{self.number:03d}/"
 
     def plan(self) -> Plan | None:
-        """Return the plan of the sweep with the trial in its place."""
+        """Return the sweep's plan, with the trial as its job."""
         plan = super().plan()
         if plan is None or not isinstance(plan.job, SweepJob):
             return plan
         return plan.model_copy(update={"job": plan.job.with_settings(self.params)})
 
     def request(self) -> Request | None:
-        """Return the request of the trial alone."""
+        """Return a request for only this trial."""
         before = super().request()
         if before is None:
             return None
@@ -102,12 +107,12 @@ class EarlierTrial(EarlierRun):
         return before.model_copy(update={"overrides": sets, "sweep": None, "continues": ""})
 
     def files(self, *kinds: str) -> list[dict[str, Any]]:
-        """Return the files of the trial that came home, as the list that its trainer wrote has them."""
+        """Return the downloaded files of the trial, as its trainer's list describes them."""
         home = {str(file["name"]): file for file in super().files("checkpoint", "output")}
         listed = _object(self, home.get(f"{self._place}MANIFEST.json")).get("files")
-        told = [file for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []
+        files = [file for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []
         found = []
-        for file in told:
+        for file in files:
             brought = home.get(f"{self._place}{file.get('name')}")
             is_same = brought is not None and file.get("sha256") == brought["sha256"]
             if is_same and file.get("kind") in kinds and type(file.get("step")) is int:
@@ -120,7 +125,7 @@ class EarlierTrial(EarlierRun):
 
 
 def find_earlier_training(wanted: str, home: Home) -> EarlierRun:
-    """Return the training that is meant: a run's, or the best trial's of a sweep; UsageError where there is none."""
+    """Return the training with this name: a run, or the best trial of a sweep; UsageError if there is none."""
     run = find_earlier_run(wanted, home)
     plan = run.plan()
     if plan is None or not isinstance(plan.job, SweepJob) or not plan.job.trial.terms.has_model:
@@ -129,25 +134,25 @@ def find_earlier_training(wanted: str, home: Home) -> EarlierRun:
     rows = {row["trial"]: row for row in table["rows"]}
     best = next((rows[number] for number in table["best"] if type(number) is int and number in rows), None)
     if best is None or not plan.job.sweep.space.keys() <= best["params"].keys():
-        hint = f"gpurun receipt {run.name} has a row a trial."
-        raise UsageError("continue.no_checkpoint", f"No trial of {run.name} came to a result.", hint=hint)
+        hint = f"gpurun receipt {run.name} has a row for each trial."
+        raise UsageError("continue.no_checkpoint", f"No trial of {run.name} has a result.", hint=hint)
     params = {name: best["params"][name][:_MOST_CHARS] for name in plan.job.sweep.space}
     return EarlierTrial(run.folder, run.receipt, run.receipt_sha256, best["trial"], params)
 
 
 def _table(run: EarlierRun) -> dict[str, Any]:
-    """Return the table of a sweep that came home; UsageError where none did."""
+    """Return the downloaded table of a sweep; UsageError if there is none."""
     found = {str(file["name"]): file for file in run.files("checkpoint")}
     table = _object(run, found.get(f"{_PLACE}{TABLE}"))
     rows, best = table.get("rows"), table.get("best")
     if not isinstance(rows, list) or not isinstance(best, list) or not all(map(_is_row, rows)):
-        hint = "Begin it again; nothing of it can be taken over."
-        raise UsageError("continue.no_table", f"{run.name} brought no table of its trials home.", hint=hint)
+        hint = "Start it again; none of its trials can be reused."
+        raise UsageError("continue.no_table", f"The table of {run.name}'s trials was not downloaded.", hint=hint)
     return table
 
 
 def _is_row(row: Any) -> bool:
-    """Return whether a row has what is taken from it: the machine wrote it, and could write anything."""
+    """Return whether a row has the fields that are read from it; the machine wrote it, and could write anything."""
     if not isinstance(row, dict) or type(row.get("trial")) is not int or row["trial"] < 1:
         return False
     params = row.get("params")
@@ -155,7 +160,7 @@ def _is_row(row: Any) -> bool:
 
 
 def _object(run: EarlierRun, file: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a small file of JSON as its receipt has it; {} where it is not there or is none."""
+    """Return a small JSON file whose digest the receipt has; {} if it is missing or invalid."""
     content = run.content(file) if file is not None else None
     try:
         return parse_object(content) if content else {}

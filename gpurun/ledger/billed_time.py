@@ -120,7 +120,7 @@ class BilledTime:
         seen = (record.typed.instance for record in self.records if "instance" in record.data)
         return [machine for machine in seen if machine is not None]
 
-    def told(self, key: str) -> Any:
+    def reported(self, key: str) -> Any:
         """Return the provider's last value for one property of the machine; None if it gave none."""
         return next((value for machine in reversed(self._answers) if (value := getattr(machine, key))), None)
 

@@ -18,7 +18,7 @@ from gpurun.core.job_terms import COMMAND, terms_in
 from gpurun.core.journal_events import RunOpened
 from gpurun.core.paths import RunFolder, open_regular
 from gpurun.core.places import place_facts
-from gpurun.core.receipt_record import UNKNOWN, Digested, ReceiptMachine, SampleTold, Verdict
+from gpurun.core.receipt_record import UNKNOWN, Digested, ReceiptMachine, ReceiptSample, Verdict
 from gpurun.core.trainer_events import (
     AlertEvent,
     CoreScoreEvent,
@@ -91,7 +91,7 @@ class Evidence:
     device: str
     start: dict[str, Any] | None
     figures: dict[str, Any]
-    sample: SampleTold | None
+    sample: ReceiptSample | None
     split: TrainingSplit
     warnings: list[str]
     trials: list[TrialEvent]
@@ -207,7 +207,7 @@ def _figures(summary: _EventSummary) -> dict[str, Any]:
     }
 
 
-def _sample(event: SampleEvent | None) -> SampleTold | None:
+def _sample(event: SampleEvent | None) -> ReceiptSample | None:
     if event is None:
         return None
     return {"step": event.step, "prompt": plain_line(event.prompt), "text": plain_text(event.text or "")}
@@ -221,7 +221,7 @@ def verdict_of(opened: RunOpened, machine: ReceiptMachine | None, device: str, o
         return _with_limits(NOT_A_PROVIDER, says)
     if device != "cuda":
         return _with_limits(_without_gpu(opened, outcome), _smoke_sentence(device, outcome))
-    if opened.mode == "paid" and machine is not None and _is_told(machine):
+    if opened.mode == "paid" and machine is not None and _is_reported(machine):
         return _with_limits(RENTED, RENTED_SENTENCE)
     return _with_limits(BY_ITS_WORD, GPU_SENTENCE)
 
@@ -245,7 +245,7 @@ def command_verdict(
     elif not is_on_gpu:
         kind = _without_gpu(opened, outcome)
     else:
-        is_rented = opened.mode == "paid" and machine is not None and _is_told(machine)
+        is_rented = opened.mode == "paid" and machine is not None and _is_reported(machine)
         kind = RENTED if is_rented else BY_ITS_WORD
     verdict = _with_limits(kind, says)
     if opened.challenge:
@@ -279,9 +279,11 @@ def _smoke_sentence(device: str, outcome: str) -> str:
     return on_cpu if device == "cpu" else UNSHOWN_SENTENCE
 
 
-def _is_told(machine: ReceiptMachine) -> bool:
+def _is_reported(machine: ReceiptMachine) -> bool:
     """Return whether the provider itself named the card or the machine type; for the user's own box none did."""
-    untold = machine.get("as_ordered", [])
+    unreported = machine.get("as_ordered", [])
     return (
-        not place_facts(machine["provider"]).is_own_box and not {"gpu", "type"} <= set(untold) and bool(machine["id"])
+        not place_facts(machine["provider"]).is_own_box
+        and not {"gpu", "type"} <= set(unreported)
+        and bool(machine["id"])
     )

@@ -90,7 +90,7 @@ class TrainingSplit:
     """
 
     def __init__(self) -> None:
-        self._told_us = dict.fromkeys(("import", "compile", "steps", "eval", "checkpoint"), 0)
+        self._measured_us = dict.fromkeys(("import", "compile", "steps", "eval", "checkpoint"), 0)
         self._began_us: int | None = None
         self._first: tuple[int, int] | None = None  # The first steps: their microseconds and their number.
         self._last_step = 0
@@ -102,13 +102,13 @@ class TrainingSplit:
             case StartEvent():
                 self._close()
                 self._began_us, self._last_step = _microseconds(event.elapsed_s), event.step or 0
-                self._told_us["import"] += self._began_us
+                self._measured_us["import"] += self._began_us
             case StepEvent():
                 self._step(event)
             case EvaluationEvent():
-                self._told_us["eval"] += _microseconds(event.eval_s)
+                self._measured_us["eval"] += _microseconds(event.eval_s)
             case CheckpointEvent():
-                self._told_us["checkpoint"] += _microseconds(event.stall_s)
+                self._measured_us["checkpoint"] += _microseconds(event.stall_s)
 
     def _step(self, event: StepEvent) -> None:
         if self._began_us is None or event.step is None or event.step_s is None or event.elapsed_s is None:
@@ -119,28 +119,28 @@ class TrainingSplit:
         if self._first is None:
             self._first = max(0, elapsed_us - self._began_us), count
         else:
-            self._told_us["steps"] += count * step_us
+            self._measured_us["steps"] += count * step_us
 
     def _close(self) -> None:
         """Finish one process of the trainer."""
         if self._first is not None:
             took_us, count = self._first
             usual_us = min(took_us, count * (self._quickest_us or 0))
-            self._told_us["steps"] += usual_us
-            self._told_us["compile"] += took_us - usual_us
+            self._measured_us["steps"] += usual_us
+            self._measured_us["compile"] += took_us - usual_us
         self._began_us, self._first, self._quickest_us = None, None, None
 
     def within(self, training_s: float) -> dict[str, float] | None:
         """Return the seconds of the training phase, divided, the rest as "other"; None if the figures do not fit."""
         self._close()
-        told_ms = {name: us // 1000 for name, us in self._told_us.items()}
+        measured_ms = {name: us // 1000 for name, us in self._measured_us.items()}
         total_ms = round(1000 * training_s)
-        room_ms = total_ms - sum(ms for name, ms in told_ms.items() if name != "steps")
-        if room_ms < 0 or not any(told_ms.values()):
+        room_ms = total_ms - sum(ms for name, ms in measured_ms.items() if name != "steps")
+        if room_ms < 0 or not any(measured_ms.values()):
             return None
-        told_ms["steps"] = min(told_ms["steps"], room_ms)  # The reported speed is a median, not a sum.
-        told_ms["other"] = total_ms - sum(told_ms.values())
-        return {name: ms / 1000 for name, ms in told_ms.items()}
+        measured_ms["steps"] = min(measured_ms["steps"], room_ms)  # The reported speed is a median, not a sum.
+        measured_ms["other"] = total_ms - sum(measured_ms.values())
+        return {name: ms / 1000 for name, ms in measured_ms.items()}
 
 
 def planned(intent: CreateIntended, plan: Mapping[str, Any]) -> Planned:

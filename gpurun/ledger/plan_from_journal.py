@@ -84,7 +84,10 @@ def _intents_of_now(records: Sequence[Record]) -> list[CreateIntended]:
 
 def _stand_in(opened: RunOpened, intents: Sequence[CreateIntended]) -> Plan:
     """Return a plan with the requested offers, in the order of the requests; it knows nothing of the training."""
-    offers = {Offer.model_validate(_NO_OFFER | one.model_dump(include=_PRICED) | one.offer): one for one in intents}
+    offers = {
+        Offer.model_validate(_NO_OFFER | intent.model_dump(include=_PRICED) | intent.offer): intent
+        for intent in intents
+    }
     approved = [
         Candidate(
             offer=offer,

@@ -40,8 +40,8 @@ def own_reclaims(home: Home, offer: Offer) -> Reclaims | None:
         if not folder.receipt.exists():
             continue
         with suppress(OSError, ValueError, GpurunError):
-            rentals = [one for one in rentals_of(read_journal(folder.journal).records) if one.end != "refused"]
-            alike = [one for one in rentals if {name: one.intent.offer.get(name, 1) for name in _KIND} == kind]
+            rentals = [rental for rental in rentals_of(read_journal(folder.journal).records) if rental.end != "refused"]
+            alike = [rental for rental in rentals if {name: rental.intent.offer.get(name, 1) for name in _KIND} == kind]
             runs, found = runs + bool(alike), found + alike
     if runs < LEAST_RUNS:
         return None

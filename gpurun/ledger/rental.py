@@ -200,7 +200,11 @@ def billed_by(rentals: Sequence[Rental]) -> Micros | None:
 
 def unseen_ends(rentals: Sequence[Rental]) -> list[Rental]:
     """Return the paid rentals whose end was neither seen nor reported, and whose bill was not read."""
-    return [one for one in rentals if one.ended and one.rate and one.end_is == UNSEEN and one.billed is None]
+    return [
+        rental
+        for rental in rentals
+        if rental.ended and rental.rate and rental.end_is == UNSEEN and rental.billed is None
+    ]
 
 
 def is_more_than_recorded(rentals: Sequence[Rental]) -> bool:
@@ -218,7 +222,7 @@ def rentals_of(records: Sequence[Record]) -> list[Rental]:
     """Return the journal cut into rentals, oldest first, each with the extra machines of its token."""
     starts = [place for place, record in enumerate(records) if record.event is Event.CREATE_INTENDED]
     cut = [BilledTime(tuple(records[start:end])) for start, end in pairwise([*starts, len(records)])]
-    return [Rental(one.records, _billed(one, records), tuple(_extras_of(one, records))) for one in cut]
+    return [Rental(piece.records, _billed(piece, records), tuple(_extras_of(piece, records))) for piece in cut]
 
 
 def _billed(rental: BilledTime, records: Sequence[Record]) -> Micros | None:
@@ -229,8 +233,8 @@ def _billed(rental: BilledTime, records: Sequence[Record]) -> Micros | None:
 
 def _extras_of(rental: BilledTime, records: Sequence[Record]) -> Iterator[ExtraRental]:
     """Yield the extra machines of a rental's token, whenever they appeared: they count from its intent."""
-    proofs = [one.seq for one in rental.records if one.event is Event.DEATH_PROVEN]
-    noted = [(one, one.typed) for one in records if one.event is Event.INCIDENT]
+    proofs = [record.seq for record in rental.records if record.event is Event.DEATH_PROVEN]
+    noted = [(record, record.typed) for record in records if record.event is Event.INCIDENT]
     about = [(one, its) for one, its in noted if isinstance(its, Incident) and its.id and its.token == rental.token]
     longest_ms = rental.longest_ms or inf  # The longest that one may run, however long it was queued.
     is_older = not isinstance(opened := records[0].typed, RunOpened) or opened.home is None
@@ -238,25 +242,26 @@ def _extras_of(rental: BilledTime, records: Sequence[Record]) -> Iterator[ExtraR
     for name, found in {its.id: one.seq for one, its in about if its.code in codes}.items():
         gone = [one.seq for one, its in about if its.code in GONE and its.id == name]
         ends = [seq for seq in (*gone, *proofs) if seq > found]
-        end = next(one for one in records if one.seq == min(ends)) if ends else records[-1]
+        end = next(record for record in records if record.seq == min(ends)) if ends else records[-1]
         ms = min(longest_ms, elapsed_ms(records, rental.asked, end))
         yield ExtraRental(name, ms / 1000, bool(ends))
 
 
 def cost_says(rentals: Sequence[Rental]) -> str:
     """Return a sentence on what bounds the cost of these rentals, and whether the bill was read."""
-    rented = [one for one in rentals if one.end != "refused" or one.extras]  # A late machine was rented, too.
+    # A machine that appeared late was rented, too.
+    rented = [rental for rental in rentals if rental.end != "refused" or rental.extras]
     if not rented:
         return "nothing was rented"
     if is_more_than_recorded(rentals):
         return f"unknown: more was billed than is on record; {_UNREAD}"
-    if not all(one.ended for one in rented):
+    if not all(rental.ended for rental in rented):
         return f"unknown: a machine is not proven gone; {_UNREAD}"
-    paid = [one for one in rented if one.rate or one.extras]
+    paid = [rental for rental in rented if rental.rate or rental.extras]
     if not paid:
         return "nothing is charged for it"
-    parts = [_EXTRA for one in paid if one.extras] + [_LIMIT for one in paid if one.rate_is_limit]
-    parts += [_BOUNDS[one.end_is] for one in paid if one.end != "refused"]
+    parts = [_EXTRA for rental in paid if rental.extras] + [_LIMIT for rental in paid if rental.rate_is_limit]
+    parts += [_BOUNDS[rental.end_is] for rental in paid if rental.end != "refused"]
     parts.sort(key=lambda words: not words.startswith("at most"))
-    parts += [_UNREAD] if any(one.billed is None for one in paid) else []
+    parts += [_UNREAD] if any(rental.billed is None for rental in paid) else []
     return "; ".join(dict.fromkeys(parts))

@@ -368,7 +368,7 @@ def _step_failed(state: RunState, record: Record, failure: StepFailed) -> dict[s
 
 def _death_proven(state: RunState, record: Record, proof: DeathProven) -> dict[str, Any]:
     """Apply the proof to everything with the token: extra machines are gone with it."""
-    gone = {name: one for name, one in state.extras.items() if one.ended is None and one.token == state.token}
+    gone = {name: extra for name, extra in state.extras.items() if extra.ended is None and extra.token == state.token}
     ended = {name: extra.model_copy(update={"ended": Moment.of(record)}) for name, extra in gone.items()}
     proven: dict[str, Any] = {
         "phase": Phase.GONE,

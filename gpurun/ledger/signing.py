@@ -73,7 +73,10 @@ def verify(
     try:
         payload = payload_of(envelope)
         message = pae(str(envelope["payloadType"]), payload)
-        signed = [(str(one["keyid"]), base64.b64decode(one["sig"], validate=True)) for one in envelope["signatures"]]
+        signed = [
+            (str(signature["keyid"]), base64.b64decode(signature["sig"], validate=True))
+            for signature in envelope["signatures"]
+        ]
     except (ValueError, KeyError, TypeError, AttributeError):
         return Signature.BAD
     if not signed:

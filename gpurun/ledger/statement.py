@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from gpurun.core.clock import utc
-from gpurun.core.collected_record import HERE, NAMED, CheckpointTold, FileAtHome
+from gpurun.core.collected_record import HERE, NAMED, FileAtHome, ReceiptCheckpoint
 from gpurun.core.journal_events import (
     CollectObserved,
     FileBrought,
@@ -33,21 +33,21 @@ from gpurun.core.receipt_record import (
     UNKNOWN,
     Continues,
     Cost,
-    IncidentTold,
     Predicate,
     ReceiptAsked,
     ReceiptDigests,
+    ReceiptIncident,
     ReceiptMachine,
     ReceiptMeasured,
+    ReceiptTeardown,
+    ReceiptTrial,
+    ReceiptTrials,
     RentalPaid,
     Runtime,
     Shipping,
     Statement,
     Subject,
-    TeardownTold,
     Training,
-    TrialsTold,
-    TrialTold,
     Verdict,
 )
 from gpurun.core.receipt_rules import END_TOLD
@@ -133,7 +133,7 @@ def build_statement(
     }
 
 
-def _signed_files(files: list[FileAtHome], checkpoint: CheckpointTold) -> list[Subject]:
+def _signed_files(files: list[FileAtHome], checkpoint: ReceiptCheckpoint) -> list[Subject]:
     """Return the files that the receipt vouches for, with their sha256: checkpoints, and the list of all if many."""
     found = {file["name"]: file["sha256"] for file in files if file["kind"] in _CHECKPOINT_KINDS}
     if "listed" in checkpoint:
@@ -220,7 +220,7 @@ def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> ReceiptMachine | 
         return None
     rental, seen = made[-1], made[-1].instance
     ready, offer = last_typed(rental.records, ReadyObserved), rental.intent.offer
-    reported = {ours: rental.told(theirs) for ours, theirs in _CAME.items()}
+    reported = {ours: rental.reported(theirs) for ours, theirs in _CAME.items()}
     ordered = {ours: offer[theirs] for ours, theirs in _CAME.items()}
     if opened.endpoint is None:  # An older gpurun named the ordered type.
         reported["type"] = None
@@ -316,8 +316,13 @@ def _rental(rental: Rental) -> RentalPaid:
         line["end_is"] = rental.end_is
     if rental.extras:
         line["extras"] = [
-            {"id": plain_data(one.id), "billable_s": one.seconds, "micros": rental.micros_of(one), "ended": one.ended}
-            for one in rental.extras
+            {
+                "id": plain_data(extra.id),
+                "billable_s": extra.seconds,
+                "micros": rental.micros_of(extra),
+                "ended": extra.ended,
+            }
+            for extra in rental.extras
         ]
     if rental.rises:
         line["price_rose"] = [
@@ -331,15 +336,15 @@ def _figure_by_rules(opened: RunOpened, figure: Figure) -> str:
     return MEASURED if opened.rules is None else str(figure)
 
 
-def _trials(evidence: Evidence, rentals: Sequence[Rental]) -> TrialsTold:
+def _trials(evidence: Evidence, rentals: Sequence[Rental]) -> ReceiptTrials:
     """Return a row for each trial: its last report, and its share of the cost by seconds, None if unknown."""
     cost = total(*(rental.micros for rental in rentals)) if all_bounded(rentals) else None
     own = [event for event in evidence.trials if not event.is_restored]
     whole_s = sum(event.seconds or 0.0 for event in own)
-    rows: list[TrialTold] = []
+    rows: list[ReceiptTrial] = []
     for event in evidence.trials:
         paid_s = 0.0 if event.is_restored else event.seconds or 0.0
-        row: TrialTold = {
+        row: ReceiptTrial = {
             "trial": event.trial or 0,
             "state": plain_line(event.state),
             "params": dict(event.params),
@@ -417,10 +422,10 @@ def failed_step(records: Sequence[Record]) -> StepFailed | None:
     return next((failure for failure in failed if not (is_home and failure.step == "collect")), None)
 
 
-def _checkpoint(collected: FilesBrought | None, files: list[FileAtHome]) -> CheckpointTold:
+def _checkpoint(collected: FilesBrought | None, files: list[FileAtHome]) -> ReceiptCheckpoint:
     if collected is None:
         return {"latest": None, "best": None, "files": [], "missing": []}
-    checkpoint: CheckpointTold = {
+    checkpoint: ReceiptCheckpoint = {
         "latest": plain_data(collected.latest),
         "best": plain_data(collected.best),
         "files": files,
@@ -434,7 +439,7 @@ def _checkpoint(collected: FilesBrought | None, files: list[FileAtHome]) -> Chec
     return checkpoint
 
 
-def _teardown(rentals: Sequence[Rental]) -> TeardownTold:
+def _teardown(rentals: Sequence[Rental]) -> ReceiptTeardown:
     """Return how every machine that may have existed ended, with the readings that prove it."""
     rented = [rental for rental in rentals if rental.end != "refused"]
     ends = [rental.end for rental in rented]
@@ -453,9 +458,9 @@ def _verdict(records: Sequence[Record], machine: ReceiptMachine | None, evidence
     return verdict_of(opened, machine, evidence.device, outcome)
 
 
-def _incidents(records: Sequence[Record]) -> list[IncidentTold]:
+def _incidents(records: Sequence[Record]) -> list[ReceiptIncident]:
     """Return what should not have happened, and when; failed steps and a repaired journal are included."""
-    found: list[IncidentTold] = []
+    found: list[ReceiptIncident] = []
     is_older = opened_of(records).endpoint is None
     for record in (record for record in records if record.event in _INCIDENTS):
         match record.typed:

@@ -399,6 +399,10 @@ def pays_for_another(state: RunState, cap_micros: Micros | None, worst_micros: M
 
     Those of earlier legs are already off the cap.
     """
-    asked = [one for one in state.asked.values() if one.leg == state.leg]
-    unseen = [one for one in asked if one.answer == "unseen" or one.token == state.token]
-    return cap_micros is None or not unseen or total(worst_micros, *(one.worst_micros for one in unseen)) <= cap_micros
+    asked = [attempt for attempt in state.asked.values() if attempt.leg == state.leg]
+    unseen = [attempt for attempt in asked if attempt.answer == "unseen" or attempt.token == state.token]
+    return (
+        cap_micros is None
+        or not unseen
+        or total(worst_micros, *(attempt.worst_micros for attempt in unseen)) <= cap_micros
+    )

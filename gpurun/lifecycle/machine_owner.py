@@ -112,7 +112,10 @@ def is_over_here(owner: Owner, instance: Instance, home: Home) -> bool:
 def made_by(folder: RunFolder) -> list[Instance]:
     """Return the machines in a run's journal, each as last reported at its creation."""
     return list(
-        {one.token: one.instance for one in all_typed(read_journal(folder.journal).records, CreateObserved)}.values()
+        {
+            created.token: created.instance
+            for created in all_typed(read_journal(folder.journal).records, CreateObserved)
+        }.values()
     )
 
 

@@ -85,7 +85,7 @@ class Noticed:
 
     def __init__(self, folder: RunFolder, seen: int, plan: Plan | None = None) -> None:
         self._folder, self._seen, self._plan = folder, seen, plan
-        self._told: set[str] = set()
+        self._sent: set[str] = set()
 
     def news(self, records: Sequence[Record], now_wall: float) -> Iterator[tuple[str, str, int]]:
         """Yield for the new records the notice's word, its message, and what was spent in micro-dollars."""
@@ -94,7 +94,7 @@ class Noticed:
         new, self._seen = records[self._seen :], len(records)
         found = [(kind, tell_record(record, self._plan.job.terms)) for record in new if (kind := _kind(record))]
         if any(isinstance(record.typed, Incident) and record.typed.code == IDLE_OVER for record in new):
-            self._told.discard("idle soon")
+            self._sent.discard("idle soon")
         is_attended = self._plan.job.is_attended
         if is_attended and (words := ends_soon(replay_journal(self._folder.name, records), self._plan, now_wall)):
             found.append(("ends soon", words))
@@ -102,9 +102,9 @@ class Noticed:
             found.insert(0, ("cap", f"{figure_words(spent.micros, spent.figure)} of {format_usd(cap)} are spent"))
         for notice, message in found:
             if notice == "moved":  # The next machine may send the same notices again.
-                self._told -= {"moved", "started", "trained", "held", "silent"}
-            if notice not in self._told:
-                self._told.add(notice)
+                self._sent -= {"moved", "started", "trained", "held", "silent"}
+            if notice not in self._sent:
+                self._sent.add(notice)
                 yield notice, message, spent.micros
 
 

@@ -59,7 +59,8 @@ def sweep(
     for provider in providers:
         found, unseen = _all_of(provider, home, waited_for)
         silent += unseen
-        for instance in (one for one in found if one.state is not InstanceState.GONE):  # Some clouds list dead ones.
+        # Some clouds list dead machines.
+        for instance in (listed for listed in found if listed.state is not InstanceState.GONE):
             orphan = _judge(instance, home, provider, clock)
             is_named = instance.id in others or (destroy_all and orphan.owner.is_here)
             # By id and token: a machine with only the token may be training for a copy of this home.
@@ -102,12 +103,14 @@ def _all_of(
     except SetupError as error:
         return [], [f"{provider.name} ({error})"]
     ours = {name: own for (at, name), own in waited_for.items() if at == provider.name}
-    for name in ours.keys() - {one.id for one in found}:
+    for name in ours.keys() - {instance.id for instance in found}:
         try:
             found.append(provider.read(name))
         except (Unknown, Rejected, SetupError) as error:
             silent = silent or [f"{provider.name} ({error})"]
-    return [_as_known(one, home, *ours[one.id]) if one.id in ours else one for one in found], silent
+    return [
+        _as_known(instance, home, *ours[instance.id]) if instance.id in ours else instance for instance in found
+    ], silent
 
 
 def _as_known(instance: Instance, home: Home, run: str, token: str) -> Instance:
@@ -142,13 +145,21 @@ def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
         except Unknown as error:
             listed = list(error.found)
             unclear.append(error)
-        alive = [one for one in listed if one.state is not InstanceState.GONE]
-        bearing |= {one.id: one for one in alive if one.run == folder.name or asked_for(folder, one.token)}
-    ours = [one for one in bearing.values() if asked_for(folder, one.token)]
-    for one in ours:
-        for _ in prove_termination(provider, clock, one.id, one.token, run=folder.name):
+        alive = [instance for instance in listed if instance.state is not InstanceState.GONE]
+        bearing |= {
+            instance.id: instance
+            for instance in alive
+            if instance.run == folder.name or asked_for(folder, instance.token)
+        }
+    ours = [instance for instance in bearing.values() if asked_for(folder, instance.token)]
+    for instance in ours:
+        for _ in prove_termination(provider, clock, instance.id, instance.token, run=folder.name):
             pass
-    doubtful = [one.id for one in bearing.values() if one not in ours and home_in(one.token) in ("", home_id)]
+    doubtful = [
+        instance.id
+        for instance in bearing.values()
+        if instance not in ours and home_in(instance.token) in ("", home_id)
+    ]
     if doubtful:
         raise MayBeBilling(
             "destroy.doubtful",
@@ -158,7 +169,7 @@ def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
         )
     if unclear:
         raise unclear[-1]
-    return [one.id for one in ours]
+    return [instance.id for instance in ours]
 
 
 def is_older(orphan: Orphan, than_s: float) -> bool:
@@ -304,7 +315,7 @@ def _beside(provider: Provider) -> tuple[list[Leftover], set[str], list[str]]:
         listed, dark = [*error.found], set(error.regions)
         found = found if dark else []
         silent[f"{provider.name} ({error})"] = None
-    needed = {one.token for one in listed if one.state is not InstanceState.GONE}
+    needed = {instance.token for instance in listed if instance.state is not InstanceState.GONE}
     return [left for left in found if left.region not in dark], needed, [*silent]
 
 

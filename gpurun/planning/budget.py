@@ -147,12 +147,16 @@ def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None, by_gpu
     for candidate in found:
         if candidate.lease is not None:
             return candidate
-    within = [one for one in found if expected_train_s(one.estimate) <= MOST_TRAIN_S]
-    needs = [(needed_cap(one.offer, one.estimate, load), one.offer) for one in within]
+    within = [candidate for candidate in found if expected_train_s(candidate.estimate) <= MOST_TRAIN_S]
+    needs = [(needed_cap(candidate.offer, candidate.estimate, load), candidate.offer) for candidate in within]
     if cap is None or not needs:
         raise _none_fits(found)
     needed, offer = min(needs, key=lambda pair: pair[0])
-    far = max((one for one in found if one.reach), key=lambda one: one.reach.step if one.reach else 0, default=None)
+    far = max(
+        (candidate for candidate in found if candidate.reach),
+        key=lambda candidate: candidate.reach.step if candidate.reach else 0,
+        default=None,
+    )
     gets, part = "", []
     if far is not None and far.reach is not None and far.reach.step:
         gets = f"The furthest it gets is {reach_words(far.reach)}, on {far.offer.provider} {far.offer.label}. "
@@ -184,8 +188,11 @@ def _by_bucket(found: Sequence[Candidate], load: Load, cap: Micros, *, by_gpu: b
     if load.ship_s - staged.ship_s < WORTH_A_BUCKET_S:
         return []
     needed, offer, guess = min(
-        ((needed_cap(one.offer, one.estimate, staged), one.offer, one.estimate) for one in found),
-        key=lambda one: one[0],
+        (
+            (needed_cap(candidate.offer, candidate.estimate, staged), candidate.offer, candidate.estimate)
+            for candidate in found
+        ),
+        key=lambda need: need[0],
     )
     on = f"--gpu {asked_as(offer)} " if by_gpu else ""
     stage = f"{on}--stage s3://BUCKET/PREFIX"
@@ -203,16 +210,20 @@ def _none_fits(found: Sequence[Candidate]) -> NoOffer:
     if not found:
         hint = "Ask for another GPU with --gpu, or for a smaller model with --set."
         return NoOffer("offer.none_fits", "There is no offer for this need.", hint=hint)
-    short = [one for one in found if one.estimate.obstacle == "memory"]
-    reasons = {one.why_not: f"{one.offer.provider} {one.offer.label}" for one in reversed(found) if one not in short}
+    short = [candidate for candidate in found if candidate.estimate.obstacle == "memory"]
+    reasons = {
+        candidate.why_not: f"{candidate.offer.provider} {candidate.offer.label}"
+        for candidate in reversed(found)
+        if candidate not in short
+    }
     listed = "; ".join(f"{where}: {why}" for why, where in reversed(reasons.items()))
     what = f"No offer can run this recipe. {listed}." if listed else "No offer has the memory for this."
     if not short:
         hint = "Ask for another GPU with --gpu, or for a smaller model with --set."
-        if any(one.estimate.fits and one.estimate.train_s is None for one in found):
+        if any(candidate.estimate.fits and candidate.estimate.train_s is None for candidate in found):
             hint = "The card's speed is not known. Say how long to train: --hours 2."
         return NoOffer("offer.none_fits", what, hint=hint)
-    nearest = min(short, key=lambda one: one.estimate.peak_bytes / max(1.0, usable_bytes(one.offer)))
+    nearest = min(short, key=lambda candidate: candidate.estimate.peak_bytes / max(1.0, usable_bytes(candidate.offer)))
     where = f"On {nearest.offer.provider} {nearest.offer.label}, which comes nearest"
     hint = "Do one of these with --set (model.context=…, model.layers=…), or ask for a larger --gpu."
     return NoOffer("offer.none_fits", f"{what} {where}, {nearest.estimate.basis}.", hint=hint)

@@ -80,7 +80,9 @@ def quote(
     if not place.is_rented:
         return Quote(found, load, uplink, ())
     if not request.choices.weak_lease:
-        found = tuple(sorted((unless_weak(one) for one in found), key=lambda one: one.needs_consent))
+        found = tuple(
+            sorted((unless_weak(candidate) for candidate in found), key=lambda candidate: candidate.needs_consent)
+        )
     return Quote(found, load, uplink, (*price_notes(request, offers, market), *notes), market.asked if market else None)
 
 
@@ -104,8 +106,8 @@ def quote_other_gpus(request: Request, full: ResolvedRecipe, place: Place, quote
         data_sha256=named_data(request),
     )
     if not request.choices.weak_lease:
-        found = tuple(unless_weak(one) for one in found)
-    together = sorted(ranked((*quoted.candidates, *found), quoted.load), key=lambda one: one.needs_consent)
+        found = tuple(unless_weak(candidate) for candidate in found)
+    together = sorted(ranked((*quoted.candidates, *found), quoted.load), key=lambda candidate: candidate.needs_consent)
     taken = "takes the best of them" if need.is_any else f"uses the recipe's {need}"
     note = f"Every offer of the catalogue is ranked; without --gpu, `train` {taken}."
     if quoted.asked is not None:
@@ -177,7 +179,9 @@ def choose_best(quoted: Quote, request: Request, *, by_gpu: bool = False) -> Can
     With `by_gpu` it says with which --gpu, too: the offers are of others than the recipe's own.
     """
     _refuse_only_weak(quoted, request)
-    strong = [one for one in quoted.candidates if request.choices.weak_lease or not is_weak(one.offer)]
+    strong = [
+        candidate for candidate in quoted.candidates if request.choices.weak_lease or not is_weak(candidate.offer)
+    ]
     try:
         return choose(strong or quoted.candidates, quoted.load, cap=request.max_cost_micros, by_gpu=by_gpu)
     except NoOffer as refusal:
@@ -189,9 +193,9 @@ def choose_best(quoted: Quote, request: Request, *, by_gpu: bool = False) -> Can
 
 def _refuse_only_weak(quoted: Quote, request: Request) -> None:
     """Raise NoOffer if the only machines that could be rented are those that nothing ends automatically."""
-    if any(one.lease is not None for one in quoted.candidates):
+    if any(candidate.lease is not None for candidate in quoted.candidates):
         return
-    weak = [one for one in quoted.candidates if one.obstacle == "consent"]
+    weak = [candidate for candidate in quoted.candidates if candidate.obstacle == "consent"]
     if weak:
         first = weak[0]
         price = format_usd(first.expected_micros) if first.expected_micros is not None else "an unknown sum"

@@ -117,7 +117,13 @@ class CommandProposal(Proposal):
             return Quote(tuple(found), load, self.uplink, ())
         if not self.request.choices.weak_lease:
             found = [unless_weak(candidate) for candidate in found]
-        found.sort(key=lambda one: (one.lease is None, one.offer.rate_micros_per_hour, one.offer.provider))
+        found.sort(
+            key=lambda candidate: (
+                candidate.lease is None,
+                candidate.offer.rate_micros_per_hour,
+                candidate.offer.provider,
+            )
+        )
         return Quote(tuple(found), load, self.uplink, price_notes(self.request, offers, market))
 
     def choose(self, quoted: Quote, place: Place) -> tuple[Candidate, Quote]:
@@ -152,7 +158,7 @@ class CommandProposal(Proposal):
 
     def _refusal(self, quoted: Quote, place: Place) -> NoOffer:
         """Return what would do where nothing may be rented."""
-        weak = [one for one in quoted.candidates if one.needs_consent]
+        weak = [candidate for candidate in quoted.candidates if candidate.needs_consent]
         if weak:
             what = f"Only {weak[0].offer.provider} has it under this cap, and nothing on that machine ends it."
             hint = "Add --lambda-guard (puts a key on the machine that ends it), or --accept-weak-lease."
@@ -179,7 +185,7 @@ class CommandProposal(Proposal):
         ]
         if not self.request.choices.weak_lease:
             found = [unless_weak(candidate) for candidate in found]
-        paid = [one for one in found if one.lease is not None]
+        paid = [candidate for candidate in found if candidate.lease is not None]
         paid.sort(
             key=lambda one: (
                 one.offer.gpu_count != need.count,

@@ -87,7 +87,7 @@ class DevBoxProposal(CommandProposal):
                 "gpurun forwards no port of a cluster's job: you reach JupyterLab if the cluster lets you log in to "
                 "the node of your own job; the line for that is printed."
             )
-        if self._wishes.jupyter and any(one == _LAB for one in command.pip) and plan.mode is Mode.PAID:
+        if self._wishes.jupyter and any(package == _LAB for package in command.pip) and plan.mode is Mode.PAID:
             yield "JupyterLab is installed first, as by --pip jupyterlab."
 
 

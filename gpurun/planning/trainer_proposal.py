@@ -67,17 +67,17 @@ class TrainerProposal(Proposal):
         """Return the recipe in the form that is trained there, with the checkpoint that it continues from."""
         request, mode = self.request, self.request.mode
         if mode is Mode.PAID:
-            return self._traced(self._going_on(_rented_form(request, self.recipe)))
+            return self._traced(self._continued(_rented_form(request, self.recipe)))
         if mode is Mode.REHEARSAL:
             here = resolve(self.recipe, "rehearsal", request.overrides)
-            here = self._going_on(here) if self._begins_at_rehearsal() else here
+            here = self._continued(here) if self._begins_at_rehearsal() else here
         else:
             here, self._said = _form_here(request, self.recipe)
-            here = self._going_on(here)
+            here = self._continued(here)
         _need_software(here)
         return here
 
-    def _going_on(self, resolved: ResolvedRecipe) -> ResolvedRecipe:
+    def _continued(self, resolved: ResolvedRecipe) -> ResolvedRecipe:
         if not self.request.continues:
             return resolved
         from gpurun.jobs.training.continued_training import with_earlier_checkpoint
@@ -144,8 +144,8 @@ class TrainerProposal(Proposal):
                 chosen = choose_best(shown, self.request, by_gpu=True)
         own = "No GPU fits" if need.is_any else f"The recipe's {need} does not fit"
         why = f"{own} this cap: " if quoted.candidates else ""
-        told = f"{why}`train` takes this one with --gpu {asked_as(chosen.offer)}."
-        return chosen, replace(shown, notes=(*shown.notes, told))
+        note = f"{why}`train` takes this one with --gpu {asked_as(chosen.offer)}."
+        return chosen, replace(shown, notes=(*shown.notes, note))
 
     @contextmanager
     def _naming_what_fits(self, place: Place, every: Callable[[], Quote]) -> Iterator[None]:
@@ -199,7 +199,7 @@ class TrainerProposal(Proposal):
             return (), (f"The paid form is not possible with --set, so it is not priced: {error.what}",)
         if place_kinds(request.providers) - {"cloud", "here"}:
             return (), ("What it takes there is planned without --dry-run, from what the machine or the cluster has.",)
-        full = self._going_on(full)
+        full = self._continued(full)
         quoted = quote(request, full, Clouds(request, self.desk, is_shown=True), None, priors=self.priors)
         begins: tuple[str, ...] = ()
         if full.earlier:
@@ -245,7 +245,7 @@ class TrainerProposal(Proposal):
             raise small
         if not plan.ship_files and place.is_shown:
             plan = self._shipped_later(plan)
-        return self._told(plan.told(*self._said))
+        return self._with_advice(plan.told(*self._said))
 
     def _shipped_later(self, plan: Plan) -> Plan:
         """Return a plan that is only shown, with what its bucket means for it, or what one would save."""
@@ -256,7 +256,7 @@ class TrainerProposal(Proposal):
         is_sent = not public_shards(self.request, self.resolved.tables.data.source)
         return plan.told(*advice(plan.offer, plan.uplink, plan.ship_bytes)) if is_sent else plan
 
-    def _told(self, plan: Plan) -> Plan:
+    def _with_advice(self, plan: Plan) -> Plan:
         """Return the plan with what should be said about its recipe, its data and the run that it continues from."""
         request = self.request
         desk = self.desk
@@ -307,7 +307,10 @@ def _cheapest_that_finishes(every: Quote, place: Place) -> Iterator[str]:
 
 def _open_to_us(every: Quote, place: Place) -> Quote:
     """Return the quote with those offers alone that there is a key for, where one is to be rented."""
-    return replace(every, candidates=tuple(one for one in every.candidates if place.may_rent_from(one.offer.provider)))
+    return replace(
+        every,
+        candidates=tuple(candidate for candidate in every.candidates if place.may_rent_from(candidate.offer.provider)),
+    )
 
 
 def _costs(candidate: Candidate) -> str:
@@ -394,7 +397,9 @@ def _small_disk(plan: Plan, full: ResolvedRecipe) -> UsageError | None:
     """Return the error for a disk that would be full on paid time, at any approved cloud that orders the disk."""
     wanted_gb = full.tables.hardware.disk_gb
     needed_gb = least_disk_gb(full, plan.data.bytes, vocab_size=plan.data.vocab_size)
-    for provider in (one.offer.provider for one in plan.approved if asked_as(one.offer) == asked_as(plan.offer)):
+    for provider in (
+        approved.offer.provider for approved in plan.approved if asked_as(approved.offer) == asked_as(plan.offer)
+    ):
         terms = terms_of(provider)
         if terms.disk_per_gb_hour and disk_gb_on(provider, wanted_gb) < needed_gb:
             return UsageError(

@@ -255,7 +255,7 @@ _NEAR = 0.25
 """How far the held-out share may be from the requested one, because whole documents are held out."""
 
 
-def unused_notes(request: Request, recipe: LoadedRecipe, told: Mapping[str, Any]) -> tuple[str, ...]:
+def unused_notes(request: Request, recipe: LoadedRecipe, data: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a note on the `data` keys that a person set and that finished shards were not made with.
 
     The settings that make a recipe's rehearsal quick were not requested, and a run that continues has its own shards.
@@ -266,14 +266,14 @@ def unused_notes(request: Request, recipe: LoadedRecipe, told: Mapping[str, Any]
     train, val = (sum(shard["tokens"] for shard in manifest[part]) for part in ("train", "val"))
     share, vocab_size = val / max(1, train + val), manifest["tokenizer"]["vocab_size"]
     holds = {
-        "limit_mb": not told["limit_mb"],
-        "val_fraction": abs(share - told["val_fraction"]) <= _NEAR * told["val_fraction"],
-        "vocab_size": told["vocab_size"] in (0, vocab_size),
+        "limit_mb": not data["limit_mb"],
+        "val_fraction": abs(share - data["val_fraction"]) <= _NEAR * data["val_fraction"],
+        "vocab_size": data["vocab_size"] in (0, vocab_size),
     }
     named = {key: getattr(recipe.tables.data, key) for key in recipe.written["data"]}
     overrides = filter(None, map(known_override, request.overrides))
     named |= {path[-1]: value for path, value in overrides if path[-2] == "data"}
-    unused = [f"data.{key} {told[key]}" for key, held in holds.items() if not held and named.get(key) == told[key]]
+    unused = [f"data.{key} {data[key]}" for key, held in holds.items() if not held and named.get(key) == data[key]]
     if not unused:
         return ()
     what = f"{request.data} holds finished shards ({share:.1%} held out, a vocabulary of {vocab_size:,})"

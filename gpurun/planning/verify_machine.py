@@ -84,10 +84,11 @@ def check_made(instance: Instance, plan: Plan) -> None:
         )
 
 
-def is_told_otherwise(instance: Instance, born: Instance, plan: Plan) -> bool:
+def is_reported_otherwise(instance: Instance, born: Instance, plan: Plan) -> bool:
     """Return whether the provider reports only now that what it made is not what was agreed to."""
     now, before = (
-        (one.rate_micros_per_hour, one.type_id, one.gpu, one.gpu_count, one.region) for one in (instance, born)
+        (machine.rate_micros_per_hour, machine.type_id, machine.gpu, machine.gpu_count, machine.region)
+        for machine in (instance, born)
     )
     is_wrong = _costs_more(instance, plan) or _is_another(instance, plan) or _is_elsewhere(instance, plan)
     return now != before and instance.token == born.token and is_wrong

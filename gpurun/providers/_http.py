@@ -94,8 +94,8 @@ class Gap:
                     return turn_mono
         return self._next(float("-inf"), is_taken)
 
-    def _next(self, told_mono: float, is_taken: bool) -> float:
-        free_mono, now_mono = max(told_mono, self._free_mono), self._clock.monotonic()
+    def _next(self, allowed_mono: float, is_taken: bool) -> float:
+        free_mono, now_mono = max(allowed_mono, self._free_mono), self._clock.monotonic()
         turn_mono = max(free_mono, now_mono)
         self._free_mono = max(free_mono, now_mono + self._seconds) if is_taken else turn_mono + self._seconds
         return turn_mono

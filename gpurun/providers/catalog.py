@@ -244,12 +244,12 @@ def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:
     For an unknown GPU, a UsageError suggests the nearest.
     """
     if together := _NODES.fullmatch(text.strip()):
-        one = parse_gpu(together[2], name=name)
-        if one.nodes > 1:
-            raise UsageError("gpu.malformed", f"{name} {text!r} is not of the form 2x8xA100.", hint=f"Write {one}.")
+        single = parse_gpu(together[2], name=name)
+        if single.nodes > 1:
+            raise UsageError("gpu.malformed", f"{name} {text!r} is not of the form 2x8xA100.", hint=f"Write {single}.")
         if int(together[1]) < 1:
-            raise UsageError("gpu.none", f"{name} {text!r} asks for 0 nodes.", hint=f"Write {one} for one node.")
-        return one.model_copy(update={"nodes": int(together[1])})
+            raise UsageError("gpu.none", f"{name} {text!r} asks for 0 nodes.", hint=f"Write {single} for one node.")
+        return single.model_copy(update={"nodes": int(together[1])})
     if text.strip().lower() == "cpu":
         return GpuNeed(count=0, name="cpu")
     match = _GPU.fullmatch(text.strip())
@@ -282,8 +282,8 @@ def demand_one_node(need: GpuNeed | None) -> None:
     if need is None or need.nodes == 1:
         return
     what = f"{need} is {need.nodes} nodes, and only `gpurun train` and `gpurun run` on a cluster with Slurm join nodes."
-    one = need.model_copy(update={"nodes": 1})
-    raise UsageError("gpu.nodes", what, hint=f"Ask for one: --gpu {one}. For a cluster, add --provider slurm.")
+    single = need.model_copy(update={"nodes": 1})
+    raise UsageError("gpu.nodes", what, hint=f"Ask for one: --gpu {single}. For a cluster, add --provider slurm.")
 
 
 def _known_name(typed: str, where: str, count: int) -> str:

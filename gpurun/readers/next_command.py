@@ -41,9 +41,9 @@ def left_at(predicate: Predicate) -> int | None:
     """
     training = predicate["training"]
     is_cut = training["outcome"] in ("stopped", "none", "lost")
-    is_told = training["outcome"] == "failed" and training["exit_code"] == 0
+    is_stopped_there = training["outcome"] == "failed" and training["exit_code"] == 0
     is_paid = predicate["asked"]["mode"] != "rehearsal"
-    if not is_paid or not (is_cut or is_told):
+    if not is_paid or not (is_cut or is_stopped_there):
         return None
     latest: int | None = predicate["checkpoint"]["latest"]
     return newest_whole(predicate["checkpoint"]["files"]) if terms_in(predicate).has_model else latest

@@ -37,7 +37,7 @@ _PUBLISHED = re.compile(
 )
 MOST_BYTES = 12 << 20
 """The limit for the bundle: base64 adds a third, and platforms accept notebooks of about 20 MB."""
-TOLD = "told.json"
+FACTS = "facts.json"
 _STAMP = (1980, 1, 1, 0, 0, 0)
 _METADATA: dict[str, dict[str, Any]] = {
     "colab": {"accelerator": "GPU", "colab": {"provenance": [], "gpuType": "T4"}},
@@ -131,8 +131,8 @@ files = {"run.log": HERE / "run.log", "events.jsonl": HERE / "out" / "events.jso
 files |= {f"data/{path.name}": path for path in (HERE / "data").iterdir()}
 files |= {one["name"]: HERE / "out" / one["name"] for one in made["files"]
           if one["step"] in steps and one["kind"] in ("weights", "optimizer", "state")}
-told = json.loads((HERE / "told.json").read_text())
-told |= {"exit_code": EXIT_CODE, "processes": PROCESSES, "best": made["best"]}
+facts = json.loads((HERE / "facts.json").read_text())
+facts |= {"exit_code": EXIT_CODE, "processes": PROCESSES, "best": made["best"]}
 listed = {}
 with zipfile.ZipFile("evidence.zip", "w") as archive:
     def put(name, content):
@@ -141,7 +141,7 @@ with zipfile.ZipFile("evidence.zip", "w") as archive:
     for name, path in files.items():
         if path.is_file():
             put(name, path.read_bytes())
-    put("plan.json", json.dumps(told).encode())
+    put("plan.json", json.dumps(facts).encode())
     archive.writestr("card.json", json.dumps({"v": 1, "run": "", "files": listed, "left_out": {}}))
 print("Wrote", Path("evidence.zip").absolute())"""
 _DOWNLOAD = """\
@@ -163,11 +163,11 @@ def badge_to(url: str) -> str:
 
 
 def notebook_of(
-    resolved: ResolvedRecipe, data: DataSummary, told: Mapping[str, Any], minutes: int, *, badge: str = ""
+    resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any], minutes: int, *, badge: str = ""
 ) -> bytes:
-    """Return the notebook for the platform in `told`, as made by `told_of`; UsageError if it would be too large."""
-    packed = _packed(resolved, data, told)
-    choose, end = PLATFORMS[told["platform"]]
+    """Return the notebook for `facts`, which `notebook_facts` makes; UsageError if it would be too large."""
+    packed = _packed(resolved, data, facts)
+    choose, end = PLATFORMS[facts["platform"]]
     tables, sha256 = resolved.tables, hashlib.sha256(packed).hexdigest()
     bundle = base64.b64encode(packed).decode()
     one_process = tables.train.loop == "huggingface"
@@ -180,19 +180,21 @@ def notebook_of(
         _PACK,
         _DOWNLOAD,
     )
-    about = _ABOUT.format(badge=badge, recipe=told["recipe"], choose=choose, end=end)
+    about = _ABOUT.format(badge=badge, recipe=facts["recipe"], choose=choose, end=end)
     cells = [_cell(0, "markdown", about), *(_cell(place, "code", code) for place, code in enumerate(codes, 1))]
     cells.append(_cell(len(cells), "markdown", f"**Now end the session: {end}.**"))
     metadata = {
         "kernelspec": {"name": "python3", "display_name": "Python 3"},
         "language_info": {"name": "python"},
-        **_METADATA[told["platform"]],
+        **_METADATA[facts["platform"]],
     }
     whole = {"nbformat": 4, "nbformat_minor": 5, "metadata": metadata, "cells": cells}
     return json.dumps(whole, indent=1).encode() + b"\n"
 
 
-def told_of(resolved: ResolvedRecipe, data: DataSummary, overrides: tuple[str, ...], platform: str) -> dict[str, Any]:
+def notebook_facts(
+    resolved: ResolvedRecipe, data: DataSummary, overrides: tuple[str, ...], platform: str
+) -> dict[str, Any]:
     """Return what a notebook's evidence says about the intended training; its cells add the outcome."""
     return {
         "v": 1,
@@ -208,11 +210,11 @@ def told_of(resolved: ResolvedRecipe, data: DataSummary, overrides: tuple[str, .
     }
 
 
-def _packed(resolved: ResolvedRecipe, data: DataSummary, told: Mapping[str, Any]) -> bytes:
+def _packed(resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any]) -> bytes:
     """Return the bundle as a zip, the same bytes for the same content."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in _contents(resolved, data, told):
+        for name, content in _contents(resolved, data, facts):
             member = zipfile.ZipInfo(name, _STAMP)
             member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, content)
@@ -222,8 +224,8 @@ def _packed(resolved: ResolvedRecipe, data: DataSummary, told: Mapping[str, Any]
     return out.getvalue()
 
 
-def _contents(resolved: ResolvedRecipe, data: DataSummary, told: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-    yield TOLD, json.dumps(told, indent=1, sort_keys=True).encode()
+def _contents(resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    yield FACTS, json.dumps(facts, indent=1, sort_keys=True).encode()
     yield "bundle/recipe.json", json.dumps(resolved.record, indent=2, sort_keys=True).encode()
     for name, path in modules_of(bundle_root() / "trainer").items():
         yield f"bundle/trainer/{name}", path.read_bytes()
@@ -237,7 +239,9 @@ def _shards(data: DataSummary) -> Iterator[Path]:
     yield from (path for path in own.iterdir() if path.is_file())
     if data.beside:
         manifest = read_object(own / "data.json")
-        yield from (Path(data.folder, Path(one["name"]).name) for part in ("train", "val") for one in manifest[part])
+        yield from (
+            Path(data.folder, Path(shard["name"]).name) for part in ("train", "val") for shard in manifest[part]
+        )
 
 
 def _cell(place: int, kind: str, text: str) -> dict[str, Any]:

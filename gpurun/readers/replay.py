@@ -83,7 +83,7 @@ class Replayed:
     def of(cls, lines: Iterable[Said], extent: str) -> Replayed:
         """Return the lines, grouped by kind."""
         said = [(sort, plain_line(text)) for sort, text in lines]
-        by_sort = {sort: tuple(text for one, text in said if one is sort) for sort in Sort}
+        by_sort = {sort: tuple(text for kind, text in said if kind is sort) for sort in Sort}
         return cls(by_sort[Sort.PROBLEM], by_sort[Sort.CHECKED], by_sort[Sort.UNCHECKED], extent)
 
     @classmethod
@@ -108,7 +108,7 @@ def with_replay(row: AuditRow, replayed: Replayed | None, *, is_required: bool =
 
 def replay_run(
     folder: RunFolder,
-    told: Mapping[str, Any],
+    predicate: Mapping[str, Any],
     recipe: Mapping[str, Any],
     data: Path,
     say: Say,
@@ -117,25 +117,25 @@ def replay_run(
 ) -> Replayed:
     """Recompute the last checkpoint's loss, and steps between the checkpoints here, if that takes only minutes.
 
-    `told` is the receipt's predicate, `recipe` the plan's, `data` where the shards are; computing takes at most
+    `predicate` is the receipt's predicate, `recipe` the plan's, `data` where the shards are; computing takes at most
     `limit_s`. `say` is called before, with the number of steps and the estimated time.
     """
-    if not terms_in(told).has_model:
+    if not terms_in(predicate).has_model:
         return Replayed.nothing("it ran a user's command")
-    if told["asked"].get("trainer") == CHANGED:
+    if predicate["asked"].get("trainer") == CHANGED:
         return Replayed.nothing("it was trained by a changed trainer, whose code is not run for this")
-    listed = [one for one in told["checkpoint"]["files"] if one["kind"] in _KINDS]
-    files = [one for one in listed if digest_file(folder.artifacts / one["name"])["sha256"] == one["sha256"]]
+    listed = [file for file in predicate["checkpoint"]["files"] if file["kind"] in _KINDS]
+    files = [file for file in listed if digest_file(folder.artifacts / file["name"])["sha256"] == file["sha256"]]
     last = newest_whole(files)
     if last is None or last != newest_whole(listed):
         return Replayed.nothing("the last checkpoint is not complete here")
-    own = [one for one in files if one["step"] == last]
+    own = [file for file in files if file["step"] == last]
     if not _has_shards(data):
         return Replayed.nothing("the shards that it was trained on are not here")
-    weights = folder.artifacts / next(one["name"] for one in own if one["kind"] == "weights")
+    weights = folder.artifacts / next(file["name"] for file in own if file["kind"] == "weights")
     state = _state(folder, files, last)
     parameters = weights.stat().st_size // 4
-    spans = _spans(files, told, recipe, parameters)
+    spans = _spans(files, predicate, recipe, parameters)
     words = [f"--again={first}:{until}" for first, until in spans]
     steps = sum(until - first for first, until in spans)
     expected_s = START_S + steps * (STEP_S + 6 * parameters * int(recipe["train"]["batch_tokens"]) / CPU_FLOPS)
@@ -147,7 +147,7 @@ def replay_run(
         return Replayed.nothing(error.what)
     except UsageError as error:
         return Replayed(problems=(f"step {last} cannot be recomputed: {error.what}",))
-    start = told["training"]["start"]["event"] or {}
+    start = predicate["training"]["start"]["event"] or {}
     lines = [*_loss(answer, state, last, "same" if _is_alike(answer, start) else "other")]
     if last not in (until for _, until in spans):
         lines.append((Sort.UNCHECKED, "the steps to it were not checked, because that would take too long"))
@@ -188,15 +188,17 @@ def _steps(
     first, until, here = again["from"], again["to"], answer["kind"]
     span = f"steps {first} to {until}"
     taken = {int(step): float(loss) for step, loss in again["losses"].items()}
-    told = {step: losses for step, losses in _told(folder, range(first + 1, until + 1)).items() if step in taken}
+    reported = {
+        step: losses for step, losses in _reported_losses(folder, range(first + 1, until + 1)).items() if step in taken
+    }
     apart = STEPS_APART["same" if _is_alike(answer, start) else "other"]
-    early = {step: losses for step, losses in sorted(told.items()) if step <= first + FIRST_STEPS}
+    early = {step: losses for step, losses in sorted(reported.items()) if step <= first + FIRST_STEPS}
     for step, losses in early.items():
         if all(abs(taken[step] - loss) > apart * abs(loss) for loss in losses):
-            told_loss = min(losses)
+            reported_loss = min(losses)
             yield (
                 Sort.PROBLEM,
-                f"step {step}, repeated, has loss {taken[step]:.6g}, but the run says {told_loss:.6g}",
+                f"step {step}, repeated, has loss {taken[step]:.6g}, but the run says {reported_loss:.6g}",
             )
             return
     agreed = f"{len(early)} of the losses of its first {FIRST_STEPS} steps were compared and agree"
@@ -208,7 +210,7 @@ def _steps(
     yield from _moved(again, span, parameters)
     is_equal = again["equal"]
     if is_equal is None:  # Without a checkpoint at its end there are only losses.
-        is_equal = bool(told) and all(taken[step] in losses for step, losses in told.items())
+        is_equal = bool(reported) and all(taken[step] in losses for step, losses in reported.items())
     is_same_kind = state.get("kind") == here and state.get("processes") == 1 and answer["device"] == "cpu"
     if is_equal and start.get("device") == "cuda" and answer["device"] == "cpu":
         yield Sort.PROBLEM, f"the log says cuda, but a CPU gives the same bits for {span}"
@@ -219,7 +221,7 @@ def _steps(
             Sort.UNCHECKED,
             f"{span}: {agreed}; the bits were not checked, because the run says that it was resumed there",
         )
-    elif is_same_kind and (told or again["equal"] is not None):
+    elif is_same_kind and (reported or again["equal"] is not None):
         yield Sort.PROBLEM, f"{span} are not the same to the bit, on the same kind of processor ({here})"
     else:
         theirs = plain_line(str(state.get("kind") or "unknown"))[:80]
@@ -249,13 +251,13 @@ def _is_alike(answer: Mapping[str, Any], start: Mapping[str, Any]) -> bool:
     return (answer["device"], start.get("device"), start.get("precision")) == ("cpu", "cpu", "fp32")
 
 
-def _told(folder: RunFolder, steps: range) -> dict[int, list[float]]:
+def _reported_losses(folder: RunFolder, steps: range) -> dict[int, list[float]]:
     """Return the losses in the events of these steps; a step that was taken twice has two."""
-    told: dict[int, list[float]] = {}
+    losses: dict[int, list[float]] = {}
     for event in events_of(folder.events):
         if isinstance(event, StepEvent) and event.step is not None and event.step in steps and event.loss is not None:
-            told.setdefault(event.step, []).append(event.loss)
-    return told
+            losses.setdefault(event.step, []).append(event.loss)
+    return losses
 
 
 def _resumed_in(folder: RunFolder, first: int, until: int) -> bool:
@@ -273,15 +275,15 @@ def _state(folder: RunFolder, files: list[dict[str, Any]], step: int) -> dict[st
 
 
 def _spans(
-    files: list[dict[str, Any]], told: Mapping[str, Any], recipe: Mapping[str, Any], parameters: int
+    files: list[dict[str, Any]], predicate: Mapping[str, Any], recipe: Mapping[str, Any], parameters: int
 ) -> list[tuple[int, int]]:
     """Return the steps to repeat, from the seed's own weights if possible, for minutes in total.
 
     These are all steps; for a longer run those that led to the last checkpoint, and some between the kept ones, drawn
     unpredictably. Of a long span only the first few steps are repeated.
     """
-    is_fresh = not told["asked"].get("continues") and not recipe["train"].get("init_from")
-    kept = sorted({one["step"] for one in files if newest_whole([f for f in files if f["step"] == one["step"]])})
+    is_fresh = not predicate["asked"].get("continues") and not recipe["train"].get("init_from")
+    kept = sorted({file["step"] for file in files if newest_whole([f for f in files if f["step"] == file["step"]])})
     most = int(MOST_FLOPS / (6 * parameters * int(recipe["train"]["batch_tokens"])))
     ends = [*[0] * is_fresh, *kept]
     last = ends[-1]

@@ -58,7 +58,7 @@ def audit_roster(
     if replay or require_replay:
         _replay(rows, place, clock, say)
     for row in rows:
-        if require_replay and row.told and row.replayed in ("", NOT_REPLAYED):
+        if require_replay and row.predicate and row.replayed in ("", NOT_REPLAYED):
             row.problems.append("nothing of its training was recomputed")
         row.verdict = NO if row.problems and row.verdict != UNREADABLE else row.verdict
     return rows
@@ -66,7 +66,7 @@ def audit_roster(
 
 def _replay(rows: Sequence[CardRow], place: Path, clock: Clock, say: Callable[[str], None]) -> None:
     """Recompute the claims of cards with a checkpoint; note for the others that nothing was recomputed."""
-    judged = [row for row in rows if row.told and row.verdict != TWICE]
+    judged = [row for row in rows if row.predicate and row.verdict != TWICE]
     ends_mono, why = clock.monotonic() + MORE_S + MEAN_S * len(judged), ""
     for number, row in enumerate(judged, start=1):
         row.replayed, left_s = NOT_REPLAYED, ends_mono - clock.monotonic()
@@ -105,4 +105,4 @@ def _replayed(row: CardRow, place: Path, say: Callable[[str], None], limit_s: fl
         folder = lay_out(card, Path(own))
         card.unpack_large(folder.artifacts)
         recipe = parse_object(card.files[PLAN])["resolved"]
-        return replay_run(folder, row.told, recipe, folder.artifacts / "data", say, limit_s=limit_s)
+        return replay_run(folder, row.predicate, recipe, folder.artifacts / "data", say, limit_s=limit_s)

@@ -13,7 +13,7 @@ from gpurun.jobs.sweep import SweepJob
 from gpurun.ledger.runs import Sight
 from gpurun.readers.run_material import material_of
 from gpurun.view.report.report_model import RunMaterial
-from gpurun.view.report.series import Mark, Told
+from gpurun.view.report.series import Mark, RunHistory
 
 
 def materials_of(home: Home, sight: Sight, now: float) -> list[RunMaterial]:
@@ -23,18 +23,23 @@ def materials_of(home: Home, sight: Sight, now: float) -> list[RunMaterial]:
     for event in events_of(sight.folder.events) if isinstance(job, SweepJob) else ():
         if isinstance(event, TrialEvent) and event.trial is not None:
             before = events.get(event.trial, [])
-            kept = before if event.is_restored or event.seconds else []  # One that is begun again has no past.
+            kept = (
+                before if event.is_restored or event.seconds else []
+            )  # A trial that starts again loses its earlier figures.
             events[event.trial] = [*kept, later_of_trial(before[-1] if before else None, event)]
     if not isinstance(job, SweepJob) or not events:
         return [whole]
-    paid_s = {number: 0.0 if told[-1].is_restored else told[-1].seconds or 0.0 for number, told in events.items()}
+    paid_s = {
+        number: 0.0 if trial_events[-1].is_restored else trial_events[-1].seconds or 0.0
+        for number, trial_events in events.items()
+    }
     cost, all_s = whole.cost_micros, sum(paid_s.values())
     found = [
-        _material(whole, job, told, None if cost is None else share_of(cost, paid_s[number], all_s))
-        for number, told in sorted(events.items(), key=lambda pair: (pair[1][-1].rank, pair[0]))
+        _material(whole, job, trial_events, None if cost is None else share_of(cost, paid_s[number], all_s))
+        for number, trial_events in sorted(events.items(), key=lambda pair: (pair[1][-1].rank, pair[0]))
     ]
     notes = [note for note in whole.notes if note != "It reported no loss."]
-    return [replace(one, notes=tuple(notes) if one is found[0] else ()) for one in found]
+    return [replace(material, notes=tuple(notes) if material is found[0] else ()) for material in found]
 
 
 def _material(whole: RunMaterial, job: SweepJob, events: list[TrialEvent], micros: Micros | None) -> RunMaterial:
@@ -50,7 +55,7 @@ def _material(whole: RunMaterial, job: SweepJob, events: list[TrialEvent], micro
         state=last.state,
         resolved=trained.resolved if trained else {},
         parameters=trained.parameters or None if trained else None,
-        told=_told(events, micros),
+        history=_history_of(events, micros),
         receipt=None,
         no_receipt=last.state,
         spent_micros=micros,
@@ -59,24 +64,24 @@ def _material(whole: RunMaterial, job: SweepJob, events: list[TrialEvent], micro
     )
 
 
-def _told(events: list[TrialEvent], micros: Micros | None) -> Told:
+def _history_of(events: list[TrialEvent], micros: Micros | None) -> RunHistory:
     """Return the curve of one trial, in its own steps, tokens and seconds, and with its share of the dollars."""
-    told, last = Told(), events[-1]
-    told.steps, told.seconds = last.steps, last.seconds or 0.0
+    history, last = RunHistory(), events[-1]
+    history.steps, history.seconds = last.steps, last.seconds or 0.0
     validated = None
     for event in events:
         if event.step is None:
             continue
         seconds = event.seconds or 0.0
-        spent = None if micros is None else share_of(micros, min(seconds, told.seconds), told.seconds)
+        spent = None if micros is None else share_of(micros, min(seconds, history.seconds), history.seconds)
         if event.loss is not None:
-            told.losses.add(Mark(event.step, event.loss, event.tokens, seconds, spent))
+            history.losses.add(Mark(event.step, event.loss, event.tokens, seconds, spent))
         if event.val_loss is not None and event.val_loss != validated:
             validated = event.val_loss
             mark = Mark(event.step, validated, event.tokens, seconds, spent)
-            told.validation.add(mark)
-            told.best = mark if told.best is None or mark.loss < told.best.loss else told.best
-    return told
+            history.validation.add(mark)
+            history.best = mark if history.best is None or mark.loss < history.best.loss else history.best
+    return history
 
 
 def _filled(word: str, params: dict[str, str]) -> str:

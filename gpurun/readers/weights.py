@@ -64,7 +64,7 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
     found = _STEP.fullmatch(wanted)
     step = int(found[1]) if found else {"last": steps[-1], "best": best if best in steps else steps[-1]}.get(wanted)
     if step is None or step not in steps:
-        there = ", ".join(f"{one:06d}" for one in steps)
+        there = ", ".join(f"{known:06d}" for known in steps)
         hint = f"Use one of: {there}; or best or last."
         raise UsageError("checkpoint.unknown", f"{name} has no checkpoint {wanted!r} here.", hint=hint)
     own = {file["kind"]: _unchanged(sight, file) for file in files if file["step"] == step}
@@ -128,18 +128,18 @@ def _unchanged(sight: Sight, file: dict[str, Any]) -> Path:
     return path
 
 
-def ask_trainer(module: str, found: HomeCheckpoint, *arguments: str, limit_s: float, **told: Any) -> str:
+def ask_trainer(module: str, found: HomeCheckpoint, *arguments: str, limit_s: float, **values: Any) -> str:
     """Run `python -m MODULE` of a checkpoint's trainer on it, and return its output.
 
-    It gets the recipe from the plan, not from the checkpoint, limits for memory and time, and the JSON values of `told`
-    in files. SetupError if torch is missing or the program breaks; UsageError for a refusal of the program.
+    It gets the recipe from the plan, not from the checkpoint, limits for memory and time, and `values` as JSON in
+    files. SetupError if torch is missing or the program breaks; UsageError for a refusal of the program.
     """
     if find_spec("torch") is None:
         hint = f"{install_line('local')} (no NVIDIA GPU: from PyTorch's CPU index; see the README)."
         raise SetupError("torch.missing", "This needs PyTorch, which is not installed here.", hint=hint)
     words = [str(found.weights), *arguments, "--data", str(found.data)]
     with tempfile.TemporaryDirectory(prefix="gpurun-") as own:
-        for name, value in (told | ({"recipe": found.recipe} if "model" in found.recipe else {})).items():
+        for name, value in (values | ({"recipe": found.recipe} if "model" in found.recipe else {})).items():
             path = Path(own, f"{name}.json")
             path.write_text(json.dumps(value), encoding="utf-8")
             words += [f"--{name}", str(path)]

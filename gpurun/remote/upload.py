@@ -154,7 +154,7 @@ class _Upload:
         begun = understood(BeginAnswer, line)
         if begun.sha256 != hashlib.sha256(content).hexdigest():
             raise FarRefusal("nonsense", "The instance's list of what it has did not arrive complete.")
-        found = [_LINE.fullmatch(one) for one in content.splitlines()]
+        found = [_LINE.fullmatch(text) for text in content.splitlines()]
         if (begun.kind == "held") > (held == "ask" and bool(found)) or not all(found):
             raise FarRefusal("nonsense", "The instance's list of what it has is malformed.")
         return begun, [(match[1], match[2]) for match in found if match]

@@ -327,10 +327,10 @@ def tell_event(event: TrainerEvent, steps: int | None = None) -> str:
     steps = (event.steps if isinstance(event, StepEvent) else None) or steps
     of = f"/{format_whole(steps)}" if steps and isinstance(event, StepEvent) else ""
     at = "" if event.step is None else f"step {format_whole(event.step)}{of}  "
-    return at + _told(event, steps)
+    return at + _event_words(event, steps)
 
 
-def _told(event: TrainerEvent, steps: int | None) -> str:
+def _event_words(event: TrainerEvent, steps: int | None) -> str:
     """Return the content of an event, without its step."""
     match event:
         case StepEvent():

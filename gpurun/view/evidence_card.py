@@ -139,7 +139,7 @@ def roster_screen(rows: Sequence[Any], style: Style) -> list[Line]:
                 row.file or UNKNOWN,
                 row.run or UNKNOWN,
                 row.recipe or UNKNOWN,
-                f"{row.steps:,}" if row.told else UNKNOWN,
+                f"{row.steps:,}" if row.predicate else UNKNOWN,
                 row.device or UNKNOWN,
                 UNKNOWN if row.loss is None else format_loss(row.loss),
                 UNKNOWN if row.val_loss is None else format_loss(row.val_loss),

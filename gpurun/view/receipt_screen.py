@@ -15,7 +15,7 @@ from gpurun.core.job_terms import terms_in
 from gpurun.core.money import Figure, Micros, format_usd, left_of, percent_of, total
 from gpurun.core.places import place_facts
 from gpurun.core.receipt_record import UNKNOWN as NOT_KNOWN
-from gpurun.core.receipt_record import Predicate, Receipt, ReceiptMachine, Runtime, TrialsTold, on_gpu
+from gpurun.core.receipt_record import Predicate, Receipt, ReceiptMachine, ReceiptTrials, Runtime, on_gpu
 from gpurun.core.untrusted import safe_line, safe_text
 from gpurun.view.number_format import UNKNOWN, format_bytes, format_cards, format_duration, short_hash
 from gpurun.view.receipt_files import cells_home, files_missing
@@ -61,7 +61,7 @@ def receipt_screen(receipt: Receipt, style: Style, *, now: float, shutdown: str 
     pairs = receipt_pairs(predicate, now=now, shutdown=shutdown, then=then)
     lines += fields([(name, parts) for name, parts in pairs if parts], style)
     if trials := predicate["training"].get("trials"):
-        lines += [line(), *trial_table(told_trials(trials), style, most=_MOST_TRIALS)]
+        lines += [line(), *trial_table(trial_lines(trials), style, most=_MOST_TRIALS)]
     for title_of, texts in (
         ("log", log_lines(predicate)),
         ("sample", safe_text(sample_text(predicate), most_lines=12)),
@@ -75,7 +75,7 @@ def receipt_screen(receipt: Receipt, style: Style, *, now: float, shutdown: str 
     return lines + wrap(verdict.get("not_shown", ""), style, indent=2, look="dim")
 
 
-def told_trials(trials: TrialsTold) -> list[TrialLine]:
+def trial_lines(trials: ReceiptTrials) -> list[TrialLine]:
     """Return the rows of a sweep's receipt for the table of trials."""
     return [
         TrialLine(
@@ -132,7 +132,7 @@ def receipt_pairs(predicate: Predicate, *, now: float, shutdown: str, then: str 
     terms = terms_in(predicate)
     whose = predicate["asked"].get("trainer", "trainer") if terms.has_model else "folder"
     trained = [_hashed(whose, digests["trainer"]), _hashed("data", digests["data"])]
-    incidents = [f"{one['code']}: {one['message']}" for one in predicate["incidents"]]
+    incidents = [f"{incident['code']}: {incident['message']}" for incident in predicate["incidents"]]
     return [
         (terms.label, [_recipe(predicate), *_variables(predicate), _hashed("sha256", digests["recipe"])]),
         ("Shipped", [*trained, f"by gpurun {predicate['gpurun']['version']}"]),
@@ -153,7 +153,10 @@ def receipt_pairs(predicate: Predicate, *, now: float, shutdown: str, then: str 
         *cells_home(predicate),
         ("Not home", files_missing(predicate)),
         (name, [Span(ending, look), _proof(predicate), evidence, closed]),
-        ("Warnings", [Span(one, "warn") for one in predicate["training"].get("warnings", {"lines": []})["lines"]]),
+        (
+            "Warnings",
+            [Span(warning, "warn") for warning in predicate["training"].get("warnings", {"lines": []})["lines"]],
+        ),
         ("Incidents", [Span(incident, "warn") for incident in incidents]),
         ("Chain", [chain]),
         ("Next", [Span(then, "accent")] if then else []),
@@ -244,12 +247,12 @@ def _instance(machine: ReceiptMachine | None) -> str:
 
 def _imported(predicate: Predicate) -> list[Cell]:
     """Return the origin of a run that was imported from a notebook."""
-    told_of = predicate["asked"].get("imported")
-    if told_of is None:
+    imported = predicate["asked"].get("imported")
+    if imported is None:
         return []
-    by = f"made by gpurun {told_of['gpurun_version']}"
-    place = f"from a notebook on {told_of['platform']}, as it reported"
-    return [place, by, _hashed("evidence", told_of["evidence_sha256"])]
+    by = f"made by gpurun {imported['gpurun_version']}"
+    place = f"from a notebook on {imported['platform']}, as it reported"
+    return [place, by, _hashed("evidence", imported["evidence_sha256"])]
 
 
 def _machine(predicate: Predicate) -> list[Cell]:
@@ -343,12 +346,12 @@ def _legs(predicate: Predicate) -> list[Cell]:
     return [*cells, *_legs_in_all(predicate)]
 
 
-def _legs_in_all(told: Predicate) -> Iterator[Cell]:
+def _legs_in_all(predicate: Predicate) -> Iterator[Cell]:
     """Yield the steps trained twice in all legs, and what an uninterrupted run on demand would have cost, if known.
 
     Both are estimates, from each machine's training time and its number of steps.
     """
-    legs = told.get("legs", [])
+    legs = predicate.get("legs", [])
     again = [leg for leg in legs if leg["again"]]
     if len(again) > 1 and all("again_micros" in leg for leg in again):
         dollars = total(*(Micros(leg["again_micros"]) for leg in again))

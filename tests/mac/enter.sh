@@ -1,5 +1,5 @@
-# Make of a mount namespace something like a Mac, and run a program there: sh enter.sh FOLDER SITE_PACKAGES PROGRAM …
-# FOLDER is the test's own. All that is mounted here goes with the namespace, and so does every process.
+# Make a mount namespace resemble a Mac, and run a program in it: sh enter.sh FOLDER SITE_PACKAGES PROGRAM …
+# FOLDER belongs to the test. All mounts and all processes end with the namespace.
 set -e
 folder=$1 site=$2; shift 2
 mkdir -p "$folder/proc" "$folder/dev" "$folder/none" "$folder/layer"

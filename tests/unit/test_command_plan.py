@@ -125,7 +125,7 @@ def test_a_script_that_no_python_reads_is_refused(lab: Path) -> None:
 
 
 def test_no_value_of_a_variable_is_told(lab: Path) -> None:
-    told: dict[str, Any] = Command(argv=("x",), env={"A": "secret-1"}, secrets=("B",)).told
+    told: dict[str, Any] = Command(argv=("x",), env={"A": "secret-1"}, secrets=("B",)).recorded
     assert told == {"argv": ["x"], "env": ["A"], "secrets": ["B"]}
 
 

@@ -166,7 +166,7 @@ def material(name: str, *argv: str, losses: float = 2.0, **known: Any) -> RunMat
     about = {"recipe": "tiny", "parameters": 100, "resolved": {"data": {"limit_mb": 1, "source": "x"}}} | about
     return RunMaterial(
         run=name, form="full", mode="local", where="local cpu", state="done", shards="none", tokenizer_sha256="",
-        told=told, **about | known,
+        history=told, **about | known,
     )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def test_commands_are_held_against_one_another_by_their_words() -> None:
     ]
     assert own_settings(runs) == ["--lr 1e-3", "--lr 3e-4"]
     assert set_differences(runs) == [("--lr", ["1e-3", "3e-4"])]
-    assert find_lowest_loss(runs) == (runs[1], runs[1].told.best)
+    assert find_lowest_loss(runs) == (runs[1], runs[1].history.best)
     again = [material("a", "train.py", "x"), material("b", "train.py", "x")]
     assert own_settings(again) == ["", ""]
     assert "the same" in differences_table(again)

@@ -108,7 +108,7 @@ def beam_search(
         return greedy
     read = _Reader(model, source, special, beams)
     found = _best_of_beams(read, source.shape[0], special, beams, alpha, _limit(model, most), stopping)
-    return [max(pair, key=lambda one: one.score(alpha)) for pair in zip(greedy, found, strict=True)]
+    return [max(pair, key=lambda hypothesis: hypothesis.score(alpha)) for pair in zip(greedy, found, strict=True)]
 
 
 def _best_of_beams(

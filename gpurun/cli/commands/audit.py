@@ -89,7 +89,9 @@ def audit(
         runs = ["@last"]  # Like other verbs without a RUN: replaying a whole home takes hours.
     names = [find_run(session.home, run) for run in runs] or None
     # Also looked up before the audit, which takes minutes: a run that is driven now may have ended well by then.
-    driven = {one.name for one in session.home.folders() if not one.is_closed and _is_driven(session, one.name)}
+    driven = {
+        folder.name for folder in session.home.folders() if not folder.is_closed and _is_driven(session, folder.name)
+    }
     report = audit_home(session.home, names, since=day_wall(since), expected_head=head, public_key=_key(key))
     bills = _bills(session, report) if against_bill else {}
     report = replace(report, rows=tuple(_with_bill(session, row, bills.get(row.run)) for row in report.rows))
@@ -134,10 +136,17 @@ def _shown(
         if bill.micros is not None and not bill.is_settled:
             said.append(f"  {run}: the bill is not settled yet")
         said += [f"  {run}: {text}" for text in bill.unclear]
-    said += [f"  {run}: {text}" for run, one in replays.items() for text in (*one.checked, f"replayed: {one.extent}")]
+    said += [
+        f"  {run}: {text}"
+        for run, replay in replays.items()
+        for text in (*replay.checked, f"replayed: {replay.extent}")
+    ]
     text = "\n".join([session.draw(lines), *said, *(f"  {problem}" for problem in report.problems)])
-    told = {run: [*one.checked, *one.unchecked] for run, one in replays.items()}
-    data = _data(report, bills) | {"replay": told, "replayed": {run: one.extent for run, one in replays.items()}}
+    checks = {run: [*replay.checked, *replay.unchecked] for run, replay in replays.items()}
+    data = _data(report, bills) | {
+        "replay": checks,
+        "replayed": {run: replay.extent for run, replay in replays.items()},
+    }
     return Result(data=data, text=text, errors=_errors(session, lost, failed), exit_code=code)
 
 
@@ -248,9 +257,9 @@ def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
         problems: list[str] = []
         with finding(problems.append, "it cannot be computed again"):
             try:
-                plan, told = look_at_run(session.home, row.run).plan, read_receipt(session.home, folder).predicate
+                plan, predicate = look_at_run(session.home, row.run).plan, read_receipt(session.home, folder).predicate
                 data = Path(folder.now_at(plan.data.folder))
-                found[row.run] = replay_run(folder, {**told}, plan.job.resolved, data, say)
+                found[row.run] = replay_run(folder, {**predicate}, plan.job.resolved, data, say)
             except (GpurunError, OSError) as error:
                 found[row.run] = Replayed.nothing(str(error))
         if problems:

@@ -92,7 +92,7 @@ def set_key(
     from gpurun.view.list_tables import doctor_lines
 
     checked = check_online(session, [provider])
-    found = [finding for one in checked for finding in one.findings]
+    found = [finding for check in checked for finding in check.findings]
     lines.append(session.draw(doctor_lines(found, session.style)))
     return Result(data={**data, **online_data(checked)}, text="\n".join(lines), exit_code=online_code(checked))
 

@@ -55,13 +55,13 @@ def confirm_shutdown(
     kept = read_confirmation(session.home, folder, receipt)
     # An unsigned statement may be forged: if there is a key now, check again and sign.
     if kept is not None and kept.is_seen and (kept.signature is Signature.OK or not load_signer(session.home.keys)):
-        return _told(
+        return _result(
             kept, folder.name, session, f"{login.host} was already confirmed: {describe_confirmation(kept, session)}."
         )
     if not session.json:
         session.say(f"Checking {login.host} port {login.port} for about {SPAN_S:.0f} s.")
     tries = knock_again_and_again(login, session.clock, box.jump if box else "")
-    if not force and not all(one.seen in QUIET for one in tries):
+    if not force and not all(attempt.seen in QUIET for attempt in tries):
         raise _not_down(tries[-1].seen, login, receipt, folder.name)
     now, gone = session.clock.wall(), receipt.predicate["timeline"]["gone"]
     if utc(now) < gone:
@@ -71,7 +71,7 @@ def confirm_shutdown(
         hint = "Set the clock or wait until that time, then run this again."
         raise VerificationFailed("shutdown.clock", what, hint=hint)
     made = write_confirmation(session.home, folder, receipt, tries, words=force or "", wall=now)
-    return _told(made, folder.name, session, f"{login.host}: {describe_confirmation(made, session)}.")
+    return _result(made, folder.name, session, f"{login.host}: {describe_confirmation(made, session)}.")
 
 
 def _not_down(seen: str, login: Login, receipt: Receipt, run: str) -> GpurunError:
@@ -93,13 +93,13 @@ def _not_down(seen: str, login: Login, receipt: Receipt, run: str) -> GpurunErro
     return VerificationFailed("shutdown.cannot_tell", what, hint=f"Check that you are online and try again. {forced}")
 
 
-def _told(made: Confirmation, run: str, session: Session, text: str) -> Result:
+def _result(made: Confirmation, run: str, session: Session, text: str) -> Result:
     from gpurun.core.receipt_record import Signature
     from gpurun.ledger.shutdown_statement import NAME
 
     lines = [text]
     if made.is_seen:
-        seen = {one["seen"] for one in made.predicate["checked"]["tries"]}
+        seen = {attempt["seen"] for attempt in made.predicate["checked"]["tries"]}
         lines.append(
             "  A rented container that refuses connections is stopped; a whole machine that refuses them is still on."
             if "refused" in seen

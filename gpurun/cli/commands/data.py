@@ -198,7 +198,7 @@ def adopt(
     place = out.expanduser().absolute()
     found, manifest = refer(folder.expanduser().absolute(), tokenizer, place, session.say, eot=eot)
     after = f"To train on it: gpurun train RECIPE --data {shlex.quote(str(out))}"
-    return _told(session, out.name, found, manifest, after=after)
+    return _summary(session, out.name, found, manifest, after=after)
 
 
 @verb(app, "data hellaswag", examples=["gpurun data hellaswag hellaswag_val.jsonl ./fineweb-edu"])
@@ -220,15 +220,17 @@ def inspect(session: Session, folder: Folder) -> Result:
     """Check every token of a folder of shards, and show what the folder holds."""
     from gpurun.data.shard_folder import inspect_data
 
-    return _told(session, folder.name, *inspect_data(folder.expanduser()))
+    return _summary(session, folder.name, *inspect_data(folder.expanduser()))
 
 
-def _told(session: Session, name: str, found: DataSummary, manifest: Mapping[str, Any], *, after: str = "") -> Result:
+def _summary(
+    session: Session, name: str, found: DataSummary, manifest: Mapping[str, Any], *, after: str = ""
+) -> Result:
     """Return the result that shows a folder of shards."""
     from gpurun.view.shard_lines import DataFigures, data_lines
 
     shards = {split: len(manifest[split]) for split in ("train", "val")}
     figures = DataFigures(found, manifest["source"], shards=shards, eot=str(manifest.get("eot", "unknown")))
-    told = {"eot": figures.eot, "dtype": manifest.get("dtype"), "shards": shards, "about": manifest["source"]}
+    details = {"eot": figures.eot, "dtype": manifest.get("dtype"), "shards": shards, "about": manifest["source"]}
     shown = session.draw(data_lines(name, figures, session.style))
-    return Result(data={**found.model_dump(exclude={"beside"}), **told}, text=shown, after=after)
+    return Result(data={**found.model_dump(exclude={"beside"}), **details}, text=shown, after=after)

@@ -66,8 +66,8 @@ def doctor(
             session.say(f"Asking {', '.join(names)}; this changes nothing there.")
         checked = check_online(session, names)
         keys = [(name, finding) for name, finding in keys if name not in names]
-    findings += _told(keys, named=bool(provider))
-    findings += [finding for one in checked for finding in one.findings]
+    findings += _key_findings(keys, named=bool(provider))
+    findings += [finding for check in checked for finding in check.findings]
     bad = any(finding.level == "bad" for finding in findings)
     billing = billing or online_code(checked) is ExitCode.MAY_BE_BILLING
     code = ExitCode.MAY_BE_BILLING if billing else ExitCode.SETUP if bad else ExitCode.DONE
@@ -116,7 +116,7 @@ def _keys(session: Session, names: Sequence[str]) -> Iterator[tuple[str, Finding
             yield name, Finding("ok", f"{name} has a key from {source}, not tested", hint)
 
 
-def _told(keys: Sequence[tuple[str, Finding]], *, named: bool) -> list[Finding]:
+def _key_findings(keys: Sequence[tuple[str, Finding]], *, named: bool) -> list[Finding]:
     """Return the findings about keys. A cloud without a key is a problem only if no cloud has a key."""
     from gpurun.providers.registry import CLOUDS
 
@@ -155,9 +155,9 @@ def _uplink(session: Session) -> Finding:
     from gpurun.core.run_plan import Request
     from gpurun.jobs.training.history import load_priors, uplink_of
 
-    told = session.settings["uplink"].value
-    line = uplink_of(Request(recipe="", uplink_mbit=float(told) if told else None), load_priors(session.home)[0])
-    hint = "" if told else f"the first upload measures it; or write uplink = 48 (Mbit/s) into {session.home.config}"
+    uplink = session.settings["uplink"].value
+    line = uplink_of(Request(recipe="", uplink_mbit=float(uplink) if uplink else None), load_priors(session.home)[0])
+    hint = "" if uplink else f"the first upload measures it; or write uplink = 48 (Mbit/s) into {session.home.config}"
     return Finding("ok", f"uploads are planned at {line.words}", hint)
 
 

@@ -73,7 +73,7 @@ def _rows(answer: dict[str, Any]) -> list[str]:
 
     width = max(map(len, answer["tasks"]))
     rows = [
-        f"{safe_line(label):{width}}  {one['items']:>6,} items  {one['accuracy']:7.4f}  centered {one['centered']:7.4f}"
-        for label, one in answer["tasks"].items()
+        f"{safe_line(name):{width}}  {of['items']:>6,} items  {of['accuracy']:7.4f}  centered {of['centered']:7.4f}"
+        for name, of in answer["tasks"].items()
     ]
     return [*rows, f"CORE {answer['core']:.4f} over {answer['core_items']:,} items"]

@@ -108,22 +108,22 @@ def figures_of(session: Session, sight: Sight, step: int) -> dict[str, Any]:
     from gpurun.view.receipt_screen import cost_label, signature_word
 
     run = material_of(session.home, sight, session.clock.wall())
-    receipt, last, best = run.receipt, run.last, run.told.best
-    told = receipt.predicate if receipt else None
-    here = next((mark for mark in run.told.validation.items if mark.step == step), None)
+    receipt, last, best = run.receipt, run.last, run.history.best
+    predicate = receipt.predicate if receipt else None
+    here = next((mark for mark in run.history.validation.items if mark.step == step), None)
     cost = None if receipt is None or run.cost_micros is None else format_usd(run.cost_micros)
     return {
         "run": run.run,
         "recipe": run.recipe,
-        "device" if run.told.device == "cpu" else "GPU": run.told.device or None,
+        "device" if run.history.device == "cpu" else "GPU": run.history.device or None,
         "machine": run.where,
         **({"went on from": earlier_words(sight.plan.continues)} if sight.plan.continues else {}),
         "time of training": None if run.train_s is None else format_duration(run.train_s),
-        "cost of the whole rental": f"{cost} at most ({cost_label(told)})" if cost and told else None,
+        "cost of the whole rental": f"{cost} at most ({cost_label(predicate)})" if cost and predicate else None,
         "final training loss": _rounded(last),
         "validation loss at this step": _rounded(here),
         "best validation loss": _rounded(best),
-        "verdict": f"{told['verdict']['is']}: {told['verdict']['says']}" if told else run.no_receipt,
+        "verdict": f"{predicate['verdict']['is']}: {predicate['verdict']['says']}" if predicate else run.no_receipt,
         "receipt sha256": f"{receipt.sha256} ({signature_word(receipt)})" if receipt else None,
         "made by": f"gpurun {__version__}",
     }

@@ -160,7 +160,7 @@ def _demand_free(run: str, pairs: list[tuple[int, int]]) -> None:
             continue
         wanted = {port for port, _ in pairs}
         free = next((port for port in range(max(here, 1023) + 1, 65536) if port not in wanted and is_free(port)), None)
-        line = " ".join(f"{free if one == here else one}:{there}" for one, there in pairs)
+        line = " ".join(f"{free if port == here else port}:{there}" for port, there in pairs)
         hint = f"Use the next free port: gpurun forward {run} {line}" if free else "Close what listens there."
         raise UsageError(
             "forward.port_taken", f"Port {here} of this computer is in use, or you may not use it.", hint=hint

@@ -113,18 +113,18 @@ def show(
     if session.bounds:
         known = {session.bounds.mandate.id: session.bounds.mandate}
     chosen = [_meant(session, mandate_id, list(known))] if mandate_id else list(known)
-    told, lines = [], []
-    for one in chosen:
-        mandate, row = known[one], mandate_row(session, one)
-        revoked = is_revoked(session.home, one)
+    fields, lines = [], []
+    for identifier in chosen:
+        mandate, row = known[identifier], mandate_row(session, identifier)
+        revoked = is_revoked(session.home, identifier)
         lines += budget_screen([row], [], [], session.style, now=session.clock.wall())
         terms = mandate.model_dump() if mandate else {}
         lines += mandate_lines(terms, session.style, now=session.clock.wall(), revoked=revoked)
-        told.append({"id": one, "revoked": revoked, "terms": terms or None, "left_micros": row.left_micros})
+        fields.append({"id": identifier, "revoked": revoked, "terms": terms or None, "left_micros": row.left_micros})
     after = (
         "" if chosen else "There are no mandates. To write one at a terminal: gpurun mandate new --total 25 --per-run 5"
     )
-    return Result(data={"mandates": told}, text=session.draw(lines) if lines else "", after=after)
+    return Result(data={"mandates": fields}, text=session.draw(lines) if lines else "", after=after)
 
 
 @verb(app, "mandate revoke", examples=["gpurun mandate revoke 1f3a9c0d"])
@@ -132,10 +132,10 @@ def revoke(session: Session, mandate_id: Annotated[str, typer.Argument(metavar="
     """Revoke a mandate permanently: it starts no new runs, and its current runs finish."""
     from gpurun.ledger.mandate import mandates_of, revoke_mandate
 
-    one = _meant(session, mandate_id, [name for name, _ in mandates_of(session.home)])
-    revoke_mandate(session.home, one)
-    text = f"The mandate {one} is revoked. Its current runs will finish: gpurun ps"
-    return Result(data={"id": one, "revoked": True}, text=text)
+    identifier = _meant(session, mandate_id, [name for name, _ in mandates_of(session.home)])
+    revoke_mandate(session.home, identifier)
+    text = f"The mandate {identifier} is revoked. Its current runs will finish: gpurun ps"
+    return Result(data={"id": identifier, "revoked": True}, text=text)
 
 
 def _meant(session: Session, name: str, known: Sequence[str]) -> str:

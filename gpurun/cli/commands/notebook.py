@@ -47,7 +47,7 @@ def notebook(
     from gpurun.data.run_shards import prepared
     from gpurun.jobs.training.recipe import load_recipe, resolve
     from gpurun.planning.transfer import public_shards
-    from gpurun.readers.notebook_file import PLATFORMS, badge_to, notebook_of, told_of
+    from gpurun.readers.notebook_file import PLATFORMS, badge_to, notebook_facts, notebook_of
     from gpurun.view.number_format import format_bytes
 
     if platform not in PLATFORMS:
@@ -68,11 +68,11 @@ def notebook(
     with run_name(session, "") as run:
         into, say = session.home.staged_data(run), session.talk_when_slow()
         shards = prepared(resolved.record, data or None, into=into, cache=session.home.shards, say=say)
-        content = notebook_of(resolved, shards, told_of(resolved, shards, given, platform), minutes, badge=badge)
+        content = notebook_of(resolved, shards, notebook_facts(resolved, shards, given, platform), minutes, badge=badge)
     path = Path(output or f"{resolved.name}.ipynb").expanduser()
     write_bytes(path, content, flag="-o")
-    told = {"file": str(path), "bytes": len(content), "recipe": resolved.name, "recipe_sha256": resolved.sha256}
+    fields = {"file": str(path), "bytes": len(content), "recipe": resolved.name, "recipe_sha256": resolved.sha256}
     text = f"Wrote {path}, {format_bytes(len(content))}. Open it there, choose a GPU, run all cells, end the session."
     return Result(
-        data=told, text=text, after="Then import the file that it lets you download: gpurun import evidence.zip"
+        data=fields, text=text, after="Then import the file that it lets you download: gpurun import evidence.zip"
     )

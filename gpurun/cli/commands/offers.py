@@ -57,13 +57,13 @@ def offers(
     need = None if gpu.strip().lower() == ANY else parse_gpu(gpu or _usual_gpu(session))
     demand_one_node(need)
     found = list_offers(session, need, clouds, Choices(region=region or None, spot=spot))
-    shown = [one for one in found.offers if limit is None or one.rate_micros_per_hour <= limit]
-    shown.sort(key=lambda one: (one.rate_micros_per_hour, one.provider, one.type_id, one.region))
+    shown = [offer for offer in found.offers if limit is None or offer.rate_micros_per_hour <= limit]
+    shown.sort(key=lambda offer: (offer.rate_micros_per_hour, offer.provider, offer.type_id, offer.region))
     data = {
         "gpu": str(need) if need else ANY,
         "live": found.read_wall is not None,
         "read_at": utc(found.read_wall) if found.read_wall is not None else None,
-        "offers": [one.model_dump(mode="json") for one in shown],
+        "offers": [offer.model_dump(mode="json") for offer in shown],
         "silent": [{"provider": name, "why": why} for name, why in found.silent],
         "warnings": list(found.warnings),
     }

@@ -36,7 +36,7 @@ def ps(
 
     now, home, since_wall = session.clock.wall(), session.home, day_wall(since) or 0.0
     rows: list[RunRow] = []
-    told: list[object] = []
+    data: list[object] = []
     ways: list[str] = []
     errors: list[GpurunError] = []
     finished = 0
@@ -50,7 +50,7 @@ def ps(
             if not row.may_be_billing and (row.recipe != (recipe or row.recipe) or sight.opened_wall < since_wall):
                 continue  # A run that may cost money is always shown.
             rows.append(row)
-            told.append(run_data(sight, row))
+            data.append(run_data(sight, row))
             if row.may_be_billing:
                 ways.append(way_on(sight, now))
             elif words := ends_soon(sight.state, sight.plan, now):
@@ -67,7 +67,7 @@ def ps(
     elif not rows and not errors:
         text = f"No runs in {home.root}. Start one: gpurun train --dry-run"
     return Result(
-        data={"runs": told},
+        data={"runs": data},
         text=text,
         after="\n".join(ways),
         errors=tuple(errors),

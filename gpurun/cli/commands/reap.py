@@ -96,8 +96,8 @@ def reap(
         "found": [orphan.instance.model_dump(mode="json") | _judged(orphan) for orphan in found],
         "leftovers": [stray.leftover.model_dump(mode="json") | _judged(stray) for stray in strays],
     }
-    asked = [_at_address(provider.name, endpoints.get(provider.name)) for provider in chosen]
-    table = reap_table([*found, *strays], [] if silent else asked, session.style, now=session.clock.wall())
+    searched = [_at_address(provider.name, endpoints.get(provider.name)) for provider in chosen]
+    table = reap_table([*found, *strays], [] if silent else searched, session.style, now=session.clock.wall())
     text = session.draw(table)
     if silent is None and keyless is not None and exit_code:  # A cron job without its keys must not succeed.
         return Result(data=data, text=text, errors=(keyless,), exit_code=code or keyless.exit_code)
@@ -120,8 +120,8 @@ def _answered(swept: Iterable[Found]) -> tuple[list[Found], MayBeBilling | None]
     """Return what was found, and the error of a provider that did not answer; other answers still count."""
     found = list[Found]()
     try:
-        for one in swept:
-            found.append(one)
+        for orphan in swept:
+            found.append(orphan)
     except MayBeBilling as error:
         return found, error
     return found, None
@@ -135,21 +135,23 @@ def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, ag
     # A provider that is silent now will also be silent in the sweep, which reports it.
     seen, _ = _answered(sweep(chosen, session.home, session.clock, destroy_all=False, older_than_s=0.0, look_only=True))
     mortal = ("within lease", "no deadline")
-    theirs = [one for one in seen if is_older(one, age_s) and not one.owner.is_here and one.fate in mortal]
+    theirs = [
+        orphan for orphan in seen if is_older(orphan, age_s) and not orphan.owner.is_here and orphan.fate in mortal
+    ]
     if not theirs and confirm is None:
         return frozenset()
-    told = confirm
-    if told is None:
+    confirmed = confirm
+    if confirmed is None:
         session.say(session.draw(reap_table(theirs, [], session.style, now=session.clock.wall())))
         question = (
             f"These machines of other homes may be training. Type {len(theirs)} to end them and lose their files:"
         )
         typed = session.ask(question, flag=f"--confirm {len(theirs)}")
-        told = int(typed) if re.fullmatch(r"[0-9]{1,6}", typed) else None
-    if told != len(theirs):
+        confirmed = int(typed) if re.fullmatch(r"[0-9]{1,6}", typed) else None
+    if confirmed != len(theirs):
         what = f"There are {len(theirs)} machines of other homes, but another number was confirmed, so none was ended."
         raise Declined("reap.declined", what, hint="List them first: gpurun reap --look")
-    return frozenset(one.instance.id for one in theirs)
+    return frozenset(orphan.instance.id for orphan in theirs)
 
 
 def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBilling | None]:
@@ -166,7 +168,7 @@ def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBi
     return opened, silent
 
 
-def _out_of_sight(session: Session, names: list[str], asked: list[Provider]) -> MayBeBilling | None:
+def _out_of_sight(session: Session, names: list[str], searched: list[Provider]) -> MayBeBilling | None:
     """Return an error if a run may be billed by a provider that was not asked, or with another account's key."""
     from gpurun.ledger.runs import unfinished_runs
     from gpurun.lifecycle.instance.terminate import demand_account
@@ -180,7 +182,7 @@ def _out_of_sight(session: Session, names: list[str], asked: list[Provider]) -> 
             what = f"{run} may be billed by {name}, which was not asked."
             return MayBeBilling("reap.not_asked", what, hint=f"gpurun auth set {name}, then: gpurun reap")
         try:
-            for provider in asked:
+            for provider in searched:
                 if provider.name == name:
                     demand_account(provider, sight.state)
         except MayBeBilling as error:

@@ -47,7 +47,11 @@ def report(
         what = f"{len(names)} runs are too many for one chart; the limit is {MOST_RUNS}."
         raise UsageError("report.too_many", what, hint="Name fewer runs, or leave --html out: the table shows all.")
     wall = session.clock.wall()
-    material = [one for name in names for one in materials_of(session.home, look_at_run(session.home, name), wall)]
+    material = [
+        material_of_run
+        for name in names
+        for material_of_run in materials_of(session.home, look_at_run(session.home, name), wall)
+    ]
     if html and len(material) > MOST_RUNS:
         session.say(f"The page shows {MOST_RUNS} of {len(material)} (the best of a sweep); the table shows all.")
         material = material[:MOST_RUNS]

@@ -46,7 +46,7 @@ def rm(
             continue
         remove(removal, session.clock.wall())
         lines.append(f"{name}: {format_bytes(removal.bytes)} freed, {format_files(removal.files)}.")
-    rows = [{"run": one.folder.name, "files": one.files, "bytes": one.bytes} for one in removals]
+    rows = [{"run": row.folder.name, "files": row.files, "bytes": row.bytes} for row in removals]
     return Result(data={"removed": rows}, text="\n".join(lines))
 
 

@@ -95,7 +95,7 @@ def _has_line(path: Path, line: str) -> bool:
     except OSError:
         return False
     first = _FIRST_BLOCK.search(text)
-    return line in (one.strip() for one in text[: first.start() if first else None].splitlines())
+    return line in (text_line.strip() for text_line in text[: first.start() if first else None].splitlines())
 
 
 def put_first(path: Path, line: str) -> None:

@@ -126,7 +126,7 @@ def check_fingerprint_room(folder: Path, text_bytes: int, dedupe: Dedupe, say: C
         )
 
 
-def duplicates_told(record: dict[str, Any]) -> str:
+def describe_duplicates(record: dict[str, Any]) -> str:
     """Return how many documents are dropped, as a sentence."""
     dropped: dict[str, int] = record["dropped"]
     each = ", ".join(f"{kind} {count:,}" for kind, count in dropped.items())

@@ -90,7 +90,7 @@ def _removed(run: EarlierRun) -> Iterator[str]:
 
 def _make_way(work: Path, target: Path) -> None:
     """Make a file's folder, where the upload had a file, and remove a folder in whose place it is."""
-    for above in [one for one in reversed(target.parents) if work in one.parents]:
+    for above in [parent for parent in reversed(target.parents) if work in parent.parents]:
         if above.is_file():
             above.unlink()
     target.parent.mkdir(parents=True, exist_ok=True)

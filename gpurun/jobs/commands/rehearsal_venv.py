@@ -91,6 +91,6 @@ def _call(command: Sequence[str], limit_s: float) -> None:
 def _environment() -> dict[str, str]:
     """Return a child's environment, with the variables that configure package downloads."""
     kept = {
-        name: value for name, value in os.environ.items() if any(fnmatch.fnmatchcase(name, one) for one in _PASSED_ON)
+        name: value for name, value in os.environ.items() if any(fnmatch.fnmatchcase(name, glob) for glob in _PASSED_ON)
     }
     return child_environment(kept)

@@ -18,7 +18,7 @@ from gpurun.core.money import total
 from gpurun.core.paths import RUN_NAME, Home, RunFolder, read_regular
 from gpurun.core.untrusted import finding, parse_object, plain_line
 from gpurun.ledger.audit.audit_run import audit_run
-from gpurun.ledger.audit.findings import AuditReport, AuditRow, told_twice
+from gpurun.ledger.audit.findings import AuditReport, AuditRow, mark_shared_facts
 from gpurun.ledger.audit.strict_lines import GENESIS, Json, chain_lines, journal_lines
 from gpurun.ledger.signing import parse_public_key, payload_of, public_keys
 
@@ -69,7 +69,7 @@ def audit(
         seen = {row.run for row in rows}
         found += [problem for name, link in place.items() if name not in seen for problem in _unlike(home, link)]
     return AuditReport(
-        rows=told_twice(rows),
+        rows=mark_shared_facts(rows),
         head=str(links[-1]["receipt_sha256"]) if links else GENESIS,
         total_micros=total(*(row.measured_micros for row in rows if row.measured_micros is not None)),
         receipts=len(links),

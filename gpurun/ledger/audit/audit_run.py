@@ -18,7 +18,7 @@ from gpurun.core.journal_records import Event, Record, all_typed, last_brought, 
 from gpurun.core.money import Figure, Micros, format_usd
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.receipt_record import Predicate, Signature
-from gpurun.core.receipt_rules import CAP_BROKEN_WHERE_SEEN, RULES, TENSORS_READ, rules_of, trainer_told
+from gpurun.core.receipt_rules import CAP_BROKEN_WHERE_SEEN, RULES, TENSORS_READ, rules_of, stated_trainer
 from gpurun.core.records import canonical, digest_json
 from gpurun.core.tensor_file import read_tensor_places
 from gpurun.core.untrusted import Malformed, error_words, finding, parse_object, plain_line, read_object
@@ -99,7 +99,7 @@ def audit_run(
     unseen = bool(late) or (is_open and not found.receipt_proves_death)
     live = unseen or bool(billed)
     spent, figure = _cost(found, lines.records)
-    proven = found.receipt_proves_death or any(one.event is Event.DEATH_PROVEN for one in lines.records)
+    proven = found.receipt_proves_death or any(record.event is Event.DEATH_PROVEN for record in lines.records)
     return AuditRow(
         run=folder.name,
         seq=link["seq"] if link else None,
@@ -193,7 +193,7 @@ def _check_receipt(
     if canonical(statement) != payload:
         found.problems.append("the receipt is not written in canonical form")
     _check_signature(found, envelope, statement["predicate"]["signing"]["keyid"], keys)
-    found.verdict, found.trainer = str(statement["predicate"]["verdict"]["is"]), trainer_told(statement["predicate"])
+    found.verdict, found.trainer = str(statement["predicate"]["verdict"]["is"]), stated_trainer(statement["predicate"])
     codes = [incident["code"] for incident in statement["predicate"]["incidents"]]
     left = codes.count("create.late") > codes.count("create.late_gone")
     ended = statement["predicate"]["teardown"]["is"] not in (None, "not_proven") and not left
@@ -252,7 +252,7 @@ def _check_shutdown(
 
 def _check_signature(found: _Findings, envelope: Json, keyid: Any, keys: Mapping[str, Ed25519PublicKey]) -> None:
     answer = verify(envelope, keys)
-    signers = [one["keyid"] for one in envelope["signatures"]]
+    signers = [signature["keyid"] for signature in envelope["signatures"]]
     if signers != ([keyid] if keyid else []):
         found.signature = "bad"
         found.problems.append("the receipt is not signed by the key that it names")
@@ -339,7 +339,7 @@ def _opening_problems(opened: RunOpened, plan: Json) -> Iterator[str]:
     if opened.max_gpu_hours != plan.get("choices", {}).get("max_gpu_hours"):
         yield "the run was not opened with the plan's max_gpu_hours"
     approved = plan.get("candidates", ()) if plan["mode"] == "paid" else ()
-    worst = max(plan["worst_micros"], *(one["worst_micros"] or 0 for one in approved), 0)
+    worst = max(plan["worst_micros"], *(candidate["worst_micros"] or 0 for candidate in approved), 0)
     if opened.worst_micros != worst:
         yield "the run was not opened with the plan's worst_micros"
     choices = plan.get("choices", {})

@@ -21,7 +21,7 @@ from gpurun.core.job_terms import terms_in
 from gpurun.core.journal_events import Incident, ReadyObserved, TrainIntended, TrainObserved
 from gpurun.core.journal_records import Record, all_typed
 from gpurun.core.paths import RunFolder
-from gpurun.core.receipt_rules import trainer_told
+from gpurun.core.receipt_rules import stated_trainer
 from gpurun.core.trainer_events import EvaluationEvent, StartEvent, StepEvent, events_of
 from gpurun.core.untrusted import lines_of, plain_line, read_object, whole
 from gpurun.ledger.audit.rentals import Passed, lines_with
@@ -131,21 +131,23 @@ class _Events:
             self.quickest = max(self.quickest, tokens / seconds if seconds > 0 else float("inf"))
 
 
-def contradictions(folder: RunFolder, records: Sequence[Record], plan: Json, told: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what contradicts itself in a run whose receipt states `told`, by the records that it rests on."""
+def contradictions(
+    folder: RunFolder, records: Sequence[Record], plan: Json, predicate: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield what contradicts itself in a run whose receipt states `predicate`, by the records that it rests on."""
     events = _listen(folder)
-    yield from _challenge_problems(told, plan)
-    if not terms_in(told).has_model:  # A command may print anything, and no verdict rests on it.
+    yield from _challenge_problems(predicate, plan)
+    if not terms_in(predicate).has_model:  # A command may print anything, and no verdict rests on it.
         yield from _time_problems(events, records)
         return
-    if told["training"]["device"] == "cuda":
-        yield from _card_problems(events, told, records)
-        yield from _speed_problems(events, plan, has_moved=bool(told.get("legs")))
-    yield from _step_problems(events, records, told, plan)
-    yield from _size_problems(events, told, plan)
+    if predicate["training"]["device"] == "cuda":
+        yield from _card_problems(events, predicate, records)
+        yield from _speed_problems(events, plan, has_moved=bool(predicate.get("legs")))
+    yield from _step_problems(events, records, predicate, plan)
+    yield from _size_problems(events, predicate, plan)
     yield from _log_problems(folder, events)
     yield from _time_problems(events, records)
-    for file in told["checkpoint"]["files"]:
+    for file in predicate["checkpoint"]["files"]:
         if file["kind"] == "state" and (state := _state(folder, file)):
             yield from _state_problems(state, events, plan, str(file["name"]))
 
@@ -180,9 +182,9 @@ def _listen(folder: RunFolder) -> _Events:
     return events
 
 
-def _card_problems(events: _Events, told: Mapping[str, Any], records: Sequence[Record]) -> Iterator[str]:
+def _card_problems(events: _Events, predicate: Mapping[str, Any], records: Sequence[Record]) -> Iterator[str]:
     """Check that a run that reports cuda can have had a card: one of its machines', if it was on several."""
-    asked, machine = told["asked"], told["instance"]
+    asked, machine = predicate["asked"], predicate["instance"]
     hello = ((machine or {}).get("facts") or {}).get("hello") or {}
     torch, gpus = hello.get("torch") or {}, hello.get("gpus") or ()
     versions = {version for version in (torch.get("version"), *(start.torch for start in events.starts)) if version}
@@ -194,19 +196,19 @@ def _card_problems(events: _Events, told: Mapping[str, Any], records: Sequence[R
         yield "the log says cuda, but the trained form is the one for machines without it"
     if "devices" in torch and not torch["devices"] and not gpus:
         yield "the log says cuda, but before the start the machine reported no GPU"
-    known = {str(one.get("name")) for one in torch.get("devices") or ()}
+    known = {str(device.get("name")) for device in torch.get("devices") or ()}
     rented = [str(machine["gpu"])] if machine else []
-    if legs := told.get("legs"):
+    if legs := predicate.get("legs"):
         facts = [ready.facts.get("torch") or {} for ready in all_typed(records, ReadyObserved)]
-        known = {str(one.get("name")) for told_torch in facts for one in told_torch.get("devices") or ()}
+        known = {str(device.get("name")) for card_facts in facts for device in card_facts.get("devices") or ()}
         rented += [str(leg["gpu"]) for leg in legs]
     for name in sorted({start.cuda_name for start in events.starts if start.cuda_name}):
         if _MAKERS.fullmatch(name):
             yield f"the log names {plain_line(name)!r} as its card, but no card has that name"
         if known and name not in known:
             yield f"the log names a {name}, but the machine reported {plain_line(', '.join(sorted(known)))}"
-        is_told = machine and "gpu" not in machine.get("as_ordered", ())
-        if machine and is_told and not any(_is_of_family(gpu, name) for gpu in rented):
+        is_reported = machine and "gpu" not in machine.get("as_ordered", ())
+        if machine and is_reported and not any(_is_of_family(gpu, name) for gpu in rented):
             yield f"the log names a {name}, but the provider reported a {plain_line(str(machine['gpu']))}"
 
 
@@ -255,23 +257,23 @@ def _model_of(plan: Json) -> schema.ModelConfig | None:
     return model
 
 
-def _challenge_problems(told: Mapping[str, Any], plan: Json) -> Iterator[str]:
+def _challenge_problems(predicate: Mapping[str, Any], plan: Json) -> Iterator[str]:
     """Check that the seed follows from the challenge, and that the challenge was for the signing key.
 
     A command receives its seed, and no evidence shows what it does with it.
     """
     train, command = plan.get("resolved", {}).get("train", {}), plan.get("command")
     challenge = (command or train).get("challenge", "")
-    if told["asked"].get("challenge", "") != challenge:
+    if predicate["asked"].get("challenge", "") != challenge:
         yield "the run was not opened with the plan's challenge"
     seeds = (recipe_file.seed_of(challenge), recipe_file.seed_of(challenge, 32))
     if challenge and not command and train.get("seed") not in seeds:
         yield "its seed is not the one that its challenge gives"
-    if challenge and challenge.rpartition(":")[2] != told["signing"]["keyid"]:
+    if challenge and challenge.rpartition(":")[2] != predicate["signing"]["keyid"]:
         yield "its challenge was given to another key than its receipt names"
 
 
-def weaknesses(folder: RunFolder, plan: Json, told: Mapping[str, Any]) -> Iterator[str]:
+def weaknesses(folder: RunFolder, plan: Json, predicate: Mapping[str, Any]) -> Iterator[str]:
     """Yield what makes an honest run prove less than others: each is a warning, which `--strict` counts."""
     if has_own_keys(plan):
         yield "not checked: the size and speed of a model that only its changed trainer knows"
@@ -279,23 +281,25 @@ def weaknesses(folder: RunFolder, plan: Json, told: Mapping[str, Any]) -> Iterat
     if (challenge := train.get("challenge")) and train.get("seed") == recipe_file.seed_of(challenge, 32):
         yield "not checked: an older gpurun's seed has 32 bits, so a key that gives another run's seed can be found"
     first = next((event for event in events_of(folder.events) if isinstance(event, StartEvent)), None)
-    if first is not None and first.resumed_from and not told["asked"].get("continues"):
+    if first is not None and first.resumed_from and not predicate["asked"].get("continues"):
         yield f"not checked: its events begin at the resumed step {first.resumed_from}; what came before is not shown"
 
 
-def _step_problems(events: _Events, records: Sequence[Record], told: Mapping[str, Any], plan: Json) -> Iterator[str]:
+def _step_problems(
+    events: _Events, records: Sequence[Record], predicate: Mapping[str, Any], plan: Json
+) -> Iterator[str]:
     """Check that the events have each step that the trainer reports: the first, every `log_every` and the last.
 
     After the last reported step, lines may be lost with a machine; a run that is done lost none.
     """
     every = whole(plan.get("resolved", {}).get("train", {}).get("log_every"))
-    if not every or not events.starts or not events.losses.last or trainer_told(told).startswith("changed"):
+    if not every or not events.starts or not events.losses.last or stated_trainer(predicate).startswith("changed"):
         return  # A run without any loss claims nothing that steps could show; a replay finds that.
     begun = events.starts[0].resumed_from or 0
-    is_whole = told["training"]["outcome"] == "done" and not any(
+    is_whole = predicate["training"]["outcome"] == "done" and not any(
         incident.code == "log.left" for incident in all_typed(records, Incident)
     )
-    saved = [whole(file.get("step")) or 0 for file in told["checkpoint"]["files"] if is_whole]
+    saved = [whole(file.get("step")) or 0 for file in predicate["checkpoint"]["files"] if is_whole]
     last = min(max([events.losses.last, *saved]), MOST_STEPS - 1)
     due = [1] * (begun == 0 and last > 0) + [
         step for step in range(begun + 1, last + 1) if step > 1 and step % every == 0
@@ -305,7 +309,7 @@ def _step_problems(events: _Events, records: Sequence[Record], told: Mapping[str
         yield f"the events have no loss of step {missing[0]}{more}, which the trainer reports"
 
 
-def _size_problems(events: _Events, told: Mapping[str, Any], plan: Json) -> Iterator[str]:
+def _size_problems(events: _Events, predicate: Mapping[str, Any], plan: Json) -> Iterator[str]:
     """Check that the trained model, and the weights that came home, are as large as the recipe makes them."""
     counts = {start.parameters for start in events.starts if start.parameters is not None}
     if not counts or (model := _model_of(plan)) is None:
@@ -313,7 +317,7 @@ def _size_problems(events: _Events, told: Mapping[str, Any], plan: Json) -> Iter
     expected = schema.parameters_of(model, int(plan["data"]["vocab_size"]))
     for count in sorted(counts - {expected}):
         yield f"the events report {count:,} parameters, but the recipe's model has {expected:,}"
-    for file in told["checkpoint"]["files"]:
+    for file in predicate["checkpoint"]["files"]:
         if file["kind"] == "weights" and file["bytes"] < _BYTES * expected:
             yield f"{file['name']} has {file['bytes']:,} bytes, but {expected:,} parameters take {_BYTES * expected:,}"
 

@@ -69,7 +69,7 @@ _BILL_GAP_S = 600.0
 def is_rented(records: Sequence[Record]) -> bool:
     """Return whether a machine was requested and neither refused nor proven gone."""
     turns = _OVER | {Event.CREATE_INTENDED}
-    return next((one.event == Event.CREATE_INTENDED for one in reversed(records) if one.event in turns), False)
+    return next((record.event == Event.CREATE_INTENDED for record in reversed(records) if record.event in turns), False)
 
 
 def unended(records: Sequence[Record]) -> tuple[set[str], set[str]]:
@@ -212,7 +212,7 @@ def _bill_problems(bill: BillObserved, tokens: set[str]) -> Iterator[str]:
 
 
 def _price_rose(intent: CreateIntended, rental: Sequence[Record]) -> bool:
-    rates = [one.typed.instance.rate_micros_per_hour for one in rental if one.typed.instance]
+    rates = [record.typed.instance.rate_micros_per_hour for record in rental if record.typed.instance]
     return any(rate is not None and rate > intent.rate_micros_per_hour for rate in rates)
 
 
@@ -221,8 +221,8 @@ def _death_problems(record: Record, proof: DeathProven, rental: Sequence[Record]
     if proof.teardown not in _PROOF:
         yield f"{str(proof.teardown)!r} is not a proven end"
         return
-    asked = max(place for place, one in enumerate(rental) if one.event == Event.DESTROY_ASKED)
-    reads = [one.typed for one in rental[asked:] if isinstance(one.typed, DeathRead)]
+    asked = max(place for place, record in enumerate(rental) if record.event == Event.DESTROY_ASKED)
+    reads = [record.typed for record in rental[asked:] if isinstance(record.typed, DeathRead)]
     counted = reads[-proof.reads :] if proof.reads > 0 else []
     least_reads, least_s = _PROOF[proof.teardown]
     if len(counted) != proof.reads or proof.reads < least_reads:

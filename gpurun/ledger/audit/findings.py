@@ -50,20 +50,25 @@ class AuditRow:
         return self.measured_is is Figure.FLOOR
 
 
-def marks_of(told: Mapping[str, Any]) -> frozenset[str]:
+def marks_of(predicate: Mapping[str, Any]) -> frozenset[str]:
     """Return what only one honest receipt can have: "the rented machine runpod abc", "the events file SHA256".
 
     Events have the time of day to the millisecond. The log is not a mark, because two honest logs may be the same: a
     command's may have no times, and the trainer's are tenths of a second.
     """
-    machine, events = told["instance"], told["digests"]["events"]
+    machine, events = predicate["instance"], predicate["digests"]["events"]
     marks = {f"the events file {events['sha256']}"} if events["bytes"] else set()
-    if machine and machine["id"] and told["asked"]["mode"] == "paid" and told["teardown"]["is"] != "user_operated":
+    if (
+        machine
+        and machine["id"]
+        and predicate["asked"]["mode"] == "paid"
+        and predicate["teardown"]["is"] != "user_operated"
+    ):
         marks.add(f"the rented machine {machine['provider']} {machine['id']}")
     return frozenset(marks)
 
 
-def told_twice(rows: Sequence[AuditRow]) -> tuple[AuditRow, ...]:
+def mark_shared_facts(rows: Sequence[AuditRow]) -> tuple[AuditRow, ...]:
     """Return the rows, with a problem where two receipts have what only one can have: a rental, or events."""
     owners: dict[str, list[str]] = {}
     for row in rows:

@@ -100,7 +100,7 @@ def _broken_line(line: Json, rental: AuditedRental) -> Iterator[str]:
     rate, unit_s = line["rate_micros_per_hour"], line["billing_unit_s"]
     rises = list(rental.rises_from(rate))
     risen = line.get("price_rose", [])
-    rates = [one["rate_micros_per_hour"] for one in risen]
+    rates = [fact["rate_micros_per_hour"] for fact in risen]
     longest = [seconds - float(rise.at) for rise in rises]  # Each price rose before its incident was recorded.
     if rates != [rise.rate for rise in rises] or any(
         not max(0.0, least_s) <= one["billable_s"] + 0.001 <= seconds + 0.002
@@ -108,25 +108,25 @@ def _broken_line(line: Json, rental: AuditedRental) -> Iterator[str]:
     ):
         yield "price_rose"
         return
-    extras, known = line.get("extras", []), [(one["id"], one["ended"]) for one in facts.get("extras", [])]
-    if [(one["id"], one["ended"]) for one in extras] != known or any(
-        one["micros"] != rental.lasting(rate, one["billable_s"]) for one in extras
+    extras, known = line.get("extras", []), [(extra["id"], extra["ended"]) for extra in facts.get("extras", [])]
+    if [(extra["id"], extra["ended"]) for extra in extras] != known or any(
+        extra["micros"] != rental.lasting(rate, extra["billable_s"]) for extra in extras
     ):
         yield "extras"
-    dearer = [cost_of(rise.more, one["billable_s"], unit_s) for rise, one in zip(rises, risen, strict=True)]
+    dearer = [cost_of(rise.more, fact["billable_s"], unit_s) for rise, fact in zip(rises, risen, strict=True)]
     own = total(rental.lasting(rate, seconds), *dearer)
-    beside = total(*(Micros(one["micros"]) for one in extras))
+    beside = total(*(Micros(extra["micros"]) for extra in extras))
     if micros not in {total(times(total(own, once), line["machines"]), beside) for once in _once(rental, seconds)}:
         yield "micros"
 
 
 def _once(rental: AuditedRental, seconds: float) -> set[Micros]:
     """Return what may be charged for the data that left the machine: as counted, as planned, or nothing."""
-    sent = [one.egress_micros for one in all_typed(rental.records, CollectObserved)]
-    counted = [one for one in sent if one is not None]
+    sent = [collected.egress_micros for collected in all_typed(rental.records, CollectObserved)]
+    counted = [count for count in sent if count is not None]
     planned = rental.intent.egress_micros
     may_be = {counted[-1], max(counted[-1], planned)} if counted else {planned, 0}
-    return {Micros(one) for one in may_be} if seconds else {Micros(0)}
+    return {Micros(amount) for amount in may_be} if seconds else {Micros(0)}
 
 
 def _seen(rental: AuditedRental) -> tuple[float, float]:
@@ -141,4 +141,4 @@ def _seen(rental: AuditedRental) -> tuple[float, float]:
 
 def _sum(seconds: Any) -> float:
     """Add seconds as they are written, to the millisecond."""
-    return float(sum((Decimal(str(one)) for one in seconds), Decimal(0)))
+    return float(sum((Decimal(str(part_s)) for part_s in seconds), Decimal(0)))

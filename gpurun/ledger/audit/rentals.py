@@ -42,7 +42,7 @@ T = TypeVar("T", bound=JournalEvent)
 
 def lines_with(records: Sequence[Record], kind: type[T]) -> list[tuple[Record, T]]:
     """Return the lines of an event class, each with its parsed content."""
-    return [(one, one.typed) for one in records if isinstance(one.typed, kind)]
+    return [(record, record.typed) for record in records if isinstance(record.typed, kind)]
 
 
 def _exactly(seconds: float) -> Decimal:
@@ -71,7 +71,7 @@ class Passed:
 
     def __init__(self, records: Sequence[Record]) -> None:
         sums = accumulate((passed(*both) for both in pairwise(records)), initial=_NONE)
-        self._at = dict(zip((one.seq for one in records), sums, strict=False))
+        self._at = dict(zip((record.seq for record in records), sums, strict=False))
 
     def between(self, first: Record, last: Record) -> Decimal:
         """Return the seconds from one line to another, over those between, rounded up to a millisecond."""
@@ -103,7 +103,7 @@ class AuditedRental:
     @cached_property
     def end(self) -> str:
         """Return how it ended: "refused", a proven teardown, or "not_proven"."""
-        if any(one.event is Event.CREATE_REFUSED for one in self.records):
+        if any(record.event is Event.CREATE_REFUSED for record in self.records):
             return "refused"
         proof = last_typed(self.records, DeathProven)
         return str(proof.teardown) if proof else "not_proven"
@@ -129,17 +129,19 @@ class AuditedRental:
     def starts(self) -> list[Decimal]:
         """Return after how many seconds its machine started, for every line with its provider's word on that."""
         starts = []
-        for one in self.records:
-            machine = one.typed.instance
-            if machine is not None and machine.started_wall is not None and one.seq <= self._paid_until.seq:
-                ago = _milli(max(_NONE, _exactly(one.wall) - _exactly(machine.started_wall)) + _STAMPS)
-                starts.append(max(_NONE, self._at(one) - ago))
+        for record in self.records:
+            machine = record.typed.instance
+            if machine is not None and machine.started_wall is not None and record.seq <= self._paid_until.seq:
+                ago = _milli(max(_NONE, _exactly(record.wall) - _exactly(machine.started_wall)) + _STAMPS)
+                starts.append(max(_NONE, self._at(record) - ago))
         return starts
 
     @cached_property
     def lives(self) -> list[Decimal]:
         """Return after how many seconds each sign of life came, before the line up to which it was paid."""
-        return [self._at(one) for one in self.records if one.seq < self._paid_until.seq and self._lives(one)]
+        return [
+            self._at(record) for record in self.records if record.seq < self._paid_until.seq and self._lives(record)
+        ]
 
     @cached_property
     def facts(self) -> Json:
@@ -150,18 +152,18 @@ class AuditedRental:
             so_long = float(max(_NONE, Decimal(str(seconds)) - rise.since))
             rises.append({"rate_micros_per_hour": rise.rate, "billable_s": so_long})
             dearer = total(dearer, cost_of(rise.more, so_long, self.intent.billing_unit_s))
-        doubles = [one for one in all_typed(self.records, Incident) if one.code == "create.duplicate"]
-        machines = 1 + sum(not one.id for one in doubles)
-        extras = [{**one, "micros": self.lasting(self.rate, one["billable_s"])} for one in self._extras()]
+        doubles = [incident for incident in all_typed(self.records, Incident) if incident.code == "create.duplicate"]
+        machines = 1 + sum(not double.id for double in doubles)
+        extras = [{**extra, "micros": self.lasting(self.rate, extra["billable_s"])} for extra in self._extras()]
         once = self._egress() if seconds else Micros(0)
         own = times(total(self.lasting(self.rate, seconds), dearer, once), machines)
-        is_proven = any(one.event is Event.DEATH_PROVEN for one in self.records)
+        is_proven = any(record.event is Event.DEATH_PROVEN for record in self.records)
         optional = {"end_is": end_is if is_proven else None, "extras": extras, "price_rose": rises}
         return {
             "machines": machines,
             "billable_s": seconds,
             "rate_micros_per_hour": self.rate,
-            "micros": total(own, *(one["micros"] for one in extras)),
+            "micros": total(own, *(extra["micros"] for extra in extras)),
             "end": self.end,
             **{key: value for key, value in optional.items() if value},
         }
@@ -179,10 +181,10 @@ class AuditedRental:
         if end_is in ("provider-reported", "the provider's bill"):
             certain.append(Decimal(str(seconds)) - (_STAMPS if end_is == "provider-reported" else _NONE))
         until, read = self._paid_until.seq, self._paid_until.typed
-        lines = [one.seq for one in self.records if one.seq < until and self._lives(one)]
+        lines = [record.seq for record in self.records if record.seq < until and self._lives(record)]
         if lines and not self.intent.lease.queue_s:
             sums = accumulate((least_passed(*both) for both in pairwise(self.records)), initial=_NONE)
-            at = dict(zip((one.seq for one in self.records), sums, strict=True))
+            at = dict(zip((record.seq for record in self.records), sums, strict=True))
             runs = [at[lines[-1] - 1]]  # What a line shows happened after the line before.
             if isinstance(read, DeathRead) and read.up_s_ago is not None:
                 runs.append(at[until - 1] - _exactly(read.up_s_ago))
@@ -198,7 +200,7 @@ class AuditedRental:
         """Return the cost of so many seconds at a price, with what is paid for beside the machine."""
         paid_s = max(seconds, self.intent.least_billed_s) if seconds else 0.0
         rates = (rate, self.intent.beside_micros_per_hour)
-        return total(*(cost_of(Micros(one), paid_s, self.intent.billing_unit_s) for one in rates))
+        return total(*(cost_of(Micros(price), paid_s, self.intent.billing_unit_s) for price in rates))
 
     def rises_from(self, rate: int) -> Iterator[RecordedRise]:
         """Yield each price that rose above the one before."""
@@ -211,7 +213,7 @@ class AuditedRental:
 
     @cached_property
     def _answers(self) -> list[SeenMachine]:
-        return [one.typed.instance for one in self.records if one.typed.instance is not None]
+        return [record.typed.instance for record in self.records if record.typed.instance is not None]
 
     def _at(self, line: Record) -> Decimal:
         """Return after how many seconds of the rental a line was written."""
@@ -224,7 +226,7 @@ class AuditedRental:
         if not proofs:
             return self.records[-1]
         line, proof = proofs[-1]
-        reads = [one for one in lines_with(self.records, DeathRead) if one[0].seq < line.seq]
+        reads = [pair for pair in lines_with(self.records, DeathRead) if pair[0].seq < line.seq]
         counted = reads[max(0, len(reads) - max(1, proof.reads)) :]
         return counted[0][0] if counted and counted[0][1].tells_life else line
 
@@ -240,7 +242,7 @@ class AuditedRental:
         agos = (read.alive_s_ago, read.up_s_ago)
         alive, up = (max(seen) if ago is None else max(*seen, longest - _milli(_exactly(ago))) for ago in agos)
         since = self._gone_since()
-        births = [_exactly(one.created_wall) for one in self._answers if one.created_wall is not None]
+        births = [_exactly(answer.created_wall) for answer in self._answers if answer.created_wall is not None]
         lived = _exactly(read.ended_wall) - min(births) if births and read.ended_wall is not None else None
         is_denied = lived is not None and not intent.lease.queue_s and since < _milli(lived) - _STAMPS
         absent = since if since >= alive and not is_denied else longest
@@ -287,13 +289,13 @@ class AuditedRental:
     def _gone_since(self) -> Decimal:
         """Return when the readings that show it gone begin, unbroken up to the one that ends the paid time."""
         since = until = None
-        for one in self.records:
-            if one.seq > self._paid_until.seq:
+        for record in self.records:
+            if record.seq > self._paid_until.seq:
                 break
-            if self._lives(one):
+            if self._lives(record):
                 since = None
-            elif isinstance(read := one.typed, DeathRead | MachineGone):
-                at = self._at(one)
+            elif isinstance(read := record.typed, DeathRead | MachineGone):
+                at = self._at(record)
                 begun = at - _milli(_exactly(read.gone_s_ago or 0))
                 is_on = since is not None and until is not None and begun - until <= _WATCHED
                 since, until = (min(since, begun) if is_on and since is not None else begun), at
@@ -315,7 +317,7 @@ class AuditedRental:
         """Return what is charged for all data that left the machine; nothing if it never answered."""
         planned, collected = self.intent.egress_micros, last_typed(self.records, CollectObserved)
         if collected is None:
-            return Micros(planned if any(one.event is Event.READY_OBSERVED for one in self.records) else 0)
+            return Micros(planned if any(record.event is Event.READY_OBSERVED for record in self.records) else 0)
         sent = planned if collected.egress_micros is None else collected.egress_micros
         return Micros(max(sent, planned if self.intent.sends_itself else 0))
 
@@ -349,7 +351,7 @@ def _is_new(records: Sequence[Record]) -> bool:
 
 def split_rentals(records: Sequence[Record]) -> list[AuditedRental]:
     """Return one rental for each machine that was requested, beginning at the record of its request."""
-    begins = [place for place, one in enumerate(records) if one.event is Event.CREATE_INTENDED]
+    begins = [place for place, record in enumerate(records) if record.event is Event.CREATE_INTENDED]
     clock = Passed(records)
     return [AuditedRental(records[start:end], records, clock) for start, end in pairwise([*begins, len(records)])]
 
@@ -368,8 +370,10 @@ def is_more_than_journal_tells(records: Sequence[Record]) -> bool:
     """Return whether more was paid than the journal shows: for a machine that came late, or something beside one."""
     tokens = {intent.token for intent in all_typed(records, CreateIntended)} if _is_new(records) else set()
     incidents = list(all_typed(records, Incident))
-    late = any(one.code == "create.late" and not (one.id and one.token in tokens) for one in incidents)
-    return late or any(one.code == "leftover" and one.billed for one in incidents)
+    late = any(
+        incident.code == "create.late" and not (incident.id and incident.token in tokens) for incident in incidents
+    )
+    return late or any(incident.code == "leftover" and incident.billed for incident in incidents)
 
 
 def money_and_death(records: Sequence[Record]) -> Json:
@@ -381,16 +385,18 @@ def money_and_death(records: Sequence[Record]) -> Json:
         return {"runtime": {"billable_s": None}, "cost": cost, "teardown": {"is": "user_operated", "evidence": []}}
     facts = [rental.facts for rental in rentals]
     is_live = is_more_than_journal_tells(records) or any(rental.is_open for rental in rentals)
-    spent = None if is_live else total(*(one["micros"] for one in facts))
+    spent = None if is_live else total(*(fact["micros"] for fact in facts))
     unseen = ("unseen", "its own timer")
-    is_unseen = any(one.get("extras") or (one["rate_micros_per_hour"] and one.get("end_is") in unseen) for one in facts)
+    is_unseen = any(
+        fact.get("extras") or (fact["rate_micros_per_hour"] and fact.get("end_is") in unseen) for fact in facts
+    )
     is_unseen = is_unseen or any(rental.has_limit for rental in rentals if rental.end != "refused")
-    by_bill = any(one["rate_micros_per_hour"] and one.get("end_is") == "the provider's bill" for one in facts)
+    by_bill = any(fact["rate_micros_per_hour"] and fact.get("end_is") == "the provider's bill" for fact in facts)
     figure = "bound" if is_unseen else "billed" if by_bill else "measured"
-    paid = [one for one in rentals if one.end != "refused" and (one.rate or one.facts.get("extras"))]
-    bills = [one.bill for one in paid if one.bill is not None and not one.facts.get("extras")]
+    paid = [rental for rental in rentals if rental.end != "refused" and (rental.rate or rental.facts.get("extras"))]
+    bills = [rental.bill for rental in paid if rental.bill is not None and not rental.facts.get("extras")]
     has_bill = bool(paid) and not is_live and len(bills) == len(paid)
-    billable = sum((Decimal(str(one["billable_s"])) for one in facts), _NONE)
+    billable = sum((Decimal(str(fact["billable_s"])) for fact in facts), _NONE)
     if cap is None or spent is None or left_of(cap, spent) >= 0:
         kept = None if cap is None or spent is None else True
     elif (opened.rules or 1) < CAP_BROKEN_WHERE_SEEN:  # By these rules any cost over it broke it, except a bound.

@@ -46,31 +46,34 @@ def check_shutdown(
     with finding(faults.append, "shutdown.json cannot be followed"):
         envelope = parse_object(read_regular(path))
         payload = payload_of(envelope)
-        told = parse_object(payload)
-        if canonical(told) != payload:
+        confirmation = parse_object(payload)
+        if canonical(confirmation) != payload:
             raise Malformed("it is not in canonical form")
-        unlike = _unlike(told, statement["predicate"], folder.name, receipt_sha256)
-        keyid, signers = told["predicate"]["signing"]["keyid"], [one["keyid"] for one in envelope["signatures"]]
+        unlike = _unlike(confirmation, statement["predicate"], folder.name, receipt_sha256)
+        keyid, signers = (
+            confirmation["predicate"]["signing"]["keyid"],
+            [signature["keyid"] for signature in envelope["signatures"]],
+        )
         signature = verify(envelope, keys) if signers == ([keyid] if keyid else []) else Signature.BAD
     if faults:
         return Shutdown("yours to end", problem=faults[0])
     if unlike:
         return Shutdown("yours to end", problem=f"shutdown.json does not follow from the run: {', '.join(unlike)}")
     if signature is Signature.UNSIGNED:
-        return Shutdown(_WORDS[told["predicate"]["verdict"]], unsigned="shutdown.json is unsigned")
+        return Shutdown(_WORDS[confirmation["predicate"]["verdict"]], unsigned="shutdown.json is unsigned")
     if signature is not Signature.OK:
         return Shutdown("yours to end", problem=f"the signature of shutdown.json is not valid ({signature})")
-    return Shutdown(_WORDS[told["predicate"]["verdict"]])
+    return Shutdown(_WORDS[confirmation["predicate"]["verdict"]])
 
 
-def _unlike(told: Json, receipt: Json, run: str, receipt_sha256: str) -> list[str]:
+def _unlike(confirmation: Json, receipt: Json, run: str, receipt_sha256: str) -> list[str]:
     """Return every part that differs from what the receipt and the checks of the box give."""
-    predicate = told["predicate"]
+    predicate = confirmation["predicate"]
     tries = predicate["checked"]["tries"]
-    is_seen = {one["seen"] for one in tries} <= _QUIET and tries[-1]["at_s"] - tries[0]["at_s"] >= _SPAN_S
+    is_seen = {attempt["seen"] for attempt in tries} <= _QUIET and tries[-1]["at_s"] - tries[0]["at_s"] >= _SPAN_S
     expected: dict[str, Any] = {
-        "type": (told["predicateType"], _TYPE),
-        "subject": (told["subject"], [{"name": f"{run}/receipt.json", "digest": {"sha256": receipt_sha256}}]),
+        "type": (confirmation["predicateType"], _TYPE),
+        "subject": (confirmation["subject"], [{"name": f"{run}/receipt.json", "digest": {"sha256": receipt_sha256}}]),
         "run": (predicate["run"], run),
         "box": (predicate["box"], (receipt["instance"] or {}).get("type")),
         "verdict": (predicate["verdict"], "stated by the user" if predicate["words"] else "confirmed"),

@@ -85,7 +85,7 @@ def _is_linked(raw: list[bytes]) -> bool:
     """Return whether every line of a journal is JSON and names the digest of the one before it."""
     befores = [GENESIS, *(hashlib.sha256(line).hexdigest() for line in raw)]
     written = [_canonical_object(line) for line in raw]
-    return all(line is not None and line.get("prev") == one for line, one in zip(written, befores, strict=False))
+    return all(line is not None and line.get("prev") == before for line, before in zip(written, befores, strict=False))
 
 
 def _is_sealed(record: Json) -> bool:

@@ -271,20 +271,20 @@ class BackgroundDownload:
         self._inventory = Inventory(folder)
         self._budget = budget
         self._clock = clock
-        self._told, self._over = threading.Event(), threading.Event()
+        self._has_news, self._over = threading.Event(), threading.Event()
         self._listing_s = 0.0
         self._thread = threading.Thread(target=self._work, daemon=True)
 
     def __enter__(self) -> BackgroundDownload:
         if self._far is not None:
             if os.path.exists(self._inventory.folder.events):  # An earlier supervisor may have left a file half done.
-                self._told.set()
+                self._has_news.set()
             self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._over.set()
-        self._told.set()
+        self._has_news.set()
         if self._far is not None:
             self._far.close()  # This wakes a fetch that has stalled.
             self._thread.join(JOIN_S)  # One that waits on a dead line is left: it could only write the same bytes.
@@ -293,16 +293,16 @@ class BackgroundDownload:
     def look(self, events: Iterable[TrainerEvent]) -> None:
         """Take in the trainer's events since the last look."""
         if any(isinstance(event, CheckpointEvent) or event.kind == "output" for event in events):
-            self._told.set()
+            self._has_news.set()
 
     def _work(self) -> None:
         assert self._far is not None
         wait_s: float | None = None
         while not self._over.is_set():
-            self._told.wait(wait_s)
+            self._has_news.wait(wait_s)
             if self._listing_s > QUICK_S:  # A slow list is not requested again at once.
                 self._over.wait(REST * self._listing_s)
-            self._told.clear()
+            self._has_news.clear()
             try:
                 if not self._over.is_set():
                     self.bring(self._far)

@@ -56,7 +56,7 @@ LISTED = 1000
 """Up to this many files are listed in the record itself."""
 
 
-def told_files(folder: RunFolder, files: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> dict[str, Any]:
+def file_fields(folder: RunFolder, files: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> dict[str, Any]:
     """Return a record's fields about which files are here and which are missing; a long list goes to a file first.
 
     OSError if this disk does not take the list.
@@ -266,7 +266,7 @@ class Inventory:
         found = self.counted(records)
         if found["files"]:
             yield SalvageIntended(folder="")
-            fields = {**found, **told_files(self.folder, found["files"], found["missing"])}
+            fields = {**found, **file_fields(self.folder, found["files"], found["missing"])}
             yield SalvageObserved(**fields, seconds=0.0, brought=0)
 
     def count_all_legs(self) -> Iterator[JournalEvent]:
@@ -276,7 +276,7 @@ class Inventory:
         is_after_all = records[-1].event is Event.SALVAGE_OBSERVED
         if is_after_all and intended is not None and not intended.folder:
             return
-        every = [one.typed for one in records if isinstance(one.typed, FilesBrought)]
+        every = [record.typed for record in records if isinstance(record.typed, FilesBrought)]
         files: dict[str, Mapping[str, Any]] = {}
         for brought in every:
             with suppress(ValueError):
@@ -289,12 +289,14 @@ class Inventory:
         missing = [name for name in (last.missing if last else ()) if name not in names]
         if not here and not missing:
             return
-        bests = [one.best for one in every if isinstance(one.best, dict)]
+        bests = [listing.best for listing in every if isinstance(listing.best, dict)]
         yield SalvageIntended(folder="")
         yield SalvageObserved(
-            **told_files(self.folder, here, missing),
-            latest=max((one.latest for one in every if one.latest in steps), default=last.latest if last else None),
-            best=min(bests, key=lambda one: float(one["val_loss"]), default=None),
+            **file_fields(self.folder, here, missing),
+            latest=max(
+                (listing.latest for listing in every if listing.latest in steps), default=last.latest if last else None
+            ),
+            best=min(bests, key=lambda best: float(best["val_loss"]), default=None),
             seconds=0.0,
             brought=0,
         )

@@ -207,7 +207,7 @@ class Outage:
         self._state, self._context = state, context
         self._tried_mono = context.clock.monotonic()
         self._silent_s = self._counted_s = 0.0
-        self._is_told = False
+        self._is_reported = False
         self.words = ""
 
     @property
@@ -242,19 +242,19 @@ class Outage:
         self.words = (
             f"{machine} has not answered since {utc(since_wall)[11:16]} UTC; {self._context.provider.name} {says}"
         )
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_reported:
+            self._is_reported = True
             message = f"{self.words}{costs}. The last try: {lost.what.rstrip('.')}"
             message += f". {lost.hint.rstrip('.')}" if needs_person else ""
             yield Incident(code=SILENT, message=message, since_wall=round(since_wall, 3))
 
     def ends(self) -> Iterator[Note]:
         """Note that it has answered."""
-        if self._is_told:
+        if self._is_reported:
             message = f"the machine answers again, after {format_duration(self._silent_s)}"
             yield Incident(code=HEARD, message=message)
         self._tried_mono, self._silent_s, self._counted_s = self._context.clock.monotonic(), 0.0, 0.0
-        self._is_told = False
+        self._is_reported = False
 
 
 class IdleSoon:
@@ -262,19 +262,19 @@ class IdleSoon:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._is_told = False
+        self._is_reported = False
 
     def hear(self, status: Status) -> Iterator[Note]:
         """Take in the agent's status; record what has changed."""
         is_soon = status.state == "running" and status.idle_at_wall is not None
-        if is_soon and not self._is_told:
+        if is_soon and not self._is_reported:
             left_s = max(0.0, (status.idle_at_wall or 0.0) - status.wall)
             idle = format_duration(limits_of(self._context.plan.choices)["idle"])
             what = f"the dev box is not used and ends in {format_duration(left_s)}, after {idle} without use (--idle)"
             yield Incident(code=IDLE_SOON, message=f"{what}; a key in one of its terminals keeps it")
-        elif self._is_told and not is_soon and status.state == "running":
+        elif self._is_reported and not is_soon and status.state == "running":
             yield Incident(code=IDLE_OVER, message="the dev box is used again")
-        self._is_told = is_soon
+        self._is_reported = is_soon
 
 
 class Silence:

@@ -51,7 +51,7 @@ class Monitor:
         self._readings: dict[str, list[InstanceReading]] = {}
         self._price_wall: float | None = None
         self._said = ""
-        self._told_wall = float("inf")
+        self._sent_wall = float("inf")
 
     def is_due(self, now_mono: float) -> bool:
         """Return whether a turn would do anything now."""
@@ -93,10 +93,10 @@ class Monitor:
         own = state.instance.id if state.instance is not None else ""
         for name in dict.fromkeys(attempt.provider for attempt in state.asked.values() if attempt.answer != "refused"):
             provider = context.provider_named(name)
-            for one in self._extras(provider, state, own, seen):
-                listed.add(one.id)
-                if one.id not in state.extras and (one.id in self._listed or _is_there(provider, one)):
-                    seen.alive.append(one)
+            for second in self._extras(provider, state, own, seen):
+                listed.add(second.id)
+                if second.id not in state.extras and (second.id in self._listed or _is_there(provider, second)):
+                    seen.alive.append(second)
             for extra, token in state.late.items():
                 is_theirs = token in state.asked and state.asked[token].provider == name
                 if is_theirs and self._is_ended(provider, extra, token, own, context):
@@ -110,7 +110,7 @@ class Monitor:
 
     def _extras(self, provider: Provider, state: RunState, own: str, seen: _Seen) -> list[Instance]:
         """Return the living machines with the run's tokens, except its own and one that may still become that."""
-        tokens = {one.token for one in state.asked.values()} - (set() if own else {state.token})
+        tokens = {attempt.token for attempt in state.asked.values()} - (set() if own else {state.token})
         try:
             found = self._list(provider, state)
         except Unknown as error:
@@ -118,13 +118,15 @@ class Monitor:
             found = list(error.found)
         except SetupError:
             return []
-        alive = [one for one in found if one.state is not InstanceState.GONE and one.token in tokens]
-        return [one for one in alive if one.id != own]
+        alive = [
+            instance for instance in found if instance.state is not InstanceState.GONE and instance.token in tokens
+        ]
+        return [instance for instance in alive if instance.id != own]
 
     def _list(self, provider: Provider, state: RunState) -> list[Instance]:
         """Return all of gpurun's machines in one request; if regions answer separately, only in those used."""
         if isinstance(provider, FindsInRegions):
-            asked = [one.region for one in state.asked.values() if one.provider == provider.name]
+            asked = [attempt.region for attempt in state.asked.values() if attempt.provider == provider.name]
             return provider.find_in(tuple(dict.fromkeys(asked)))
         return provider.find(None)
 
@@ -167,15 +169,15 @@ class Monitor:
             return
         soft_s, hard_s = stops_of(state, context)
         there_wall = context.clock.wall() + state.clock_ahead_s
-        told_wall = min(self._told_wall, state.hard_stop_wall)
-        if there_wall + hard_s > told_wall - _CHANGED_S:
+        sent_wall = min(self._sent_wall, state.hard_stop_wall)
+        if there_wall + hard_s > sent_wall - _CHANGED_S:
             return
         with suppress(MachineLost, FarRefusal, GpurunError):  # The next look tries again.
             context.reach(get_instance(state)).shorten(there_wall + soft_s, there_wall + hard_s)
             if folder := context.timer_of(state):
                 ends_wall = there_wall + context.seconds_left(state) + context.plan.lease.destroy_s
                 context.reach(get_instance(state)).end(folder, ends_wall)
-            self._told_wall = there_wall + hard_s
+            self._sent_wall = there_wall + hard_s
 
 
 def _is_there(provider: Provider, listed: Instance) -> bool:

@@ -128,4 +128,4 @@ def proof_of(provider: Provider, identifier: str, readings: list[InstanceReading
 
 def living(found: Sequence[Instance], token: str) -> list[Instance]:
     """Return those that carry exactly this token, whatever the provider's own search matched, and are not gone."""
-    return [one for one in found if one.token == token and one.state is not InstanceState.GONE]
+    return [instance for instance in found if instance.token == token and instance.state is not InstanceState.GONE]

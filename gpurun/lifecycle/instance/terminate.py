@@ -271,7 +271,7 @@ def _ask(provider: Provider, identifier: str, token: str, begin: Begin, row: Gon
         ask(identifier)
     found, trouble = waited(listing)
     unclear += trouble
-    for name in sorted({one.id for one in found} - {identifier}):
+    for name in sorted({instance.id for instance in found} - {identifier}):
         ask(name)
     words = f"asked {', '.join(asked) or 'no machine: none carries the token'}"
     return _Answer(
@@ -311,7 +311,7 @@ def is_other_account(provider: Provider, account: str, token: str) -> bool:
     """
     if not account or not isinstance(provider, HasAccounts) or provider.account_mark() == account:
         return False
-    return not any(one.token == token for one in provider.find(token))
+    return not any(instance.token == token for instance in provider.find(token))
 
 
 def demand_account(provider: Provider, state: RunState, *, same_account: bool = False) -> None:

@@ -28,7 +28,7 @@ from gpurun.planning.verify_machine import (
     check_imports,
     check_made,
     check_nodes,
-    is_told_otherwise,
+    is_reported_otherwise,
     login_warnings,
     not_passed,
     on_record,
@@ -193,7 +193,7 @@ def _once_it_answers(
             instance = row.read(context.provider, born.id)
             is_down = instance.state is InstanceState.STOPPED and not context.plan.lease.queue_s
             stopped_mono = min(stopped_mono, context.clock.monotonic()) if is_down else inf
-            if is_told_otherwise(instance, born, context.plan):
+            if is_reported_otherwise(instance, born, context.plan):
                 # Record it first: the receipt counts what was reported, and the next look at the journal refuses it.
                 yield CreateObserved(token=state.token, instance=SeenMachine.of(instance), adopted=False)
                 return None

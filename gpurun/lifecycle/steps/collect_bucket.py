@@ -10,7 +10,7 @@ from gpurun.core.errors import GpurunError
 from gpurun.core.journal_events import Incident, Json, SalvageIntended, SalvageObserved
 from gpurun.core.journal_records import RunState
 from gpurun.ledger.journal import read_journal
-from gpurun.lifecycle.artifacts.inventory import Inventory, newest, spare, told_files
+from gpurun.lifecycle.artifacts.inventory import Inventory, file_fields, newest, spare
 from gpurun.lifecycle.artifacts.on_demand import Salvaged, bring_pushed
 from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.instance.job_folder import bring_home
@@ -55,14 +55,14 @@ def _at_home(found: Salvaged, inventory: Inventory) -> Json:
     named = {*found.left_out, *(file.name for file in found.manifest.files)}
     is_newer = (found.manifest.latest or -1) >= (before["latest"] or 0)  # Then files it lacks were replaced.
     lost = (name for name in before["missing"] if name in named or not is_newer)
-    unlisted = (f"outputs/{one['name']}" for one in (before.get("unpublished") or {}).get("first", ()))
+    unlisted = (f"outputs/{output['name']}" for output in (before.get("unpublished") or {}).get("first", ()))
     missing = {*lost, *found.missing, *found.left_out, *unlisted} - files.keys()
-    if all(one.name in files for one in newest(found.manifest)):  # Then the checkpoint before the latest is not needed.
-        missing -= {one.name for one in spare(found.manifest)}
+    if all(file.name in files for file in newest(found.manifest)):  # Then the one before the latest is not needed.
+        missing -= {file.name for file in spare(found.manifest)}
     steps = [step for step in (before["latest"], found.manifest.latest) if step is not None]
     bests = [before["best"], found.manifest.best.model_dump(mode="json") if found.manifest.best else None]
     return {
-        **told_files(inventory.folder, [files[name] for name in sorted(files)], sorted(missing)),
+        **file_fields(inventory.folder, [files[name] for name in sorted(files)], sorted(missing)),
         "latest": max(steps, default=None),  # Either list may be the newer one.
-        "best": min((one for one in bests if one), key=lambda one: float(one["val_loss"]), default=None),
+        "best": min((best for best in bests if best), key=lambda best: float(best["val_loss"]), default=None),
     }

@@ -11,7 +11,7 @@ from gpurun.core.journal_events import CollectIntended, CollectObserved, Inciden
 from gpurun.core.journal_records import RunState
 from gpurun.core.transfer_progress import moving
 from gpurun.lifecycle.artifacts.downloader import Downloader
-from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, newest, spare, told_files, wanted
+from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, file_fields, newest, spare, wanted
 from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.instance.job_folder import folder_way
@@ -65,7 +65,7 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
     files = [file.as_json() for file in downloads.here.values()]
     missing = [*downloads.missing, *(name for name in lost if name not in downloads.missing)]
     yield CollectObserved(
-        **told_files(context.folder, files, missing),
+        **file_fields(context.folder, files, missing),
         latest=manifest.latest,
         best=manifest.best.model_dump(mode="json") if manifest.best else None,
         seconds=round(context.clock.monotonic() - started, 3),

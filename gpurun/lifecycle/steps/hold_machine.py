@@ -15,7 +15,7 @@ from gpurun.core.journal_events import CollectObserved, HoldIntended, HoldObserv
 from gpurun.core.journal_records import RunState, last_typed
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.run_state import is_lacking
-from gpurun.lifecycle.artifacts.inventory import Inventory, told_files, wanted
+from gpurun.lifecycle.artifacts.inventory import Inventory, file_fields, wanted
 from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.remote.interface import MachineLost
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, ManifestFile
@@ -33,7 +33,7 @@ def hold(state: RunState, context: Context) -> Iterator[Note]:
     lacking = _Lacking.of(state, context)
     if state.held_at is None:
         left_s = max(0.0, min(state.hold_s, context.seconds_left(state) - MARGIN_S))
-        yield HoldIntended(until_wall=round(context.clock.wall() + left_s, 3), **lacking.told(state))
+        yield HoldIntended(until_wall=round(context.clock.wall() + left_s, 3), **lacking.fields(state))
     started_mono, call_mono, how = context.clock.monotonic(), float("-inf"), "over"
     while (left_s := context.hold_left_s(state)) > 0:
         context.raise_if_stopped(state)
@@ -98,7 +98,7 @@ class _Lacking:
         none_yet = CollectObserved(files=[], missing=[], latest=manifest.latest, best=best, seconds=0.0)
         return _Lacking(none_yet, files, tuple(file.name for file in files), self.inventory)
 
-    def told(self, state: RunState) -> Json:
+    def fields(self, state: RunState) -> Json:
         """Return what the hold is for, in figures and in words."""
         size = sum(file.bytes for file in self.files)
         count = max(len(self.names), int(state.unpublished.get("files", 0)))
@@ -127,4 +127,4 @@ class _Lacking:
             *(file.as_json() for file in self.files),
         ]
         rest = {key: value for key, value in collected.as_data().items() if key not in _OF_FILES}
-        return CollectObserved(**rest, **told_files(folder, files, []))
+        return CollectObserved(**rest, **file_fields(folder, files, []))

@@ -128,7 +128,7 @@ def pull_staged(state: RunState, context: Context, far: FarSide, pack: Pack, cam
         return
     if "zstd" not in (state.facts.get("codecs") or ("zstd",)):
         came.missing_bytes = sum(file.bytes for file in files)
-        yield _told("stage.no_zstd", "the machine has no zstd to unpack the staged files", files)
+        yield _note_of("stage.no_zstd", "the machine has no zstd to unpack the staged files", files)
         return
     bucket, lease = Bucket(parse_address(context.plan.choices.stage), context.clock, is_paid=True), context.plan.lease
     try:
@@ -146,9 +146,9 @@ def pull_staged(state: RunState, context: Context, far: FarSide, pack: Pack, cam
     except FarRefusal as refusal:
         if refusal.reason == "disk_full":
             raise
-        yield _told("stage.not_pulled", refusal.what.rstrip("."), _missing(files, came))
+        yield _note_of("stage.not_pulled", refusal.what.rstrip("."), _missing(files, came))
     except (SetupError, BucketLost, TrainingFailed) as error:  # If the machine is lost, SSH will show it.
-        yield _told("stage.not_pulled", f"{error.code}: {error.what.rstrip('.')}", _missing(files, came))
+        yield _note_of("stage.not_pulled", f"{error.code}: {error.what.rstrip('.')}", _missing(files, came))
     else:
         yield from _what_failed(files, came)
         yield from _forget_altered(bucket, files, came)
@@ -218,7 +218,7 @@ def _what_failed(files: Sequence[StagedFile], came: PullResult) -> Iterator[Note
     """Yield one note for each reason."""
     reasons = Counter((failure.code, failure.message) for failure in came.failed.values())
     for code, message in reasons:
-        yield _told(f"stage.{code}", message, [f for f in files if _is_failed(f, came, code, message)])
+        yield _note_of(f"stage.{code}", message, [f for f in files if _is_failed(f, came, code, message)])
 
 
 def _is_failed(file: StagedFile, came: PullResult, code: str, message: str) -> bool:
@@ -236,7 +236,7 @@ def _forget_altered(bucket: Bucket, files: Sequence[StagedFile], came: PullResul
             yield Incident(code="stage.kept", message=f"its index could not be removed: {error.what}")
 
 
-def _told(code: str, why: str, files: Sequence[StagedFile]) -> Note:
+def _note_of(code: str, why: str, files: Sequence[StagedFile]) -> Note:
     first, size = files[0], sum(file.bytes for file in files)
     what = first.name if len(files) == 1 else f"{first.name} and {len(files) - 1} more"
     message = f"{what} ({size:,} bytes) could not be pulled from the bucket: {why}; sent over SSH instead"

@@ -89,7 +89,7 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
 def _watch(
     state: RunState, context: Context, far: FarSide, background: BackgroundDownload, pushing: Pushing
 ) -> Iterator[Note]:
-    told_stop = ""
+    sent_stop = ""
     hearing, rating, tail = (
         Hearing(context),
         Rating(state, context),
@@ -100,8 +100,8 @@ def _watch(
     drain = Drain(context.folder, context.clock, context.collect_s, context.plan.job.home_bytes)
     while context.seconds_left(state) > _reserve_s(context):
         context.raise_if_stopped(state)
-        if told_stop != state.stop:
-            told_stop = _tell(far, state.stop)
+        if sent_stop != state.stop:
+            sent_stop = _tell(far, state.stop)
         hearing.ask()
         try:
             poll = tail.bring()
@@ -239,22 +239,22 @@ class Rating:
         plan = context.plan
         self._context = context
         self._meter = Meter(plan.job.resolved, 0 if plan.job.terms.has_model else plan.job.steps)
-        self._is_told = state.rated
+        self._is_reported = state.rated
         self._found: MeasuredSpeed | None = None
-        if not self._is_told:
+        if not self._is_reported:
             with suppress(OSError):  # Events from before a restart; without them, later ones give the rate.
                 for event in events_of(context.folder.events):
                     self._meter.take(event)
 
     def hear(self, new: Iterable[TrainerEvent]) -> None:
         """Take in the trainer's new events; of several measurements the last one counts."""
-        for event in () if self._is_told else new:
+        for event in () if self._is_reported else new:
             self._found = self._meter.take(event) or self._found
 
     def notes(self, state: RunState) -> Iterator[Note]:
         """Yield the one record of the rate, as soon as it is known."""
-        if self._found is not None and not self._is_told:
-            self._is_told = True
+        if self._found is not None and not self._is_reported:
+            self._is_reported = True
             yield verdict(self._found, state, self._context)
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpurun.providers.aws.wire import AwsClients, Told
+from gpurun.providers.aws.wire import AwsClients, AwsReply
 from gpurun.providers.base import Rejected
 
 PARAMETERS = "/aws/service/deeplearning/ami/x86_64/"
@@ -56,7 +56,7 @@ def choose_image(wire: AwsClients, region: str, named: str) -> Image:
     return Image(identifier, root, int(first.get("VolumeSize") or 0))
 
 
-def _billed_beside(image: Told, more_disks: Sequence[object]) -> str:
+def _billed_beside(image: AwsReply, more_disks: Sequence[object]) -> str:
     """Return why an image costs more than Linux on one disk, in words; "" if it does not."""
     system = str(image.get("PlatformDetails") or _LINUX)
     if system != _LINUX:

@@ -15,7 +15,7 @@ from gpurun.core.records import Instance, Order
 from gpurun.providers.aws.errors import judge_launch_refusal
 from gpurun.providers.aws.image import Image
 from gpurun.providers.aws.tags import client_token, make_tag_specifications
-from gpurun.providers.aws.wire import AwsClients, AwsRefused, Told
+from gpurun.providers.aws.wire import AwsClients, AwsRefused, AwsReply
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
 
 USER_DATA_LIMIT_BYTES = 16_384
@@ -45,7 +45,7 @@ def network_of(wire: AwsClients, region: str) -> Network:
 
 
 def launch(
-    wire: AwsClients, order: Order, image: Image, network: Network, group: str, made: Callable[[Told], Instance]
+    wire: AwsClients, order: Order, image: Image, network: Network, group: str, made: Callable[[AwsReply], Instance]
 ) -> Instance:
     """Launch an instance and return it, as `made` reads it from EC2's answer.
 
@@ -73,7 +73,7 @@ def launch(
     raise refused
 
 
-def _again(wire: AwsClients, region: str, request: dict[str, Any], made: Callable[[Told], Instance]) -> Instance:
+def _again(wire: AwsClients, region: str, request: dict[str, Any], made: Callable[[AwsReply], Instance]) -> Instance:
     """Repeat a request whose answer was lost; anything but the instance itself leaves the doubt."""
     try:
         return made(_the_one(_run(wire, region, request)))
@@ -140,7 +140,7 @@ def zones_selling(wire: AwsClients, region: str, types: list[str]) -> dict[str, 
     return zones
 
 
-def _run(wire: AwsClients, region: str, request: dict[str, Any]) -> Told:
+def _run(wire: AwsClients, region: str, request: dict[str, Any]) -> AwsReply:
     """Send a launch; repeat it, with the same key, while EC2 does not see the new firewall group yet."""
     for elapsed in ticks(wire.clock, _SETTLE_POLL_S, _SETTLE_S):
         try:
@@ -151,8 +151,8 @@ def _run(wire: AwsClients, region: str, request: dict[str, Any]) -> Told:
     raise Rejected(f"{region} does not see the firewall group that was made for this")
 
 
-def _the_one(answer: Told) -> Told:
-    found: list[Told] = answer.get("Instances") or [{}]
+def _the_one(answer: AwsReply) -> AwsReply:
+    found: list[AwsReply] = answer.get("Instances") or [{}]
     return found[0]
 
 

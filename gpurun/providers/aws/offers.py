@@ -13,7 +13,7 @@ from gpurun.core.money import Micros, usd
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.providers.aws.image import WITHOUT_DRIVER
 from gpurun.providers.aws.launch import zones_selling
-from gpurun.providers.aws.wire import AwsClients, AwsRefused, Told
+from gpurun.providers.aws.wire import AwsClients, AwsRefused, AwsReply
 from gpurun.providers.base import Rejected, Unknown
 
 PRICING_REGION = "us-east-1"
@@ -112,7 +112,7 @@ def _listed_price(wire: AwsClients, region: str, type_id: str) -> Micros | None:
     return max(prices, default=None)
 
 
-def _prices_in(product: Told) -> Iterator[Micros]:
+def _prices_in(product: AwsReply) -> Iterator[Micros]:
     """Yield every hourly on-demand price of one product; capacity blocks are another kind of sale."""
     if product["product"]["attributes"].get("marketoption", "OnDemand") != "OnDemand":
         return

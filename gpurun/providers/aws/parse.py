@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from gpurun.core.records import Address, Instance, InstanceState
 from gpurun.providers.aws.image import USER
 from gpurun.providers.aws.tags import by_client_token, by_tag, owner
-from gpurun.providers.aws.wire import AwsClients, AwsRefused, Told
+from gpurun.providers.aws.wire import AwsClients, AwsRefused, AwsReply
 from gpurun.providers.base import Rejected, Unknown
 
 _STATES = {
@@ -36,7 +36,7 @@ def split_instance_id(instance_id: str) -> tuple[str, str]:
     return named[1], named[2]
 
 
-def parse_ec2_instance(region: str, entry: Told) -> Instance:
+def parse_ec2_instance(region: str, entry: AwsReply) -> Instance:
     """Return one instance; Unknown if it has no id, because it may be any."""
     identifier = f"{region}/{entry.get('InstanceId')}"
     if not _ID.fullmatch(identifier):
@@ -62,7 +62,7 @@ def parse_ec2_instance(region: str, entry: Told) -> Instance:
     )
 
 
-def read_instance(wire: AwsClients, instance_id: str, parse: Callable[[str, Told], Instance]) -> Instance:
+def read_instance(wire: AwsClients, instance_id: str, parse: Callable[[str, AwsReply], Instance]) -> Instance:
     """Return one instance by its id, as `parse` reads it; GONE if its region says that there is none."""
     region, identifier = split_instance_id(instance_id)
     gone = Instance(id=instance_id, provider="aws", token="", run="", state=InstanceState.GONE, region=region)
@@ -90,7 +90,7 @@ def instances_in(wire: AwsClients, region: str, token: str | None) -> list[Insta
     return list(found.values())
 
 
-def _why(entry: Told) -> str:
+def _why(entry: AwsReply) -> str:
     """Return EC2's own reason for the state, such as a spot interruption."""
     words = str((entry.get("StateReason") or {}).get("Message") or "")
     if "SpotInstanceTermination" in words or "SpotInstanceShutdown" in words:
@@ -98,7 +98,7 @@ def _why(entry: Told) -> str:
     return words
 
 
-def _ended(entry: Told) -> float | None:
+def _ended(entry: AwsReply) -> float | None:
     """Return when it ended, from EC2's sentence: `User initiated (2026-11-20 12:00:00 GMT)`."""
     found = _ENDED.search(str(entry.get("StateTransitionReason") or ""))
     try:

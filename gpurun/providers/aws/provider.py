@@ -25,7 +25,7 @@ from gpurun.providers.aws.side_resources import (
     remove_leftover,
 )
 from gpurun.providers.aws.spot import SpotLimits
-from gpurun.providers.aws.wire import AwsClients, AwsRefused, Told, everywhere
+from gpurun.providers.aws.wire import AwsClients, AwsRefused, AwsReply, everywhere
 from gpurun.providers.base import EndsBy, Rejected, Traits, Unknown
 from gpurun.providers.errors import RejectedFor, no_such_region
 
@@ -113,8 +113,8 @@ class AwsProvider:
         except SetupError as error:  # The SDK could not sign the request, so none was sent.
             raise RejectedFor(error) from error
 
-    def _made(self, order: Order, told: Told) -> Instance:
-        made = parse_ec2_instance(order.offer.region, told)
+    def _made(self, order: Order, answer: AwsReply) -> Instance:
+        made = parse_ec2_instance(order.offer.region, answer)
         arm_schedule(self._wire, order, made.id.rpartition("/")[2])
         return made
 
@@ -128,7 +128,10 @@ class AwsProvider:
 
     def _found(self, token: str | None, regions: Sequence[str]) -> list[Instance]:
         answers, doubt = self._everywhere(token, lambda region: instances_in(self._wire, region, token), regions)
-        found = sorted((one for here in answers for one in here), key=lambda one: (one.created_wall or 0.0, one.id))
+        found = sorted(
+            (instance for here in answers for instance in here),
+            key=lambda instance: (instance.created_wall or 0.0, instance.id),
+        )
         if isinstance(doubt, Unknown):
             raise Unknown(str(doubt), found=tuple(found)) from doubt
         if doubt is not None:
@@ -175,7 +178,7 @@ class AwsProvider:
         answers, doubt = self._everywhere(token, lambda region: leftovers_in(self._wire, region, token))
         if doubt is not None:
             raise doubt
-        return [one for here in answers for one in here]
+        return [instance for here in answers for instance in here]
 
     @property
     def endpoint(self) -> str:

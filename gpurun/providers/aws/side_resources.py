@@ -15,7 +15,7 @@ from gpurun.providers._http import Http
 from gpurun.providers.aws.errors import explain_refusal
 from gpurun.providers.aws.schedule import end_schedule, schedules_in
 from gpurun.providers.aws.tags import by_tag, make_tag_specifications, owner
-from gpurun.providers.aws.wire import AwsClients, AwsRefused, Told
+from gpurun.providers.aws.wire import AwsClients, AwsRefused, AwsReply
 from gpurun.providers.base import Rejected, Unknown
 
 GROUP, VOLUME, INTERFACE, SCHEDULE = "security group", "volume", "network interface", "schedule"
@@ -124,7 +124,7 @@ def remove_leftover(wire: AwsClients, leftover: Leftover) -> None:
             raise explain_refusal(refused) from refused
 
 
-def _leftover(region: str, kind: str, identifier: str, entry: Told, token: str | None) -> Iterator[Leftover]:
+def _leftover(region: str, kind: str, identifier: str, entry: AwsReply, token: str | None) -> Iterator[Leftover]:
     """Yield one thing, if it is gpurun's and carries the token."""
     carried, run, deadline = owner(entry)
     if carried and token in (None, carried):

@@ -7,7 +7,7 @@ from gpurun.core.records import Instance, InstanceState
 from gpurun.providers.aws.errors import NOT_ALLOWED
 from gpurun.providers.aws.offers import parse_dollars
 from gpurun.providers.aws.parse import parse_ec2_instance
-from gpurun.providers.aws.wire import AwsClients, AwsRefused, Told
+from gpurun.providers.aws.wire import AwsClients, AwsRefused, AwsReply
 from gpurun.providers.base import Unknown
 
 _AWAKE = (InstanceState.PENDING, InstanceState.RUNNING)
@@ -23,7 +23,7 @@ class SpotLimits:
         self._wire = wire
         self._known: dict[str, Micros | None] = {}
 
-    def read(self, region: str, entry: Told) -> Instance:
+    def read(self, region: str, entry: AwsReply) -> Instance:
         """Return an instance, with the most that it costs per hour if it is a spot machine and AWS reports that."""
         machine, request = parse_ec2_instance(region, entry), str(entry.get("SpotInstanceRequestId") or "")
         if request and request not in self._known and machine.state in _AWAKE:

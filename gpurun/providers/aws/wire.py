@@ -25,7 +25,7 @@ from gpurun.core.errors import SetupError
 from gpurun.core.retry import Retry
 from gpurun.providers.base import Rejected, Throttled, Unknown
 
-Told = dict[str, Any]
+AwsReply = dict[str, Any]
 """An answer as boto3 gives it."""
 
 T = TypeVar("T")
@@ -92,11 +92,14 @@ class AwsClients:
         """
         chosen = self.chosen_region or FALLBACK_REGION
         session = self._opened()
-        if any(chosen in session.get_available_regions("ec2", one) for one in session.get_available_partitions()):
+        if any(
+            chosen in session.get_available_regions("ec2", partition)
+            for partition in session.get_available_partitions()
+        ):
             return chosen
         return next((home for prefix, home in _HOMES.items() if chosen.startswith(prefix)), FALLBACK_REGION)
 
-    def call(self, service: str, region: str, operation: str, *, once: bool = False, **parameters: Any) -> Told:
+    def call(self, service: str, region: str, operation: str, *, once: bool = False, **parameters: Any) -> AwsReply:
         """Send a request and return the answer; AwsRefused if AWS says no, Unknown if the answer is not clear.
 
         Throttling is waited out. A lost answer or a server's error is retried, but not with `once`: there the caller
@@ -125,7 +128,7 @@ class AwsClients:
 
         The SDK accepts any XML as an answer: a proxy's page has no list, which is not an empty one.
         """
-        more: Told = {}
+        more: AwsReply = {}
         for _ in range(_MOST_PAGES):
             answer = self.call(service, region, operation, **parameters, **more)
             if not isinstance(answer.get(key), list):
@@ -172,14 +175,14 @@ class AwsClients:
         ends = getattr(found, "_expiry_time", None)
         return ends.timestamp() if isinstance(ends, datetime) else 0.0
 
-    def _send(self, service: str, region: str, operation: str, parameters: Told) -> Told:
+    def _send(self, service: str, region: str, operation: str, parameters: AwsReply) -> AwsReply:
         """Make one exchange; everything that the SDK may raise becomes one of four errors."""
         client = self._client(service, region)
         changes = not operation.startswith(_READING) and not parameters.get("DryRun")
         if changes:
             crashpoint(f"before aws.{operation}")
         sent_wall = self.clock.wall()
-        exchange = Background[Told](lambda: getattr(client, operation)(**parameters))
+        exchange = Background[AwsReply](lambda: getattr(client, operation)(**parameters))
         if not exchange.wait(EXCHANGE_S):
             raise Unknown(f"AWS {region} gave no whole answer to {operation} within {EXCHANGE_S:.0f} s")
         try:
@@ -194,7 +197,7 @@ class AwsClients:
         self._compare_clocks(answer, sent_wall)
         return answer
 
-    def _compare_clocks(self, answer: Told, sent_wall: float) -> float | None:
+    def _compare_clocks(self, answer: AwsReply, sent_wall: float) -> float | None:
         """Remember and return the clock skew; a Date header cuts off half a second on average."""
         date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
         wall = (sent_wall + self.clock.wall()) / 2

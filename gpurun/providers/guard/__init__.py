@@ -29,7 +29,7 @@ def runpod_wrapper() -> str:
 def aws_user_data(*, deadline_wall: float, lease_s: int, keys: RunKeys) -> str:
     """Return a cloud-config that powers the machine off at its deadline, at every boot again, and gives it its keys."""
     calendar = datetime.fromtimestamp(int(deadline_wall), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    head = _told(DEADLINE=str(int(deadline_wall)), LEASE_S=str(lease_s), CALENDAR=calendar)
+    head = _variables(DEADLINE=str(int(deadline_wall)), LEASE_S=str(lease_s), CALENDAR=calendar)
     return _cloud_config(
         **_host_key(keys),
         ssh_authorized_keys=[keys.client_public.strip()],
@@ -49,7 +49,7 @@ def lambda_guard(*, key: Secret, base_url: str, token: str, deadline_wall: float
     As text among the commands of the boot it becomes part of a file of root's; in a list it would be an argument. The
     key is in base64, one run of letters that needs no quoting and is left out wherever an answer repeats it.
     """
-    head = _told(
+    head = _variables(
         BASE_URL=base_url,
         TOKEN=token,
         DEADLINE=str(int(deadline_wall)),
@@ -64,7 +64,7 @@ def _text(*names: str) -> str:
     return "\n".join(Path(__file__).with_name(f"{name}.sh").read_text(encoding="utf-8") for name in names)
 
 
-def _told(**values: str) -> str:
+def _variables(**values: str) -> str:
     """Return assignments for the top of a program."""
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
 

@@ -1,31 +1,31 @@
-# When the time is over: at an absolute time, or so many seconds after the first start, whichever is sooner.
-# The seconds are counted by the kernel's uptime and kept on the disk, so that neither a clock that is wrong or set back
-# nor a restart makes them more. An earlier time written into FOLDER/deadline shortens it; nothing lengthens it.
+# Decides when the time is over: at an absolute time, or a number of seconds after the first start, whichever is sooner.
+# The seconds are counted by the kernel's uptime and kept on the disk, so neither a clock that is wrong or set back
+# nor a restart adds any. An earlier time written into FOLDER/deadline shortens the time; nothing extends it.
 
-# whole TEXT: the text if it is a number that a shell can count with, else nothing.
+# whole TEXT: print the text if it is a number with which a shell can calculate, else nothing.
 whole() { case $1 in '' | *[!0-9]* | ?????????????*) ;; *) echo "$1" ;; esac; }
 
-# earlier A B: the smaller of two numbers, of which either may be missing.
+# earlier A B: print the smaller of two numbers; either may be missing.
 earlier() {
-    one=$(whole "$1") other=$(whole "$2")
-    if [ -n "$one" ] && [ "$one" -le "${other:-$one}" ]; then echo "$one"; else echo "$other"; fi
+    first=$(whole "$1") second=$(whole "$2")
+    if [ -n "$first" ] && [ "$first" -le "${second:-$first}" ]; then echo "$first"; else echo "$second"; fi
 }
 
 uptime_s() { read -r up_s _ </proc/uptime && echo "${up_s%%.*}" || date +%s; }
 
-# booted_s: for how long a machine that was booted for this alone has run.
+# booted_s: print how many seconds ago a machine that was booted for this run only has booted.
 booted_s() { read -r up_s _ <"${GPURUN_GUARD_UPTIME:-/proc/uptime}" && echo "${up_s%%.*}"; }
 
-# set_right AGE_S: a clock by which the machine was asked for more than half an hour before it booted is ahead, by hours
-# perhaps. Then the deadline is told by that clock: what is left of the lease after so long.
+# set_right AGE_S: if by this clock the machine was requested more than half an hour before it booted, the clock is
+# ahead, maybe by hours. Then set the deadline by that clock: what is left of the lease after AGE_S.
 set_right() {
     age_s=$(whole "$1") now_s=$(date +%s)
     [ -n "$age_s" ] && [ -n "$deadline" ] && [ -n "$lease_s" ] || return 0
     [ $((now_s - deadline + lease_s)) -le $((age_s + 1800)) ] || deadline=$((now_s + lease_s - age_s))
 }
 
-# begin FOLDER DEADLINE LEASE_S [AGE_S]: take up what an earlier start has left in the folder. No lease means: the
-# deadline alone. With an age the first start has set the deadline right, for good.
+# begin FOLDER DEADLINE LEASE_S [AGE_S]: read what an earlier start has left in the folder. Without a lease only the
+# deadline counts. With an age, the first start corrects the deadline for all later ones.
 begin() {
     folder=$1 deadline=$(whole "$2") lease_s=$(whole "$3") spent_s=0 seen_s=$(uptime_s)
     read -r boot </proc/sys/kernel/random/boot_id || boot=none
@@ -41,7 +41,7 @@ begin() {
     [ "$old_boot" != "$boot" ] || seen_s=$(earlier "$seen_s" "$old_seen_s")
 } 2>/dev/null
 
-# due: whether the time is over. What was told neither a deadline nor a lease has no time at all.
+# due: whether the time is over. Without a deadline and without a lease it is over at once.
 due() {
     now_s=$(uptime_s) wish=
     [ ! -f "$folder/deadline" ] || read -r wish <"$folder/deadline"
@@ -57,8 +57,8 @@ due() {
 # wait_for_it: return when the time is over.
 wait_for_it() { until due; do sleep "${GPURUN_GUARD_TICK_S:-5}"; done; }
 
-# insist WAY...: try one way after the other, for ever. One that says it worked is given a pause; what still runs
-# after it was lied to, and tries the next.
+# insist WAY...: try one way after the other, for ever. After a way that reports success, pause; if this still runs
+# after the pause, the report was false, so try the next way.
 insist() {
     while :; do
         for way in "$@"; do $way && sleep "${GPURUN_GUARD_PAUSE_S:-30}"; done
@@ -66,8 +66,8 @@ insist() {
     done
 }
 
-# lasting PROGRAM: run it in a process of its own until it ends well, and again when it was killed or ended by itself, as
-# a shell does that gets no new process. This one gets over that: what `command` runs may fail.
+# lasting PROGRAM: run it in a separate process until it ends with success, and again if it was killed or ended early,
+# as a shell does that cannot start a new process. This shell survives that, because what `command` runs may fail.
 lasting() {
     trap '' HUP INT TERM PIPE
     exec 3>&2 2>/dev/null

@@ -1,9 +1,9 @@
-# One HTTP request with a key, by whatever this machine has for it. The key is what `key` prints, and is never
-# an argument: everybody on a machine can read those.
+# Sends one HTTP request with a key, by a tool that this machine has. The key is what `key` prints, and is never
+# an argument, because every user of a machine can read those.
 
 limited=$(command -v timeout >/dev/null && echo timeout 40)
 
-# ask METHOD URL [BODY]: whether the answer was 2xx. Another tool is tried only where one got no answer at all.
+# ask METHOD URL [BODY]: whether the answer was 2xx. Another tool is tried only if one got no answer at all.
 ask() {
     for tool in curl python3 wget; do
         command -v "$tool" >/dev/null || continue
@@ -38,7 +38,7 @@ except urllib.error.HTTPError as error:
 ' "$1" "$2" "${3-}"
 }
 
-# GNU wget alone: others can take a header only as an argument. It reads its settings from nothing but a file.
+# Only GNU wget: others accept a header only as an argument. GNU wget reads its settings only from a file.
 with_wget() {
     rc=$folder/wgetrc
     (umask 077 && printf 'header = Authorization: Bearer %s\nheader = Content-Type: application/json\n' "$(key)" >"$rc")

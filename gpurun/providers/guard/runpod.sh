@@ -1,4 +1,4 @@
-# The first program of a pod: arms the end of it, gives it its host key, then becomes what the image starts ("$0" "$@").
+# The first program of a pod: arms the pod's end, installs its host key, then becomes what the image starts ("$0" "$@").
 
 api=${GPURUN_API_URL:-https://api.runpod.io}
 pod=${RUNPOD_POD_ID:-${RUNPOD_POD_HOSTNAME%%-*}}
@@ -10,13 +10,13 @@ graphql() { ask POST "$api/graphql" "{\"query\":\"mutation { podTerminate(input:
 runpodctl_delete() { command -v runpodctl >/dev/null && $limited runpodctl pod delete "$pod"; }
 runpodctl_remove() { command -v runpodctl >/dev/null && $limited runpodctl remove pod "$pod"; }
 
-# A stopped pod is still billed for its disk: that is the last resort.
+# "stop" is the last resort, because RunPod still bills the disk of a stopped pod.
 end_pod() {
     echo "gpurun: the time of this pod is over; it deletes itself" >&2
     insist delete "action terminate" graphql runpodctl_delete runpodctl_remove "action stop"
 }
 
-# The image's own start keeps a host key that is there. One that cannot be written is noticed by who logs in.
+# The image's own start keeps an existing host key. If it cannot be written here, gpurun notices that when it logs in.
 install_host_key() {
     [ -n "$GPURUN_HOST_KEY_B64" ] || return 0
     file=${GPURUN_GUARD_SSH_FOLDER:-/etc/ssh}/ssh_host_ed25519_key
@@ -26,7 +26,7 @@ install_host_key() {
 }
 
 begin "${GPURUN_GUARD_FOLDER:-/var/lib/gpurun}" "$GPURUN_DEADLINE" "$GPURUN_LEASE_S"
-# Not in the background: a start that fails over and over would take it down before it has said a word.
+# Not in the background: a start that fails again and again would end this before it has sent a request.
 due && end_pod
 end_in_time() { wait_for_it && end_pod; }
 lasting end_in_time &

@@ -239,7 +239,7 @@ class RunPodProvider:
 
 
 def _oldest_first(found: Mapping[str, Instance]) -> tuple[Instance, ...]:
-    return tuple(sorted(found.values(), key=lambda one: (one.created_wall or 0.0, one.id)))
+    return tuple(sorted(found.values(), key=lambda instance: (instance.created_wall or 0.0, instance.id)))
 
 
 def _user_of(payload: object) -> str:

@@ -185,7 +185,7 @@ class SlurmProvider:
         found, missing = list[str](), list[str]()
         for site in self._sites.values():
             name, workdir = site.cluster.name, site.cluster.workdir
-            lines = self._told(site, ["sh", "-c", _WHO, "gpurun", workdir]).splitlines()
+            lines = self._output_of(site, ["sh", "-c", _WHO, "gpurun", workdir]).splitlines()
             found.append(f"{lines[0]} on {name} ({self._cluster_name(site)})")
             if lines[1:2] == ["shut"]:
                 missing.append(f"write to {workdir} on {name}")
@@ -197,7 +197,9 @@ class SlurmProvider:
 
     def _cluster_name(self, site: Site) -> str:
         """Return the cluster's own name, which is the same from each of its login nodes."""
-        found = re.search(r"^ClusterName\s*=\s*(\S+)", self._told(site, ["scontrol", "show", "config"]), re.MULTILINE)
+        found = re.search(
+            r"^ClusterName\s*=\s*(\S+)", self._output_of(site, ["scontrol", "show", "config"]), re.MULTILINE
+        )
         return found[1] if found else site.cluster.host
 
     def partition(self) -> Partition:
@@ -214,7 +216,7 @@ class SlurmProvider:
         return partitions_in(self._sinfo(), self._first.cluster.gres)
 
     def _sinfo(self) -> str:
-        return self._told(self._first, ["sh", "-c", f"sinfo -h -o '{SINFO}' && scontrol show config"])
+        return self._output_of(self._first, ["sh", "-c", f"sinfo -h -o '{SINFO}' && scontrol show config"])
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
         """Return a job on so many nodes, if the partition has them with so many GPUs each, at the cluster's price.
@@ -396,11 +398,11 @@ class SlurmProvider:
         named = [f"--name={token}"] if token else []
 
         def jobs(site: Site) -> list[Instance]:
-            listed = jobs_in(self._told(site, [*_QUEUE, *named]))
+            listed = jobs_in(self._output_of(site, [*_QUEUE, *named]))
             return [self._instance(site, job) for job in listed if token in (None, job.token.text)]
 
         found, silent = self._of_all(jobs)
-        found.sort(key=lambda one: (one.created_wall or 0.0, one.id))
+        found.sort(key=lambda instance: (instance.created_wall or 0.0, instance.id))
         if silent or self._faults:
             words = "; ".join([*silent.values(), *self._faults])
             raise Unknown(words, tuple(found), regions=frozenset(silent) | ({""} if self._faults else set()))
@@ -455,7 +457,7 @@ class SlurmProvider:
         """Return the folders of runs in the shared workdir."""
 
         def folders(site: Site) -> list[Leftover]:
-            names = self._told(site, ["sh", "-c", _LIST, "gpurun", site.cluster.workdir]).splitlines()
+            names = self._output_of(site, ["sh", "-c", _LIST, "gpurun", site.cluster.workdir]).splitlines()
             return [
                 Leftover(
                     provider=self.name,
@@ -484,7 +486,7 @@ class SlurmProvider:
         self._drop(site, leftover.token)
 
     def _drop(self, site: Site, token: str) -> None:
-        self._told(site, ["rm", "-rf", "--", _folder(site, token)])
+        self._output_of(site, ["rm", "-rf", "--", _folder(site, token)])
 
     def _place(self, instance_id: str) -> tuple[Site, str]:
         """The cluster and the number of `CLUSTER/NUMBER`; Unknown where config.toml has no such cluster any more.
@@ -525,7 +527,7 @@ class SlurmProvider:
         """Return why a job waits, its place in its partition and its expected start, as Slurm reports them now."""
         site, number = self._place(instance.id)
         words = [instance.said.removeprefix("PENDING: ")]
-        own, _, waiting = self._told(site, ["sh", "-c", _PLACE, "gpurun", number]).strip().partition("\n")
+        own, _, waiting = self._output_of(site, ["sh", "-c", _PLACE, "gpurun", number]).strip().partition("\n")
         place, start, partition = (*own.split("|"), "", "", "")[:3]
         if place.isdigit() and waiting.isdigit():
             words.append(f"place {place} of {waiting} in {safe_line(partition)}")
@@ -545,7 +547,7 @@ class SlurmProvider:
         folder = _folder(site, instance.token) if parse_token(instance.token) else ""
         if instance.state is not InstanceState.GONE or not folder:
             return None
-        ended, _, words = self._told(site, ["sh", "-c", _SETUP, "gpurun", folder]).partition("\n")
+        ended, _, words = self._output_of(site, ["sh", "-c", _SETUP, "gpurun", folder]).partition("\n")
         code, _, part = ended.partition(" ")
         if not code:
             return None
@@ -563,9 +565,9 @@ class SlurmProvider:
         site, _ = self._place(instance.id)
         if not (site.cluster.setup or site.cluster.container) or parse_token(instance.token) is None:
             return b""
-        return self._told(site, ["sh", "-c", _SETUP_LOG, "gpurun", _folder(site, instance.token)]).encode()
+        return self._output_of(site, ["sh", "-c", _SETUP_LOG, "gpurun", _folder(site, instance.token)]).encode()
 
-    def _told(self, site: Site, argv: Sequence[str]) -> str:
+    def _output_of(self, site: Site, argv: Sequence[str]) -> str:
         """Return what a command prints that ends well; else raise `Unknown`."""
         reply = self._ask(site, argv)
         if reply.exit_code:

@@ -56,7 +56,7 @@ def card_additions(
 def _losses(folder: RunFolder) -> list[tuple[int, float]]:
     """Return the loss of each step that has one, the last value reported for it."""
     steps = (event for event in events_of(folder.events) if isinstance(event, StepEvent))
-    return sorted({one.step: one.loss for one in steps if one.step is not None and one.loss is not None}.items())
+    return sorted({step.step: step.loss for step in steps if step.step is not None and step.loss is not None}.items())
 
 
 def _thinned(losses: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:

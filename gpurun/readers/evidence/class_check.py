@@ -17,7 +17,7 @@ from typing import Any
 
 from gpurun.core.money import Figure, Micros
 from gpurun.core.paths import RUN_NAME, Home, RunFolder
-from gpurun.core.receipt_rules import trainer_told
+from gpurun.core.receipt_rules import stated_trainer
 from gpurun.core.untrusted import finding, number, parse_object, plain_line
 from gpurun.ledger.audit.audit_run import audit_run
 from gpurun.ledger.audit.findings import NO
@@ -75,7 +75,7 @@ class CardRow:
     saved: set[str] = field(default_factory=set)
     place: tuple[str, int, str] = ("", 0, "")
     """The chain that it is in, its place there, and the receipt before it."""
-    told: Mapping[str, Any] = field(default_factory=dict)
+    predicate: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check_class(
@@ -96,7 +96,7 @@ def check_class(
         on_row(rows[-1])
     _hold_together(rows, is_class=roster is not None)
     handed_in = {row.student for row in rows}
-    absent = (one.name for one in (roster.students if roster else ()) if one.name not in handed_in)
+    absent = (student.name for student in (roster.students if roster else ()) if student.name not in handed_in)
     rows += [CardRow(file="", student=name, verdict=NO_CARD) for name in absent]
     for row in rows:
         row.problems = [plain_line(problem) for problem in row.problems]
@@ -119,8 +119,8 @@ def _row(path: Path, roster: Roster | None, official: str) -> CardRow:
 
 def lay_out(card: EvidenceCard, root: Path) -> RunFolder:
     """Create the folder of a run with only a card's small files; NoCard for an invalid name."""
-    told = parse_object(payload_of(parse_object(card.files[RECEIPT])))
-    name = told["predicate"]["run"]
+    statement = parse_object(payload_of(parse_object(card.files[RECEIPT])))
+    name = statement["predicate"]["run"]
     if not isinstance(name, str) or not RUN_NAME.fullmatch(name):
         raise NoCard("its run has an impossible name")
     folder = Home(root).run(name)
@@ -140,11 +140,11 @@ def _judge(row: CardRow, card: EvidenceCard, root: Path) -> None:
     folder = lay_out(card, root)
     keys = parse_public_key(card.files[KEY])
     content = card.files[RECEIPT]
-    told = parse_object(payload_of(parse_object(content)))["predicate"]
-    row.told, row.run, row.receipt_sha256 = told, folder.name, hashlib.sha256(content).hexdigest()
-    if told["signing"]["keyid"] not in keys:
+    predicate = parse_object(payload_of(parse_object(content)))["predicate"]
+    row.predicate, row.run, row.receipt_sha256 = predicate, folder.name, hashlib.sha256(content).hexdigest()
+    if predicate["signing"]["keyid"] not in keys:
         row.problems.append("it was signed by another key than the one in it")
-    link = {"run": row.run, "seq": told["seq"], "prev": told["prev"], "receipt_sha256": row.receipt_sha256}
+    link = {"run": row.run, "seq": predicate["seq"], "prev": predicate["prev"], "receipt_sha256": row.receipt_sha256}
     found = audit_run(
         folder, {row.run: link}, keys, journal_lines(folder.journal), must_be_signed=True, has_travelled=True
     )
@@ -156,40 +156,44 @@ def _judge(row: CardRow, card: EvidenceCard, root: Path) -> None:
         row.problems += found.problems
         row.notes += [*found.warnings, *(f"{name} was left out: {card.left_out[name]}" for name in left_out)]
         row.verdict = found.verdict
-    figures, start = told["training"]["figures"], told["training"]["start"]["event"] or {}
-    row.recipe, row.data = (plain_line(str(one)) for one in (told["asked"]["recipe"], told["digests"]["data"]))
-    row.steps = max((one["step"] for one in told["checkpoint"]["files"] if type(one.get("step")) is int), default=0)
-    row.trainer = trainer_told(told)
-    row.device = plain_line(str(start.get("cuda_name") or told["training"]["device"]))
+    figures, start = predicate["training"]["figures"], predicate["training"]["start"]["event"] or {}
+    row.recipe, row.data = (
+        plain_line(str(text)) for text in (predicate["asked"]["recipe"], predicate["digests"]["data"])
+    )
+    row.steps = max(
+        (file["step"] for file in predicate["checkpoint"]["files"] if type(file.get("step")) is int), default=0
+    )
+    row.trainer = stated_trainer(predicate)
+    row.device = plain_line(str(start.get("cuda_name") or predicate["training"]["device"]))
     row.loss, row.val_loss = (number(figures.get(key)) for key in ("last_loss", "last_val_loss"))
     row.cost_micros, row.cost_is = found.measured_micros, found.measured_is
-    row.challenge = str(told["asked"].get("challenge", ""))
+    row.challenge = str(predicate["asked"].get("challenge", ""))
     row.marks = {*found.marks}
-    row.place = (str(told["signing"]["keyid"]), int(told["seq"]), str(told["prev"]))
-    listed = {str(one["name"]): str(one["sha256"]) for one in told["checkpoint"]["files"]}
+    row.place = (str(predicate["signing"]["keyid"]), int(predicate["seq"]), str(predicate["prev"]))
+    listed = {str(file["name"]): str(file["sha256"]) for file in predicate["checkpoint"]["files"]}
     for name, sha256 in card.large.items():
         if not name.startswith("data/") and listed.get(name) != sha256:
             row.problems.append(f"{plain_line(name)} is not the file that its receipt lists")
-    row.saved = {str(one["sha256"]) for one in told["checkpoint"]["files"] if is_saved_model(one)}
-    row.weights = {str(one["sha256"]) for one in told["checkpoint"]["files"] if one["kind"] == "weights"}
+    row.saved = {str(file["sha256"]) for file in predicate["checkpoint"]["files"] if is_saved_model(file)}
+    row.weights = {str(file["sha256"]) for file in predicate["checkpoint"]["files"] if file["kind"] == "weights"}
 
 
 def _hold_against(row: CardRow, roster: Roster | None, official: str) -> None:
     """Check whether the card belongs to the class, and trained what the class had to train."""
-    if not row.told:
+    if not row.predicate:
         return
     is_official = row.trainer.startswith(OFFICIAL)
-    if is_official and official and row.told["digests"]["trainer"] != official:
+    if is_official and official and row.predicate["digests"]["trainer"] != official:
         row.notes.append(f"not checked: {row.trainer} is of another release than this gpurun's")
     if roster is None:
         return
     word = row.challenge.rpartition(":")[0]
-    student = next((one for one in roster.students if one.challenge == word), None)
+    student = next((learner for learner in roster.students if learner.challenge == word), None)
     if student is None:
         row.problems.append(f"its challenge {word!r} is not one of {roster.name}" if word else "it has no challenge")
         return
     row.student = student.name
-    asked = row.told["timeline"]["asked"]
+    asked = row.predicate["timeline"]["asked"]
     if asked != "unknown" and datetime.fromisoformat(str(asked)).timestamp() < roster.made_wall - _DAY_S:
         row.problems.append(f"it claims to have begun before {roster.name} had its challenges")
     row.problems += _other_than(roster.task, row)
@@ -206,13 +210,13 @@ def _other_than(task: ClassTask, row: CardRow) -> Iterator[str]:
     if task.trainer == OFFICIAL and not row.trainer.startswith(OFFICIAL):
         used = f"a {row.trainer}" if row.trainer else "a program of its own"
         yield f"it used {used}, but the class was given the official trainer"
-    if task.trainer not in ("", OFFICIAL) and not str(row.told["digests"]["trainer"]).startswith(task.trainer):
+    if task.trainer not in ("", OFFICIAL) and not str(row.predicate["digests"]["trainer"]).startswith(task.trainer):
         yield f"it used another trainer than the class was given ({task.trainer[:12]}…)"
 
 
 def _hold_together(rows: Sequence[CardRow], *, is_class: bool) -> None:
     """Find what two cards cannot both have: a word, a key, a rental, a log, a receipt, a place in a chain, weights."""
-    judged = _last_of_each(_each_once([row for row in rows if row.told]))
+    judged = _last_of_each(_each_once([row for row in rows if row.predicate]))
     for mark, owners in _shared((mark, row) for row in judged for mark in row.marks):
         _accuse(owners, f"{mark} is also that of {{others}}")
     for word, owners in _shared((row.challenge.rpartition(":")[0], row) for row in judged if row.challenge):

@@ -75,13 +75,13 @@ class Activity:
 
     def watch(self, pid: int) -> None:
         """Check repeatedly; log a check that fails, and try again at the next one."""
-        is_told = False
+        is_warned = False
         while True:
             began_s = time.monotonic()
             try:
                 reason = self.look(pid)
-                if reason and not is_told:
-                    is_told = True
+                if reason and not is_warned:
+                    is_warned = True
                     self.end(reason)
             except (OSError, ValueError) as error:
                 say("the job's activity could not be checked: %s" % error)

@@ -35,7 +35,7 @@ def ended(folder: str, at_wall: float) -> Json:
     checks.
     """
     wall = int(at_wall) or int(time.time())
-    stamp, deadline, age_s = told(folder)
+    stamp, deadline, age_s = read_guard(folder)
     if not stamp:
         return {"taken": False, "deadline": None, "message": "no timer has written to %s" % folder}
     if deadline is not None and deadline <= min(wall, time.time()):
@@ -46,14 +46,14 @@ def ended(folder: str, at_wall: float) -> Json:
     limit, now = monotonic() + (1.0 if trouble else TAKEN_S), stamp
     while monotonic() < limit and (now == stamp or deadline is None or deadline > wall):
         time.sleep(LOOK_S)
-        now, deadline, _ = told(folder)
+        now, deadline, _ = read_guard(folder)
     taken = now != stamp and deadline is not None and deadline <= wall
     silent = "the timer in %s does not check its time" % folder
     message = "" if taken else trouble or (silent if now == stamp else "the timer did not accept the time")
     return {"taken": taken, "deadline": deadline, "message": message}
 
 
-def told(folder: str) -> Tuple[int, Optional[int], float]:
+def read_guard(folder: str) -> Tuple[int, Optional[int], float]:
     """Return a number that changes when the guard writes (0: never), its deadline, and the seconds since it wrote."""
     try:
         with open(os.path.join(folder, "spent"), "rb") as file:

@@ -96,15 +96,15 @@ def tail(root: str) -> str:
 
 def stop(root: str, options: Json) -> Answer:
     """Ask the keeper to end the trainer, by a signal if the disk is full; an immediate end is done here."""
-    told, is_written = (root, "now" in options, options["reason"][:200]), True
+    stop, is_written = (root, "now" in options, options["reason"][:200]), True
     try:
-        request_stop(*told)
+        request_stop(*stop)
     except OSError:
         is_written = False
     asked = bool(read(root, "agent", "job.json")) and ensure_keeper(root, fresh=False) in ("kept", "adopted")
     if not is_written:
         send_signal(keepers(root), signal.SIGTERM)
-        if told[1]:
+        if stop[1]:
             kill_all(root)
     return {"asked": asked}, b""
 

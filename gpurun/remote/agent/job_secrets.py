@@ -29,7 +29,7 @@ def secrets_path(root: str) -> str:
 def secrets(root: str, options: Json) -> Answer:
     """Store the secrets from standard input, an object of names and values; return how many there are."""
     values = json.loads(sys.stdin.buffer.read(MOST_BYTES))
-    if not isinstance(values, dict) or not all(isinstance(one, str) for pair in values.items() for one in pair):
+    if not isinstance(values, dict) or not all(isinstance(text, str) for pair in values.items() for text in pair):
         raise Refusal("usage", "secrets must be names and values")
     drop_secrets(root)
     descriptor = os.open(secrets_path(root), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

@@ -27,10 +27,10 @@ def clocks_now() -> Json:
 
 def clock_was_set(root: str) -> bool:
     """Return whether the wall clock was set since `hello` reported it, or may have been: no report in this boot."""
-    told, now = read(root, "agent", "clock.json") or {}, clocks_now()
-    if told.get("boot_id") != now["boot_id"]:
+    noted, now = read(root, "agent", "clock.json") or {}, clocks_now()
+    if noted.get("boot_id") != now["boot_id"]:
         return True
-    return bool(abs(now["wall"] - told["wall"] - (now["mono"] - told["mono"])) > MOST_DRIFT_S)
+    return bool(abs(now["wall"] - noted["wall"] - (now["mono"] - noted["mono"])) > MOST_DRIFT_S)
 
 
 def bring_forward(root: str, soft_wall: float, hard_wall: float) -> Json:

@@ -63,7 +63,7 @@ def doors(root: str, _: Json) -> Answer:
     notes = os.path.join(root, "jupyter")
     names = [os.path.join(notes, name) for name in os.listdir(notes)] if os.path.isdir(notes) else []
     servers = [read(name) for name in sorted(names, key=changed_wall) if name.endswith(".json")]
-    servers = [one for one in servers if isinstance(one, dict) and "port" in one]
+    servers = [server for server in servers if isinstance(server, dict) and "port" in server]
     lab = {"port": servers[-1]["port"], "token": servers[-1].get("token", "")} if servers else None
     return {"host": os.uname().nodename, "folder": at(root, "bundle/work"), "jupyter": lab}, b""
 

@@ -68,7 +68,7 @@ def select_variables(globs: List[str], exported: Mapping[str, str]) -> Dict[str,
     return {
         name: value
         for name, value in exported.items()
-        if name in globs or (any(fnmatch.fnmatchcase(name, one) for one in globs) and not looks_secret(name, value))
+        if name in globs or (any(fnmatch.fnmatchcase(name, glob) for glob in globs) and not looks_secret(name, value))
         if not name.startswith("GPURUN_")
     }
 

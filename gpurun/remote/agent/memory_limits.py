@@ -28,11 +28,11 @@ def oom_kills() -> Optional[int]:
     """Return how many processes of this cgroup the kernel has killed for lack of memory; None if unknown."""
     for folder in folders():
         for name in ("memory.events", "memory.oom_control"):
-            told = dict(
+            counters = dict(
                 line.split(None, 1) for line in read_kernel_file(folder, name).splitlines() if len(line.split()) == 2
             )
-            if told.get("oom_kill", "").strip().isdigit():
-                return int(told["oom_kill"])
+            if counters.get("oom_kill", "").strip().isdigit():
+                return int(counters["oom_kill"])
     return None
 
 

@@ -73,7 +73,7 @@ class PublicConnection(http.client.HTTPSConnection):
 
 def addresses_of(host: str, port: Any) -> List[str]:
     """Return the addresses of a name."""
-    return [str(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    return [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
 def demand_public(host: str, found: List[str]) -> None:

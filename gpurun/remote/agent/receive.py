@@ -137,7 +137,7 @@ def held_lines(root: str, sizes: Set[int]) -> List[str]:
     # Files pulled since this boot were verified part by part, like those over SSH; the others are read again.
     pulled = [at(root, PULLED, sha256) for sha256, _, _ in found]
     fresh = {path for path in pulled if verified_parts(path + ".parts")}
-    good = [one for one in found if one[1] in fresh or hash_file(one[1]) == one[0]]
+    good = [part for part in found if part[1] in fresh or hash_file(part[1]) == part[0]]
     return ["%s %d\n" % (sha256, size) for sha256, _, size in good]
 
 

@@ -53,7 +53,7 @@ def pull(root: str, options: Json) -> Answer:
     held = locked(root, "unpack.lock", WAIT_S)
     os.makedirs(at(root, PULLED), exist_ok=True)
     here = held_files(root)
-    files = [PulledFile(root, one, here, order.get("origin") or "") for one in order["files"]]
+    files = [PulledFile(root, file, here, order.get("origin") or "") for file in order["files"]]
     check_room(root, sum(file.missing_bytes for file in files))
     return {"files": len(files)}, Pulling(files, held).lines()
 

@@ -92,9 +92,9 @@ class Pusher:
         manifest = json.loads(content)
         steps = (manifest["latest"], (manifest["best"] or {}).get("step"))
         files = manifest["files"]
-        wanted = [one for one in files if one["kind"] in RANK and one["step"] in steps]
+        wanted = [file for file in files if file["kind"] in RANK and file["step"] in steps]
         wanted = files if manifest["latest"] is None else wanted
-        return bool(wanted) and all(make_file_key(one) in self.sure for one in wanted)
+        return bool(wanted) and all(make_file_key(file) in self.sure for file in wanted)
 
     def work(self) -> None:
         """Push repeatedly; failures are retried, less and less often."""
@@ -190,11 +190,11 @@ class PushPlan:
         named = [entry for entry in manifest["files"] if raw_name(entry["name"])]
         # Each byte is charged: push only the newest, in addition to what is there.
         if order.get("most_bytes") is not None and manifest["latest"] is not None:
-            new = [one for one in named if one["step"] == manifest["latest"] or make_file_key(one) in sure]
-            self.left_out = [one["name"] for one in named if one not in new]
+            new = [file for file in named if file["step"] == manifest["latest"] or make_file_key(file) in sure]
+            self.left_out = [file["name"] for file in named if file not in new]
             named = new
-        files = sorted(named, key=lambda one: (RANK.get(one["kind"], 3), -(one["step"] or 0), one["name"]))
-        self.put_small([one for one in files if one["bytes"] < SMALL_BYTES], sure)
+        files = sorted(named, key=lambda file: (RANK.get(file["kind"], 3), -(file["step"] or 0), file["name"]))
+        self.put_small([file for file in files if file["bytes"] < SMALL_BYTES], sure)
         for entry in files:
             if entry["bytes"] >= SMALL_BYTES:
                 known = sure.get(make_file_key(entry))
@@ -222,23 +222,23 @@ class PushPlan:
 
         This frees the space of replaced files in old slots.
         """
-        known = {one["name"]: sure[make_file_key(one)] for one in entries if make_file_key(one) in sure}
+        known = {entry["name"]: sure[make_file_key(entry)] for entry in entries if make_file_key(entry) in sure}
         slots = {slot for places in known.values() for slot, _, _ in places}
-        new = [one for one in entries if one["name"] not in known]
+        new = [entry for entry in entries if entry["name"] not in known]
         if new and len(slots) >= MOST_SMALL_SLOTS:
             known, new = {}, entries
         self.places.update(known)
         slot, offset = -1, self.slot_bytes
-        for one in new:
-            if (slot < 0 or offset + one["bytes"] > self.slot_bytes) and self.free:
+        for file in new:
+            if (slot < 0 or offset + file["bytes"] > self.slot_bytes) and self.free:
                 slot, offset = self.free.pop(0), 0
                 self.todo.append((slot, []))
-            if slot < 0 or offset + one["bytes"] > self.slot_bytes:
-                self.left_out.append(one["name"])
+            if slot < 0 or offset + file["bytes"] > self.slot_bytes:
+                self.left_out.append(file["name"])
                 continue
-            self.places[one["name"]] = [[slot, offset, one["bytes"]]]
-            self.todo[-1][1].append((one["name"], 0, one["bytes"]))
-            offset += one["bytes"]
+            self.places[file["name"]] = [[slot, offset, file["bytes"]]]
+            self.todo[-1][1].append((file["name"], 0, file["bytes"]))
+            offset += file["bytes"]
 
     @property
     def slots(self) -> Set[int]:
@@ -248,17 +248,17 @@ class PushPlan:
     @property
     def manifest_of_placed(self) -> Json:
         """Return the manifest, reduced to the files that this plan puts into slots."""
-        return dict(self.manifest, files=[one for one in self.manifest["files"] if one["name"] in self.places])
+        return dict(self.manifest, files=[file for file in self.manifest["files"] if file["name"] in self.places])
 
     @property
     def kept(self) -> Dict[str, List[Place]]:
         """Return the places by name and digest: a file replaced under its name is another file."""
-        return {make_file_key(one): self.places[one["name"]] for one in self.manifest_of_placed["files"]}
+        return {make_file_key(file): self.places[file["name"]] for file in self.manifest_of_placed["files"]}
 
     def check_whole(self) -> None:
         """Raise Later if the new head would give up a complete older checkpoint without having the newest one."""
-        newest = [one for one in self.manifest["files"] if one["step"] == self.manifest["latest"]]
-        missing = [one["name"] for one in newest if one["kind"] in RANK and one["name"] in self.left_out]
+        newest = [file for file in self.manifest["files"] if file["step"] == self.manifest["latest"]]
+        missing = [file["name"] for file in newest if file["kind"] in RANK and file["name"] in self.left_out]
         if missing:
             raise Later("%d slots of %d bytes have no room for %s" % (len(self.free), self.slot_bytes, missing[0]))
 

@@ -48,9 +48,9 @@ def cores() -> int:
     """Return how many cores this process may use: a job of a cluster has some of its node's, however assigned."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
-        told = os.environ.get(name, "")
-        if told.isdigit() and int(told):
-            return min(count, int(told))
+        threads = os.environ.get(name, "")
+        if threads.isdigit() and int(threads):
+            return min(count, int(threads))
     return count
 
 

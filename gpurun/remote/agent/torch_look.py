@@ -124,7 +124,7 @@ class Looks:
     def __init__(self, root: str, python: Optional[str]) -> None:
         exported = remembered(root)
         self.root, self.begun_mono, self.next_s = root, time.monotonic(), TELL_S
-        self.looks = [TorchProbe(one, exported) for one in ([python] if python else pythons())]
+        self.looks = [TorchProbe(program, exported) for program in ([python] if python else pythons())]
 
     def best(self, tell: Callable[[Json], None]) -> Json:
         """Return the first Python whose torch works on every GPU, else the best one; it is remembered for `start`.

@@ -90,7 +90,7 @@ def have_pulled(
         for some in _divide_into_orders({file.sha256: file for file in wanted if file.sha256 not in came.files}):
             asked = {"v": 1, "files": [_entry_for(bucket, file) for file in some]}
             _order(far, asked, {file.sha256 for file in some}, came, on_progress, timeout_s)
-        if not any(one.code == "expired" for one in came.failed.values()):
+        if not any(refusal.code == "expired" for refusal in came.failed.values()):
             return
 
 
@@ -105,7 +105,7 @@ def have_downloaded(
     came.failed = {}
     missing = {file.sha256: file for file in files if file.sha256 not in came.files}
     sizes = {"part_bytes": MOST_PART_BYTES, "codec": "none", "parts": None}
-    asked = [{"sha256": one.sha256, "bytes": one.bytes, **sizes, "url": one.url} for one in missing.values()]
+    asked = [{"sha256": part.sha256, "bytes": part.bytes, **sizes, "url": part.url} for part in missing.values()]
     _order(far, {"v": 1, "origin": origin, "files": asked}, set(missing), came, on_progress, timeout_s)
 
 
@@ -113,7 +113,7 @@ def _divide_into_orders(files: dict[str, StagedFile]) -> Iterator[list[StagedFil
     """Divide the files into groups, one for each order: an order has at most MOST_PARTS_AT_ONCE parts, or one file."""
     batch: list[StagedFile] = []
     for file in files.values():
-        if batch and sum(len(one.sent) for one in [*batch, file]) > MOST_PARTS_AT_ONCE:
+        if batch and sum(len(entry.sent) for entry in [*batch, file]) > MOST_PARTS_AT_ONCE:
             yield batch
             batch = []
         batch.append(file)
@@ -130,17 +130,17 @@ def _order(
     digest, before_bytes = hashlib.sha256(content).hexdigest(), came.sent_bytes
 
     def on_line() -> None:
-        came.sent_bytes = before_bytes + told.bytes
+        came.sent_bytes = before_bytes + progress.bytes
         on_progress()
 
-    told = _Progress(on_line)
+    progress = _Progress(on_line)
     try:
-        far.ask("pull", "--sha256", digest, stdin=[content], sink=told, site=True, timeout_s=timeout_s)
+        far.ask("pull", "--sha256", digest, stdin=[content], sink=progress, site=True, timeout_s=timeout_s)
     finally:
-        came.sent_bytes = before_bytes + told.bytes
-    last = told.last()
+        came.sent_bytes = before_bytes + progress.bytes
+    last = progress.last()
     came.files |= asked & set(last.pulled or ())
-    came.failed |= {one.sha256: one for one in last.failed if one.sha256 in asked}
+    came.failed |= {refusal.sha256: refusal for refusal in last.failed if refusal.sha256 in asked}
 
 
 def _entry_for(bucket: Bucket, file: StagedFile) -> dict[str, object]:
@@ -173,12 +173,12 @@ class _Progress:
             raise FarRefusal("nonsense", f"The instance sent {len(self._rest)} bytes without a line end.")
 
     def _take(self, line: bytes) -> None:
-        told = understood(_Line, line)
-        self.bytes = max(self.bytes, told.bytes)
-        if told.error is not None:
-            raise FarRefusal(told.error.code, told.error.message, needed_bytes=told.error.needed_bytes)
-        if told.pulled is not None:
-            self._last = told
+        progress = understood(_Line, line)
+        self.bytes = max(self.bytes, progress.bytes)
+        if progress.error is not None:
+            raise FarRefusal(progress.error.code, progress.error.message, needed_bytes=progress.error.needed_bytes)
+        if progress.pulled is not None:
+            self._last = progress
         self._on_progress()
 
     def last(self) -> _Line:

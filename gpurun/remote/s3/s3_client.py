@@ -223,13 +223,13 @@ class Bucket:
         if isinstance(error, SetupError | BucketLost):
             raise error
         if isinstance(error, ClientError):
-            told = error.response.get("Error", {})
+            details = error.response.get("Error", {})
             status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
-            code = str(told.get("Code") or status)
-            words = " ".join(str(told.get("Message") or "").split())[:300]
+            code = str(details.get("Code") or status)
+            words = " ".join(str(details.get("Message") or "").split())[:300]
             if (status >= 500 and status != 507) or code in PASSING:
                 raise BucketLost(f"{self.endpoint} gave no clear answer to {operation}: {code} {words}") from None
-            region = str(told.get("Region") or _headers(error.response).get("x-amz-bucket-region") or "")
+            region = str(details.get("Region") or _headers(error.response).get("x-amz-bucket-region") or "")
             raise explain_s3_refusal(operation, code, words, region, key, self.address, self.endpoint) from None
         name = type(error).__name__
         if "Credential" in name or name in ("ProfileNotFound", "TokenRetrievalError", "SSOTokenLoadError"):

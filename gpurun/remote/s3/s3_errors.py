@@ -54,7 +54,7 @@ def explain_s3_refusal(
     operation: str, code: str, words: str, region: str, key: str, place: BucketAddress, endpoint: str
 ) -> SetupError:
     """Return the error for a refusal of S3; `region` is the bucket's own if S3 reported it, `key` the object's name."""
-    said, told = words.rstrip("."), f"{endpoint} said {code}"
+    message, status = words.rstrip("."), f"{endpoint} said {code}"
     if code in _NO_BUCKET:
         what = f"There is no bucket {place.bucket} at {endpoint}."
         return SetupError("stage.no_bucket", what, hint=f"Create it (aws s3 mb s3://{place.bucket}), or name another.")
@@ -62,20 +62,20 @@ def explain_s3_refusal(
         named = _MISSING.search(words)
         action = named[1] if named else ACTIONS.get(operation, f"s3:{operation}")
         where = f"s3://{place.bucket}/{key}" if key else str(place)
-        what = f"Your key may not {action} on {where} ({told}: {said})."
+        what = f"Your key may not {action} on {where} ({status}: {message})."
         return SetupError("stage.denied", what, hint=_ALLOW.format(place=place, bucket=place.bucket))
     if code in _ELSEWHERE:
         right = region or "another region, which S3 did not name"
-        what = f"The bucket {place.bucket} is in {right}, and {endpoint} does not serve it ({told})."
+        what = f"The bucket {place.bucket} is in {right}, and {endpoint} does not serve it ({status})."
         hint = f"Set AWS_DEFAULT_REGION={region}." if region else "Set AWS_DEFAULT_REGION to the bucket's own region."
         return SetupError("stage.wrong_region", what, hint=hint)
     if code in UNKNOWN_KEY:
         hint = "Run `aws configure` or `aws sso login`, or set AWS_PROFILE; another service has its own keys."
-        return SetupError("stage.key", f"{endpoint} does not accept your key ({code}: {said}).", hint=hint)
+        return SetupError("stage.key", f"{endpoint} does not accept your key ({code}: {message}).", hint=hint)
     if code in _FULL:
         hint = "Remove what is no longer needed there, or name another bucket."
-        return SetupError("stage.full", f"There is no room left in {place.bucket} ({told}: {said}).", hint=hint)
-    what = f"{place} could not be used: {operation} was refused ({told}: {said})."
+        return SetupError("stage.full", f"There is no room left in {place.bucket} ({status}: {message}).", hint=hint)
+    what = f"{place} could not be used: {operation} was refused ({status}: {message})."
     return SetupError("stage.refused", what, hint="Try without --stage: then the files go over SSH.")
 
 

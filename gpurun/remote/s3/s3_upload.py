@@ -110,8 +110,8 @@ class _Sending:
                 waiting.add(self._submit(pool, bytes(rest), is_last=True))
                 self._settled(waiting, most=0)
             except BaseException:
-                for one in waiting:
-                    one.cancel()
+                for piece in waiting:
+                    piece.cancel()
                 raise
         if tuple(self._parts.digests) != self._digests.parts:
             what = f"{self._file.name} changed while it was being staged."
@@ -154,8 +154,8 @@ class _Sending:
         """Wait until at most `most` pieces are under way; raise the error of any piece."""
         while len(waiting) > most:
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for one in done:
-                one.result()
+            for piece in done:
+                piece.result()
         return waiting
 
     def _note(self, line: dict[str, Any]) -> None:
@@ -170,18 +170,18 @@ class _Sending:
         lines = self._notes.read_text().splitlines() if self._notes.exists() else []
         noted = [found for line in lines if isinstance(found := _read(line), dict)]
         place = (self._key, self._bucket.address.bucket)
-        begun = [one for one in noted if (one.get("key"), one.get("bucket")) == place]
+        begun = [record for record in noted if (record.get("key"), record.get("bucket")) == place]
         there: dict[int, str] | None = None
         with suppress(SetupError):  # Without permission to list the pieces, they are sent again.
             there = self._bucket.pieces(self._key, str(begun[-1]["upload"])) if begun else None
         if there is None:
-            ends = [list(one["whole"]) for one in noted if "whole" in one]
+            ends = [list(record["whole"]) for record in noted if "whole" in record]
             if begun and ends and self._is_there(ends[-1]):
                 return ends[-1]
             self._notes.unlink(missing_ok=True)
             return []
         self._upload = str(begun[-1]["upload"])
-        pieces = {one["number"]: (one["sha256"], one["etag"]) for one in noted if "number" in one}
+        pieces = {record["number"]: (record["sha256"], record["etag"]) for record in noted if "number" in record}
         self._there = {number: piece for number, piece in pieces.items() if there.get(number) == piece[1]}
         return []
 

@@ -15,11 +15,11 @@ _SHARED_ENOUGH = 1.5
 
 def samples_section(runs: Sequence[RunMaterial]) -> str:
     """Return a section for every prompt, with each run's samples over time; only the first section is unfolded."""
-    prompts = list(dict.fromkeys(prompt for run in runs for prompt in run.told.samples))
+    prompts = list(dict.fromkeys(prompt for run in runs for prompt in run.history.samples))
     if not prompts:
         return tag("p", "No samples were reported.", class_="note")
     parts = [_prompt(prompt, runs, is_open=not place) for place, prompt in enumerate(prompts)]
-    left_out = len({one for run in runs for one in run.told.prompts_left_out})
+    left_out = len({prompt_left for run in runs for prompt_left in run.history.prompts_left_out})
     if left_out:
         parts.append(tag("p", f"{left_out} more prompts are not shown.", class_="note"))
     return "".join(parts)
@@ -27,8 +27,8 @@ def samples_section(runs: Sequence[RunMaterial]) -> str:
 
 def _prompt(prompt: str, runs: Sequence[RunMaterial], *, is_open: bool) -> str:
     title = tag("q", escaped(prompt)) if prompt else "an empty prompt"
-    having = [(place, run) for place, run in enumerate(runs) if prompt in run.told.samples]
-    columns = [run.told.samples[prompt].items for _, run in having]
+    having = [(place, run) for place, run in enumerate(runs) if prompt in run.history.samples]
+    columns = [run.history.samples[prompt].items for _, run in having]
     head = "".join(tag("th", f"{swatch(place)}{escaped(run.run)}", scope="col") for place, run in having)
     rows = "".join(_row(name, cells, prompt, [run for _, run in having]) for name, cells in aligned(columns))
     table = f'<table class="samples"><thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{rows}</tbody></table>'
@@ -67,5 +67,5 @@ def _when(sample: WrittenSample, run: RunMaterial, name: str) -> str:
     words = [] if name.startswith("step") else [f"step {sample.step:,}"]
     epoch = run.epoch_at(sample.step)
     words += [f"epoch {epoch:.2f}"] if epoch is not None else []
-    words += [f"validation {format_loss(m.loss)}" for m in run.told.validation.items if m.step == sample.step][:1]
+    words += [f"validation {format_loss(m.loss)}" for m in run.history.validation.items if m.step == sample.step][:1]
     return " · ".join(words)

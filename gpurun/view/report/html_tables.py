@@ -31,12 +31,12 @@ def runs_table(runs: Sequence[RunMaterial]) -> str:
 
 
 def _run_row(place: int, run: RunMaterial, heads: Sequence[str], best: float | None) -> str:
-    mark, last = run.told.best, run.last
+    mark, last = run.history.best, run.last
     name = f"{swatch(place)}<b>{escaped(run.run)}</b>{_small(_when(run))}"
     is_best = mark is not None and mark.loss == best
     cells = (
         escaped(run.recipe) + _small(_what(run)),
-        escaped(run.told.device or run.where) + _small(run.where if run.told.device else ""),
+        escaped(run.history.device or run.where) + _small(run.where if run.history.device else ""),
         _whole(UNKNOWN if run.train_s is None else format_duration(run.train_s)) + _small(_rented(run)),
         _whole(_money(run.cost_micros)) + _small(_cost_is(run)),
         _whole(_count(last.tokens if last else None)) + _small(_steps(run)),
@@ -92,7 +92,7 @@ def _steps(run: RunMaterial) -> str:
     last = run.last
     if last is None:
         return "no steps were reported"
-    return f"step {last.step:,}" + (f" of {run.told.steps:,}" if run.told.steps else "")
+    return f"step {last.step:,}" + (f" of {run.history.steps:,}" if run.history.steps else "")
 
 
 def _count(number: int | None) -> str:
@@ -104,9 +104,9 @@ def _loss(mark: Mark | None) -> str:
 
 
 def _at(mark: Mark | None, run: RunMaterial) -> str:
-    core = [] if run.told.core is None else [f"CORE {run.told.core:.4f}"]
+    core = [] if run.history.core is None else [f"CORE {run.history.core:.4f}"]
     if mark is None:
-        bits = run.told.bits_per_byte
+        bits = run.history.bits_per_byte
         return ", ".join([*([] if bits is None else [f"{bits:.3f} bits a byte"]), *core])
     words = [f"step {mark.step:,}"]
     words += [f"perplexity {math.exp(mark.loss):,.1f}"] if run.terms.has_model and 0 <= mark.loss < 14 else []
@@ -153,7 +153,7 @@ def settings_table(runs: Sequence[RunMaterial]) -> str:
 
 def validation_table(runs: Sequence[RunMaterial]) -> str:
     """Return the validation losses: one row per step, one column per run; of many steps, an even selection."""
-    columns = [{mark.step: mark.loss for mark in run.told.validation.items} for run in runs]
+    columns = [{mark.step: mark.loss for mark in run.history.validation.items} for run in runs]
     steps = sorted({step for column in columns for step in column})
     if len(steps) > _MOST_ROWS:
         steps = [steps[round(i * (len(steps) - 1) / (_MOST_ROWS - 1))] for i in range(_MOST_ROWS)]

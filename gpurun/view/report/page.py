@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from gpurun.core.money import format_usd, total
-from gpurun.core.receipt_rules import trainer_told
+from gpurun.core.receipt_rules import stated_trainer
 from gpurun.view.number_format import format_duration, format_loss
 from gpurun.view.receipt_screen import hardware_words, shutdown_words, signature_word
 from gpurun.view.report.escape import escaped, tag
@@ -72,7 +72,7 @@ def _lede(runs: Sequence[RunMaterial]) -> str:
 
 def _charts(runs: Sequence[RunMaterial]) -> str:
     """Return one chart per axis, selected by radio buttons, which need no script; all of them on paper."""
-    curves = [Curve(run.told.losses.items, run.told.validation.items) for run in runs]
+    curves = [Curve(run.history.losses.items, run.history.validation.items) for run in runs]
     if not is_drawn(runs):
         has_losses = any(curve.losses or curve.validation for curve in curves)
         words = "One loss is not a curve yet; the table has it." if has_losses else "No losses were reported."
@@ -126,12 +126,12 @@ def _sources(runs: Sequence[RunMaterial]) -> str:
             lines = [
                 receipt.predicate["verdict"]["says"],
                 f"hardware: {hardware_words(receipt.predicate)}",
-                trainer_told(receipt.predicate),
+                stated_trainer(receipt.predicate),
                 f"shutdown: {shutdown_words(receipt.predicate).text}",
                 f"receipt sha256 {receipt.sha256} ({signature_word(receipt)})",
             ]
             lines += [f"{incident['code']}: {incident['message']}" for incident in receipt.predicate["incidents"]]
-        lines += [*run.notes, *(f"warning: {w}" for w in run.told.warnings)]
+        lines += [*run.notes, *(f"warning: {w}" for w in run.history.warnings)]
         inner = "".join(tag("li", escaped(line)) for line in lines if line)
         items.append(f"<h3>{swatch(place)}{escaped(run.run)}</h3><ul>{inner}</ul>")
     note = "Losses and samples were reported by the machine; cost and times were measured here, for the receipt."

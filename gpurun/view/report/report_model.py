@@ -16,7 +16,7 @@ from gpurun.core.receipt_record import Receipt
 from gpurun.core.untrusted import safe_line
 from gpurun.view.number_format import short_hash
 from gpurun.view.receipt_screen import cost_label, hardware_words, signature_word
-from gpurun.view.report.series import Mark, Told
+from gpurun.view.report.series import Mark, RunHistory
 
 _LEFT_OUT = ("about",)
 _MOST_NAMED = 3
@@ -49,7 +49,7 @@ class RunMaterial:
     resolved: Mapping[str, Any]
     shards: str
     tokenizer_sha256: str
-    told: Told
+    history: RunHistory
     receipt: Receipt | None = None
     no_receipt: str = ""
     spent_micros: Micros | None = None
@@ -84,7 +84,7 @@ class RunMaterial:
     @property
     def last(self) -> Mark | None:
         """Return the last training loss."""
-        marks = self.told.losses.items
+        marks = self.history.losses.items
         return marks[-1] if marks else None
 
     @property
@@ -97,13 +97,13 @@ class RunMaterial:
 
     def epoch_at(self, step: int) -> float | None:
         """Return how many epochs are done after a step; None for pairs, whose padding makes tokens unreliable."""
-        tokens, all_of_it = self.told.tokens_at(step), self.told.train_tokens
+        tokens, all_of_it = self.history.tokens_at(step), self.history.train_tokens
         is_padded = self.resolved.get("model", {}).get("preset") == "encoder-decoder"
         return tokens / all_of_it if tokens and all_of_it and not is_padded else None
 
     def as_record(self) -> dict[str, Any]:
         """Return the run's facts as JSON data."""
-        receipt, best, last = self.receipt, self.told.best, self.last
+        receipt, best, last = self.receipt, self.history.best, self.last
         predicate = receipt.predicate if receipt else None
         return {
             "run": self.run,
@@ -113,10 +113,10 @@ class RunMaterial:
             "where": self.where,
             "state": self.state,
             "began_wall": self.began_wall,
-            "device": self.told.device or None,
+            "device": self.history.device or None,
             "parameters": self.parameters,
             "step": last.step if last else None,
-            "steps": self.told.steps,
+            "steps": self.history.steps,
             "tokens": last.tokens if last else None,
             "train_s": self.train_s,
             "billable_s": predicate["runtime"]["billable_s"] if predicate else None,
@@ -125,8 +125,8 @@ class RunMaterial:
             "final_loss": last.loss if last else None,
             "best_val_loss": best.loss if best else None,
             "best_val_step": best.step if best else None,
-            "bits_per_byte": best.bits_per_byte if best else self.told.bits_per_byte,
-            "core": self.told.core,
+            "bits_per_byte": best.bits_per_byte if best else self.history.bits_per_byte,
+            "core": self.history.core,
             "hellaswag": best.hellaswag if best else None,
             "hardware": hardware_words(predicate) if predicate else None,
             "shutdown": predicate["teardown"]["is"] if predicate else None,
@@ -135,11 +135,11 @@ class RunMaterial:
             "signature": signature_word(receipt) if receipt else None,
             "no_receipt": self.no_receipt,
             "notes": list(self.notes),
-            "loss": [_mark_record(mark) for mark in self.told.losses.items],
-            "validation": [_mark_record(mark) for mark in self.told.validation.items],
+            "loss": [_mark_record(mark) for mark in self.history.losses.items],
+            "validation": [_mark_record(mark) for mark in self.history.validation.items],
             "samples": {
                 prompt: [{"step": sample.step, "text": "\n".join(sample.lines)} for sample in kept.items]
-                for prompt, kept in self.told.samples.items()
+                for prompt, kept in self.history.samples.items()
             },
         }
 
@@ -147,7 +147,7 @@ class RunMaterial:
     def train_s(self) -> float | None:
         """Return the training time: by this machine's clock if the receipt has it, else as the trainer counted."""
         measured = self.receipt.predicate["training"]["seconds"]["train_s"] if self.receipt else None
-        return measured if measured is not None else self.told.seconds or None
+        return measured if measured is not None else self.history.seconds or None
 
 
 def _mark_record(mark: Mark) -> list[float | int | None]:
@@ -169,15 +169,15 @@ def why_unranked(runs: Sequence[RunMaterial]) -> str:
 
 def find_lowest_loss(runs: Sequence[RunMaterial]) -> tuple[RunMaterial, Mark] | None:
     """Return the run with the lowest validation loss, and the loss; None if there is none, or none can be compared."""
-    judged = [(run, run.told.best) for run in runs if run.told.best is not None]
-    return min(judged, key=lambda one: one[1].loss, default=None) if not why_unranked(runs) else None
+    judged = [(run, run.history.best) for run in runs if run.history.best is not None]
+    return min(judged, key=lambda pair: pair[1].loss, default=None) if not why_unranked(runs) else None
 
 
 def settings(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
     """Return every key of the runs' settings, with its value in each run; "" if a run lacks the key."""
     flat = [run.settings for run in runs]
-    keys = dict.fromkeys(key for one in flat for key in one)
-    return [(key, [one.get(key, "") for one in flat]) for key in keys]
+    keys = dict.fromkeys(key for settings in flat for key in settings)
+    return [(key, [settings.get(key, "") for settings in flat]) for key in keys]
 
 
 def list_differences(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
@@ -296,7 +296,7 @@ def _own_keys(runs: Sequence[RunMaterial]) -> list[str]:
 
 def is_drawn(runs: Sequence[RunMaterial]) -> bool:
     """Return whether any run has reported two points, the minimum for a curve."""
-    return any(len(kept.items) > 1 for run in runs for kept in (run.told.losses, run.told.validation))
+    return any(len(kept.items) > 1 for run in runs for kept in (run.history.losses, run.history.validation))
 
 
 def _flat(tables: Mapping[str, Any]) -> dict[str, str]:

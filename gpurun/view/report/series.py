@@ -86,7 +86,7 @@ class Kept(Generic[T]):
 
 
 @dataclass
-class Told:
+class RunHistory:
     """The content of a run's events; `unreadable` counts invalid lines."""
 
     losses: Kept[Mark] = field(default_factory=lambda: Kept(MOST_MARKS))
@@ -114,12 +114,12 @@ class Told:
         return step * self.tokens_per_step if self.tokens_per_step else None
 
 
-def hear(lines: Iterable[bytes | str], spent_at: Callable[[float], Micros | None] = lambda _: None) -> Told:
+def hear(lines: Iterable[bytes | str], spent_at: Callable[[float], Micros | None] = lambda _: None) -> RunHistory:
     """Read the events of a run; `spent_at` returns the micro-dollars spent after a number of seconds of training.
 
     A trainer that resumed from a checkpoint repeated the steps after it: only their later figures are kept.
     """
-    content, before_s, torn = Told(), 0.0, False
+    content, before_s, torn = RunHistory(), 0.0, False
     for line in lines:
         event = parse_event(line)
         torn = event is None
@@ -153,7 +153,7 @@ def hear(lines: Iterable[bytes | str], spent_at: Callable[[float], Micros | None
     return content
 
 
-def _start(content: Told, event: StartEvent) -> None:
+def _start(content: RunHistory, event: StartEvent) -> None:
     content.device = event.cuda_name or event.device or ""
     content.steps = event.steps
     content.tokens_per_step, content.train_tokens = event.tokens_per_step, event.train_tokens
@@ -167,7 +167,7 @@ def _start(content: Told, event: StartEvent) -> None:
 
 
 def _mark(
-    content: Told,
+    content: RunHistory,
     kept: Kept[Mark],
     event: StepEvent | EvaluationEvent,
     loss: float | None,
@@ -184,7 +184,7 @@ def _mark(
     return mark
 
 
-def _sample(content: Told, event: SampleEvent) -> None:
+def _sample(content: RunHistory, event: SampleEvent) -> None:
     prompt = safe_line(event.prompt.replace("\n", " "))
     if event.step is None or event.text is None:
         return

@@ -41,7 +41,7 @@ def summary(runs: Sequence[RunMaterial], style: Style) -> list[Line]:
     rows = [[*_cells(run), own] for run, own in zip(runs, own_settings(runs), strict=True)]
     lines = table(_columns(runs), rows, style)
     if len(runs) == 1 and is_drawn(runs):
-        content = runs[0].told
+        content = runs[0].history
         points, marks = ([(float(m.step), m.loss) for m in kept.items] for kept in (content.losses, content.validation))
         lines.append(line())
         lines += [
@@ -55,11 +55,11 @@ def summary(runs: Sequence[RunMaterial], style: Style) -> list[Line]:
 
 
 def _cells(run: RunMaterial) -> list[Cell]:
-    last, best = run.last, run.told.best
+    last, best = run.last, run.history.best
     return [
         Span(run.run, "title"),
         run.recipe,
-        run.told.device or run.where,
+        run.history.device or run.where,
         local_time(run.began_wall, now=0.0).split()[0] if run.began_wall else UNKNOWN,
         UNKNOWN if run.train_s is None else format_duration(run.train_s),
         Span(UNKNOWN if run.cost_micros is None else format_usd(run.cost_micros), "money"),

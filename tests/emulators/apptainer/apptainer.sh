@@ -1,6 +1,6 @@
 #!/bin/sh
-# Stands in for apptainer: takes the options that gpurun gives it and no others, and runs the words with the image's bin/
-# alone in PATH. Every call is noted in the file $APPTAINER_CALLS.
+# Stands in for apptainer: accepts only the options that gpurun uses, and runs the command with only the image's bin/
+# in PATH. It writes every call into the file $APPTAINER_CALLS.
 echo "$*" >>"$APPTAINER_CALLS"
 [ "$1" != --silent ] || shift
 case $1 in

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the real apptainer from Debian's unstable into a folder of its own, with the C library that it wants, where the
-# system's own packages have none (Debian 12 and 13). As root.
+# Installs the real apptainer from Debian's unstable into a separate folder, with the C library that it needs, on a system
+# whose packages lack it (Debian 12 and 13). Run it as root.
 # usage: install.sh [FOLDER]
 set -eu
 to=${1:-/opt/apptainer} work=$(mktemp -d)
@@ -14,7 +14,7 @@ own="-q -o Dir::Etc=$work/etc -o Dir::State::Lists=$work/lists -o Dir::Cache=$wo
 # shellcheck disable=SC2086
 apt-get $own update && apt-get $own download apptainer libc6 libseccomp2 libsqlite3-0
 for deb in ./*.deb; do dpkg-deb -x "$deb" "$to"; done
-# It looks for its settings and its folder beside itself, at two places.
+# apptainer looks for its settings and its session folder beside itself, in two places.
 mkdir -p "$to/usr/lib/var/lib/apptainer/mnt/session"
 cp -r "$to/etc" "$to/usr/etc"
 cp -r "$to/etc" "$to/usr/lib/etc"

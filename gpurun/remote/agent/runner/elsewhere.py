@@ -61,7 +61,7 @@ def find_results(since_wall: float, passed_by: Iterable[str], limit_s: float) ->
     for root in roots():
         for path, facts in results(root, since_wall - SLACK_S, known, deadline, seen):
             found.add(path, facts.st_size)
-    return dict(found.told(), is_whole=time.monotonic() < deadline)
+    return dict(found.as_json(), is_whole=time.monotonic() < deadline)
 
 
 def roots() -> List[str]:
@@ -70,7 +70,7 @@ def roots() -> List[str]:
     wanted = [os.path.realpath(path) for path in places]
     found: List[str] = []
     for path in wanted:
-        if path != "/" and os.path.isdir(path) and not any((path + "/").startswith(one + "/") for one in found):
+        if path != "/" and os.path.isdir(path) and not any((path + "/").startswith(parent + "/") for parent in found):
             found.append(path)
     return found
 
@@ -165,7 +165,7 @@ class ResultCounter:
         push = heapq.heappush if len(self.heap) < MOST_NAMED else heapq.heappushpop
         push(self.heap, (path.lower().endswith(WEIGHTS), size, path))
 
-    def told(self) -> Dict[str, Any]:
+    def as_json(self) -> Dict[str, Any]:
         """Return the results as the event has them; a file below the home is named relative to it."""
         home = os.path.realpath(os.path.expanduser("~")) + os.sep
         ranked = sorted(self.heap, reverse=True)

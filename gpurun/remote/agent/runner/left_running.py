@@ -62,8 +62,8 @@ def still_working() -> List[str]:
         if pid not in before or name in MONITORS:
             continue
         is_busy = cpu_s - before[pid][1] > LEAST_SHARE * passed_s
-        if (is_busy or written > before[pid][2]) and (told := named(pid, name)) not in names:
-            names.append(told)
+        if (is_busy or written > before[pid][2]) and (shown := named(pid, name)) not in names:
+            names.append(shown)
     return names[:MOST_NAMED]
 
 

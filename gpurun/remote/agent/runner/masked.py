@@ -25,7 +25,7 @@ def forms_of(values: list[str]) -> list[bytes]:
     for value in values:
         found.add(value.encode("utf-8", "surrogateescape"))
         for part in _parts(value):
-            found.update(one for one in _written(part) if len(one) >= LEAST_BYTES)
+            found.update(form for form in _written(part) if len(form) >= LEAST_BYTES)
     return sorted(found - {b""}, key=len, reverse=True)
 
 

@@ -49,18 +49,18 @@ def part_test(part: str) -> re.Pattern[str]:
 
 def part_pattern(part: str) -> str:
     """Return one part of a glob as a regular expression: a star also matches names that begin with a dot."""
-    told, place = "", 0
+    pattern, place = "", 0
     while place < len(part):
         letter, place = part[place], place + 1
         end = part.find("]", place + 2 if part[place : place + 1] in "!^" else place + 1)
         if letter == "[" and end > 0:
             body, place = part[place:end].replace("\\", r"\\"), end + 1
-            told += "[%s%s]" % ("^" if body[0] in "!^" else "", body.lstrip("!^").replace("[", r"\["))
+            pattern += "[%s%s]" % ("^" if body[0] in "!^" else "", body.lstrip("!^").replace("[", r"\["))
         elif letter == "\\" and place < len(part):
-            told, place = told + re.escape(part[place]), place + 1
+            pattern, place = pattern + re.escape(part[place]), place + 1
         else:
-            told += {"*": "[^/]*", "?": "[^/]"}.get(letter) or re.escape(letter)
-    return told
+            pattern += {"*": "[^/]*", "?": "[^/]"}.get(letter) or re.escape(letter)
+    return pattern
 
 
 class MatchedFiles:
@@ -252,11 +252,11 @@ def ignore_rules(path: str) -> list[tuple[str, re.Pattern[str], bool, bool]]:
 
 def path_pattern(parts: list[str], is_anchored: bool) -> str:
     """Return the parts of such a line as a regular expression for a path; without a slash it matches at any depth."""
-    told = "" if is_anchored else "(?:.*/)?"
+    pattern = "" if is_anchored else "(?:.*/)?"
     for place, part in enumerate(parts):
         is_last = place == len(parts) - 1
         if part == "**":
-            told += ".*" if is_last else "(?:.*/)?"
+            pattern += ".*" if is_last else "(?:.*/)?"
         else:
-            told += part_pattern(part) + ("" if is_last else "/")
-    return told
+            pattern += part_pattern(part) + ("" if is_last else "/")
+    return pattern

@@ -128,9 +128,9 @@ class Progress:
     def _score(self, line: str) -> dict[str, Any] | None:
         """Return a score with the step in the line, or with the last step."""
         found = {name: form.search(line) for name, form in SCORES.items()}
-        told = {name: read_figure(one[1]) for name, one in found.items() if one}
+        figures = {name: read_figure(match[1]) for name, match in found.items() if match}
         at = STEP.search(line)
-        return dict(told, step=int(at[1]) if at else self.step) if told else None
+        return dict(figures, step=int(at[1]) if at else self.step) if figures else None
 
     def _placed(self, figures: dict[str, Any], *, epoch: int | None) -> dict[str, Any] | None:
         """Add the step to the figures: their own, else the epoch's while nothing finer is counted, else the bar's."""

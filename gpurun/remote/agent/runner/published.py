@@ -76,7 +76,7 @@ class PublishedOutputs:
         self.matched: dict[str, int] = dict.fromkeys([glob.text for glob in self.walk.globs], 0)
         self.why: dict[str, str] = {}
         self.over: dict[str, int] = {}
-        self.told: list[tuple[str, int, int]] = []
+        self.new_files: list[tuple[str, int, int]] = []
         self.took_s, self.looked_s = 0.0, -1e9
         self.reserved_bytes = 0
         os.makedirs(out, exist_ok=True)
@@ -209,7 +209,7 @@ class PublishedOutputs:
             self.manifest_bytes += size
         self.published[name] = Published(stamp, digest, step)
         self.is_changed = True
-        self.told.append((name, stamp[0], step))
+        self.new_files.append((name, stamp[0], step))
         return True
 
     def put(self, partial: str, name: str) -> None:
@@ -221,11 +221,11 @@ class PublishedOutputs:
         except (FileExistsError, NotADirectoryError, IsADirectoryError):
             parts = name.split("/")
             above = ["/".join(parts[:end]) for end in range(2, len(parts))]
-            for path in [one for one in above if os.path.isfile(os.path.join(self.out, one))]:
+            for path in [name_above for name_above in above if os.path.isfile(os.path.join(self.out, name_above))]:
                 self.forget(path)
                 remove_file(os.path.join(self.out, path))
             if os.path.isdir(target):
-                for other in [one for one in self.published if one.startswith(name + "/")]:
+                for other in [known for known in self.published if known.startswith(name + "/")]:
                     self.forget(other)
                 shutil.rmtree(target)
             os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -269,14 +269,14 @@ class PublishedOutputs:
 
     def tell_published(self) -> None:
         """Write one event for each file; if there are very many, one for all."""
-        if len(self.told) <= MOST_EVENTS:
-            for name, size, step in self.told:
+        if len(self.new_files) <= MOST_EVENTS:
+            for name, size, step in self.new_files:
                 self.tell("output", step=step, name=short(name), bytes=size)
         else:
-            name, _, step = self.told[-1]
-            size = sum(size for _, size, _ in self.told)
-            self.tell("output", step=step, name=short(name), bytes=size, files=len(self.told))
-        self.told = []
+            name, _, step = self.new_files[-1]
+            size = sum(size for _, size, _ in self.new_files)
+            self.tell("output", step=step, name=short(name), bytes=size, files=len(self.new_files))
+        self.new_files = []
 
     def sum_up(self, found: MatchedFiles) -> None:
         """Report which files do not come home, and why."""

@@ -19,6 +19,7 @@ import time
 from contextlib import suppress
 
 from gpurun.remote.agent.runner.cloned import NotCloned, clone
+from gpurun.remote.agent.runner.command_events import NAME, CommandEvents
 from gpurun.remote.agent.runner.elsewhere import MOST_NAMED
 from gpurun.remote.agent.runner.elsewhere import find_results as look_elsewhere
 from gpurun.remote.agent.runner.last_words import LastWords
@@ -26,7 +27,6 @@ from gpurun.remote.agent.runner.left_running import end_left_running
 from gpurun.remote.agent.runner.masked import begun, forms_of, mask
 from gpurun.remote.agent.runner.progress_lines import Progress
 from gpurun.remote.agent.runner.published import PublishedOutputs, encoded, words
-from gpurun.remote.agent.runner.told_events import NAME, ToldEvents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,11 +66,14 @@ class Events:
     def tell(self, kind: str, **more: Any) -> None:
         """Write one event; a full disk must not end the command."""
         elapsed_s = time.monotonic() - self.began
-        told = dict(more, kind=kind, wall=round(time.time(), 3), elapsed_s=round(elapsed_s, 3))
-        told = {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in told.items()}
+        event = dict(more, kind=kind, wall=round(time.time(), 3), elapsed_s=round(elapsed_s, 3))
+        event = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in event.items()
+        }
         with self.lock:
             try:
-                os.write(self.file, json.dumps(told).encode() + b"\n")
+                os.write(self.file, json.dumps(event).encode() + b"\n")
             except OSError:
                 return
 
@@ -81,11 +84,11 @@ class ProgressEvents:
     Once it writes to $GPURUN_EVENTS, only that counts, and its log is no longer parsed.
     """
 
-    def __init__(self, events: Events, told: ToldEvents, total: int) -> None:
-        self.events, self.told, self.progress = events, told, Progress(total)
+    def __init__(self, events: Events, reported: CommandEvents, total: int) -> None:
+        self.events, self.reported, self.progress = events, reported, Progress(total)
         self.waiting: dict[str, Any] | None = None
-        self.told_s, self.last = 0.0, (0, 0.0)
-        self.is_lost = self.is_told = self.is_warned = False
+        self.written_s, self.last = 0.0, (0, 0.0)
+        self.is_lost = self.has_reported = self.is_warned = False
         self.lock = threading.Lock()
 
     @property
@@ -96,29 +99,31 @@ class ProgressEvents:
     def take(self, line: str) -> None:
         """Parse a line, unless the command has written an event before."""
         with self.lock:
-            found = None if self.is_told else self.progress.take(line)
+            found = None if self.has_reported else self.progress.take(line)
             if found is not None:
-                self.hear_told()
-            if found is not None and not self.is_told:
+                self.read_reported()
+            if found is not None and not self.has_reported:
                 self.put(found)
 
-    def take_told(self) -> bool:
+    def take_reported(self) -> bool:
         """Read what the command has written to $GPURUN_EVENTS since; return whether there was anything."""
         with self.lock:
-            return self.hear_told()
+            return self.read_reported()
 
-    def hear_told(self) -> bool:
-        """Read the events as `take_told` does; the caller holds the lock."""
-        told = self.told.read()
-        for found in told:
-            self.is_told, self.progress.step = True, found["step"]
+    def read_reported(self) -> bool:
+        """Read the events as `take_reported` does; the caller holds the lock."""
+        new = self.reported.read()
+        for found in new:
+            self.has_reported, self.progress.step = True, found["step"]
             self.progress.set_total(found.pop("total_steps", self.progress.total))
             self.put(found)
-        if self.told.malformed and not self.is_warned:
+        if self.reported.malformed and not self.is_warned:
             self.is_warned = True
-            message = "a line of $GPURUN_EVENTS is not a JSON object with a step and figures: " + self.told.malformed
+            message = (
+                "a line of $GPURUN_EVENTS is not a JSON object with a step and figures: " + self.reported.malformed
+            )
             self.events.tell("warning", code="events.malformed", message=message)
-        return bool(told)
+        return bool(new)
 
     def put(self, found: dict[str, Any]) -> None:
         """Write the figures, or hold a step until the next one."""
@@ -130,7 +135,7 @@ class ProgressEvents:
         if found["step"] is not None and (val_loss is None or "loss" in found):
             self.warn_lost(found)
             self.waiting = dict(found, at=time.monotonic() - self.events.began)
-        if val_loss is not None or time.monotonic() - self.told_s >= EVENT_S:
+        if val_loss is not None or time.monotonic() - self.written_s >= EVENT_S:
             self.write()
         if val_loss is not None:
             self.events.tell("eval", step=found["step"], val_loss=val_loss)
@@ -151,7 +156,7 @@ class ProgressEvents:
             figures["step_s"] = round(took_s / (step - self.last[0]), 6)
         if "step_s" in figures or step <= self.last[0] or not self.last[0]:
             self.last = (step, at)
-        self.told_s = time.monotonic()
+        self.written_s = time.monotonic()
         self.events.tell("step", steps=self.progress.total or None, **figures)
 
     def warn_lost(self, figures: dict[str, Any]) -> None:
@@ -183,7 +188,7 @@ class Log:
     def pass_on(self, end: int, is_last: bool = False) -> None:
         """Pass on the held output up to a place, except what may be the beginning of a secret (of several lines)."""
         ready = self.held[:end]
-        end -= 0 if is_last else max([0, *(begun(ready, one) for one in self.forms)])
+        end -= 0 if is_last else max([0, *(begun(ready, form) for form in self.forms)])
         self.put(self.held[:end])
         self.held = self.held[end:]
 
@@ -215,8 +220,8 @@ class RunningCommand:
         self.order, self.events, self.asked_s = order, Events(out), 0.0
         if order.get("clone"):
             self.events.tell("clone", commit=clone(order["clone"], work))
-        told = ToldEvents(os.path.join(root, NAME))
-        self.curve = ProgressEvents(self.events, told, order["total_steps"])
+        reported = CommandEvents(os.path.join(root, NAME))
+        self.curve = ProgressEvents(self.events, reported, order["total_steps"])
         self.log = Log([os.environ[name] for name in order["secrets"] if os.environ.get(name)], self.curve)
         self.outputs = PublishedOutputs(work, out, order, self.tell_file)
         self.began_wall, self.root = time.time(), root
@@ -334,13 +339,13 @@ class RunningCommand:
         while self.child.poll() is None:
             if self.asked_s and time.monotonic() - self.asked_s > self.order["grace_s"]:
                 self.send(signal.SIGKILL)
-            self.curve.take_told()
+            self.curve.take_reported()
             time.sleep(TICK_S)
         left, working = end_left_running(is_stopped=bool(self.asked_s))
         self.over.set()
         self.reader.join(IDLE_S * 4)
         self.log.flush(is_last=True)
-        while self.curve.take_told():
+        while self.curve.take_reported():
             pass
         self.curve.flush()
         self.looker.join()
@@ -389,7 +394,7 @@ def within_a_line(event: dict[str, Any]) -> dict[str, Any]:
     """Return the event, with fewer names if its line would be too long for a reader."""
     for most in (MOST_NAMED // 2, MOST_NAMED // 4, 0):
         if len(json.dumps(event)) > MOST_EVENT_BYTES:
-            for left in [one for one in event.values() if isinstance(one, dict) and "first" in one]:
+            for left in [value for value in event.values() if isinstance(value, dict) and "first" in value]:
                 left["first"] = left["first"][:most]
     return event
 

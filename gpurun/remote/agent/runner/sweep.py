@@ -21,13 +21,13 @@ import threading
 import time
 from contextlib import suppress
 
+from gpurun.remote.agent.runner.command_events import CommandEvents
 from gpurun.remote.agent.runner.hands import Hands
 from gpurun.remote.agent.runner.last_words import LastWords
 from gpurun.remote.agent.runner.masked import forms_of, mask
 from gpurun.remote.agent.runner.matching import Walk
 from gpurun.remote.agent.runner.number_text import text_of
 from gpurun.remote.agent.runner.progress_lines import Progress
-from gpurun.remote.agent.runner.told_events import ToldEvents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Row:
     @property
     def is_lost(self) -> bool:
         """Return whether its latest loss is no longer a number."""
-        last = [one for one in (self.loss, self.val_loss) if one is not None]
+        last = [loss for loss in (self.loss, self.val_loss) if loss is not None]
         return not all(map(math.isfinite, last))
 
     def hear(self, figures: dict[str, Any]) -> bool:
@@ -95,7 +95,7 @@ class Row:
         figures = {name: getattr(self, name) for name in ("loss", "val_loss", "lowest")}
         return {
             "trial": self.number, "state": self.state, "params": self.params, "step": self.step, "steps": self.steps,
-            **{name: one if one is None or math.isfinite(one) else None for name, one in figures.items()},
+            **{name: figure if figure is None or math.isfinite(figure) else None for name, figure in figures.items()},
             "result": self.result, "tokens": self.tokens, "seconds": round(self.seconds, 3), "why": self.why,
         }  # fmt: skip
 
@@ -150,7 +150,7 @@ class Trial:
         self.row, self.sweep, self.slot, self.began = row, sweep, slot, time.monotonic()
         self.folder = sweep.folder_of(row)
         self.out = os.path.join(self.folder, "out")
-        self.told_s, self.lock, self.words = 0.0, threading.Lock(), LastWords()
+        self.written_s, self.lock, self.words = 0.0, threading.Lock(), LastWords()
         self.walk: Walk | None = None
         shutil.rmtree(self.folder, ignore_errors=True)
         os.makedirs(self.out)
@@ -163,7 +163,9 @@ class Trial:
             self.walk = Walk(cwd, self.folder, order["outputs"], "")
             self.walk.before = self.walk.find(1 << 62).files
         own = os.path.join(self.folder, "events.jsonl")
-        self.told: Any = TrainerLines(os.path.join(self.out, "events.jsonl")) if order["is_recipe"] else ToldEvents(own)
+        self.reported: Any = (
+            TrainerLines(os.path.join(self.out, "events.jsonl")) if order["is_recipe"] else CommandEvents(own)
+        )
         self.progress = None if order["is_recipe"] else Progress(order["total_steps"])
         job, place = slot
         if job:
@@ -207,14 +209,14 @@ class Trial:
         with suppress(OSError):
             sys.stdout.write("%03d | %s\n" % (self.row.number, line))
             sys.stdout.flush()
-        if self.progress is not None and not getattr(self.told, "place", 0):
+        if self.progress is not None and not getattr(self.reported, "place", 0):
             found = self.progress.take(line.strip())
             if found is not None:
                 self.hear(dict(found, total_steps=self.progress.total))
 
     def look(self) -> None:
         """Read what the trial has written since the last look."""
-        for figures in self.told.read():
+        for figures in self.reported.read():
             self.hear(figures)
 
     def hear(self, figures: dict[str, Any]) -> None:
@@ -224,8 +226,8 @@ class Trial:
             row.steps = figures.get("total_steps") or row.steps or self.sweep.order["total_steps"] or None
             is_loss = row.hear(figures)
             row.seconds = time.monotonic() - self.began
-            if is_loss and ("val_loss" in figures or time.monotonic() - self.told_s >= EVENT_S):
-                self.told_s = time.monotonic()
+            if is_loss and ("val_loss" in figures or time.monotonic() - self.written_s >= EVENT_S):
+                self.written_s = time.monotonic()
                 self.sweep.tell(row)
 
     def end(self, state: str, number: int = signal.SIGKILL) -> None:
@@ -246,7 +248,9 @@ class Trial:
         self.look()
         row = self.row
         row.seconds = time.monotonic() - self.began
-        is_nan = row.is_lost or (self.told.reason == "nonfinite" if isinstance(self.told, TrainerLines) else False)
+        is_nan = row.is_lost or (
+            self.reported.reason == "nonfinite" if isinstance(self.reported, TrainerLines) else False
+        )
         if self.is_ending:
             row.state = self.is_ending
         elif is_nan:
@@ -394,7 +398,7 @@ class RunningSweep:
         """Return the settings of a trial, different from all others; None if there are no more."""
         taken = [row.params for row in self.rows.values()]
         if self.order["sampler"] == "grid":
-            return next((one for one in grid_of(self.order["space"]) if one not in taken), None)
+            return next((settings for settings in grid_of(self.order["space"]) if settings not in taken), None)
         for attempt in range(MOST_DRAWS):
             is_asked = self.sampler is not None and attempt < MOST_ASKED
             params = self.sampler.ask() if self.sampler and is_asked else drawn(self.order, number, attempt)
@@ -415,7 +419,7 @@ class RunningSweep:
                 if str(rung) in row.rungs or row.step * ETA**rung < row.steps or row.step >= row.steps:
                     continue
                 row.rungs[str(rung)] = figure
-                others = sorted(one.rungs[str(rung)] for one in self.rows.values() if str(rung) in one.rungs)
+                others = sorted(other.rungs[str(rung)] for other in self.rows.values() if str(rung) in other.rungs)
                 if figure > others[max(0, len(others) // ETA - 1)]:
                     return True
         return False
@@ -445,12 +449,12 @@ class RunningSweep:
 
     def ended(self, row: Row) -> None:
         """Record that a trial is over, before anything is removed or started."""
-        over = [one for one in self.rows.values() if one.state != "running"]
-        failed = [one for one in over if one.state == "failed"]
+        over = [trial for trial in self.rows.values() if trial.state != "running"]
+        failed = [trial for trial in over if trial.state == "failed"]
         if len(failed) == len(over) and len(over) in (MOST_FAILED, self.order["trials"]) and not self.is_stopped:
             self.end_all("%d of %d trials failed, and none succeeded: %s" % (len(failed), len(over), row.why))
         self.write()
-        kept = {"%03d" % one.number for one in self.best()}
+        kept = {"%03d" % trial.number for trial in self.best()}
         for name in os.listdir(os.path.join(self.folder, BEST)):
             if name not in kept:
                 shutil.rmtree(os.path.join(self.folder, BEST, name), ignore_errors=True)
@@ -508,17 +512,17 @@ class RunningSweep:
     def event(self, kind: str, **more: Any) -> None:
         """Write an event of the run."""
         elapsed_s = round(time.monotonic() - self.began, 3)
-        told = dict(more, kind=kind, wall=round(time.time(), 3), elapsed_s=elapsed_s)
+        event = dict(more, kind=kind, wall=round(time.time(), 3), elapsed_s=elapsed_s)
         with suppress(OSError):
             file = os.open(self.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:
-                os.write(file, json.dumps(told).encode() + b"\n")
+                os.write(file, json.dumps(event).encode() + b"\n")
             finally:
                 os.close(file)
 
     def progress(self, row: Row | None) -> None:
         """Report to the runner how many trials are over, and the last result."""
-        over = sum(one.state != "running" for one in self.rows.values())
+        over = sum(trial.state != "running" for trial in self.rows.values())
         lines = [{"step": over, "total_steps": self.order["trials"]}]
         if row is not None and row.state in ("done", "stopped") and row.result is not None:
             lines.append({"step": over, "val_loss": row.result})
@@ -559,8 +563,8 @@ class RunningSweep:
             sys.stdout.write("there were no more settings than those of %d trials\n" % len(self.rows))
         if self.fault or not (best or self.is_stopped):
             states = [row.state for row in self.rows.values()]
-            told = ", ".join("%d %s" % (states.count(state), state) for state in sorted(set(states)))
-            sys.stdout.write("error: %s\n" % (self.fault or "no trial has a result: %s" % told))
+            counts = ", ".join("%d %s" % (states.count(state), state) for state in sorted(set(states)))
+            sys.stdout.write("error: %s\n" % (self.fault or "no trial has a result: %s" % counts))
             return 1
         return 0
 

@@ -36,7 +36,7 @@ def unsaved(root: str, order: Dict[str, Any], is_whole: bool) -> Dict[str, Any]:
             if size >= LARGE_BYTES:
                 left[words(child.partition("/")[2])] = size
     found = find_results(since_wall, [root], LOOK_S if is_whole else 0.0)
-    first = [{"name": name, "bytes": size} for name, size in sorted(left.items(), key=lambda one: -one[1])]
+    first = [{"name": name, "bytes": size} for name, size in sorted(left.items(), key=lambda item: -item[1])]
     return {
         "files": len(left) + found["files"],
         "bytes": sum(left.values()) + found["bytes"],

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What RunPod's official images start: sshd if there is a key for it, then nothing until the pod ends.
+# Does what RunPod's official images do at start: starts sshd if there is a key, then waits until the pod ends.
 hook() { if [ -f "$GUEST_ROOT/$1" ]; then bash "$GUEST_ROOT/$1"; fi; }
 
 hook pre_start.sh
@@ -10,7 +10,7 @@ if [ -n "$PUBLIC_KEY" ]; then
     echo "$PUBLIC_KEY" >>~/.ssh/authorized_keys
     chmod 700 ~/.ssh
     chmod 600 ~/.ssh/authorized_keys
-    for kind in ecdsa ed25519; do # RSA keys take too long to make for a test.
+    for kind in ecdsa ed25519; do # Making an RSA key takes too long for a test.
         file=$GUEST_ROOT/etc/ssh/ssh_host_${kind}_key
         [ -f "$file" ] || ssh-keygen -t $kind -f "$file" -q -N ''
     done

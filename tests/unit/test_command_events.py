@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpurun.remote.agent.runner.command_events import MOST_LINE_BYTES, CommandEvents, parse_command_event
 from gpurun.remote.agent.runner.run_command import Events, ProgressEvents
-from gpurun.remote.agent.runner.told_events import MOST_LINE_BYTES, ToldEvents, parse_told_event
 
 
 @pytest.fixture
 def curve(tmp_path: Path) -> ProgressEvents:
-    return ProgressEvents(Events(str(tmp_path)), ToldEvents(str(tmp_path / "told")), 0)
+    return ProgressEvents(Events(str(tmp_path)), CommandEvents(str(tmp_path / "told")), 0)
 
 
 def kinds(folder: Path) -> list[tuple[Any, ...]]:
@@ -29,11 +29,11 @@ def test_what_a_script_says_itself_outranks_its_log(curve: ProgressEvents, tmp_p
         told.write(
             '{"step": 10, "loss": 2.5, "val_loss": 2.6, "lr": 0.1, "total_steps": 40, "note": "x"}\n{"step": 20, "lo'
         )
-    curve.take_told()
+    curve.take_reported()
     curve.take("step 999 | loss 999")
     with (tmp_path / "told").open("a") as told:
         told.write('ss": 1.5}\n')
-    curve.take_told()
+    curve.take_reported()
     curve.flush()
     assert kinds(tmp_path) == [("step", 10, 2.5, 40), ("eval", 10, 2.6, None), ("step", 20, 1.5, 40)]
 
@@ -52,13 +52,13 @@ def test_malformed_lines_are_passed_over_with_one_warning(curve: ProgressEvents,
         '{"step": 3}',
     ]
     (tmp_path / "told").write_text("\n".join(lines) + "\n")
-    curve.take_told()
-    curve.take_told()
+    curve.take_reported()
+    curve.take_reported()
     assert [kind for kind, *_ in kinds(tmp_path)] == ["step", "warning"]
 
 
 def test_a_restarted_file_a_link_and_a_missing_file_do_no_harm(tmp_path: Path) -> None:
-    told, path = ToldEvents(str(tmp_path / "told")), tmp_path / "told"
+    told, path = CommandEvents(str(tmp_path / "told")), tmp_path / "told"
     path.write_text('{"step": 1}\n{"step": 2}\n')
     assert len(told.read()) == 2
     path.write_text('{"step": 3}\n')
@@ -76,7 +76,7 @@ PLAIN = st.none() | st.booleans() | st.floats() | st.integers() | st.text()
 
 @given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner)))
 def test_in_any_line_a_step_is_a_count_and_a_figure_a_number(value: Any) -> None:
-    found = parse_told_event(json.dumps(value).encode())
+    found = parse_command_event(json.dumps(value).encode())
     assert found is None or (type(found["step"]) is int and all(type(one) in (int, float) for one in found.values()))
 
 

@@ -23,7 +23,7 @@ MOST_BYTES = 1 << 18
 MOST_STEPS = 1 << 53
 
 
-class ToldEvents:
+class CommandEvents:
     """The unread content of the file."""
 
     def __init__(self, path: str) -> None:
@@ -48,24 +48,24 @@ class ToldEvents:
         self.rest = lines.pop()[: MOST_LINE_BYTES + 1]
         found = []
         for line in lines:
-            told = parse_told_event(line) if len(line) <= MOST_LINE_BYTES else None
-            if told is not None:
-                found.append(told)
+            event = parse_command_event(line) if len(line) <= MOST_LINE_BYTES else None
+            if event is not None:
+                found.append(event)
             elif line.strip() and not self.malformed:
                 self.malformed = line[:80].decode("utf-8", "replace")
         return found
 
 
-def parse_told_event(line: bytes) -> dict[str, Any] | None:
+def parse_command_event(line: bytes) -> dict[str, Any] | None:
     """Return the figures of a line; None where it is not an object with a step, or a figure is not a number."""
     try:
-        told = json.loads(line)
+        event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(told, dict):
+    if not isinstance(event, dict):
         return None
-    counts = {name: told[name] for name in ("step", "total_steps") if told.get(name) is not None}
-    figures = {name: told[name] for name in FIGURES if told.get(name) is not None}
+    counts = {name: event[name] for name in ("step", "total_steps") if event.get(name) is not None}
+    figures = {name: event[name] for name in FIGURES if event.get(name) is not None}
     if "step" not in counts or not all(type(key) in (int, float) for key in (*counts.values(), *figures.values())):
         return None
     if not all(0 <= key < MOST_STEPS and key == int(key) for key in counts.values()):
