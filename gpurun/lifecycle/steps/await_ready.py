@@ -89,7 +89,8 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
             return
         instance, _, network = joined
     if context.plan.offer.rate_micros_per_hour:
-        with suppress(Unknown):  # A list may lag, so that the look before the create showed no copy's machine yet.
+        # A list may lag, so that the look before the create did not show the machine of a copy of this home yet.
+        with suppress(Unknown, Rejected, SetupError):
             refuse_beside_copy(context.provider, state, context, "This machine was ended.")
     now_mono, choices = clock.monotonic(), context.plan.choices
     more: Json = {"setup_s": round(took_s, 3)} if took_s else {}

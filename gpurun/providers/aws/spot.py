@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpurun.core.errors import SetupError
 from gpurun.core.money import Micros
 from gpurun.core.records import Instance, InstanceState
 from gpurun.providers.aws.errors import NOT_ALLOWED
@@ -29,23 +30,24 @@ class SpotLimits:
         if request and request not in self._known and machine.state in _AWAKE:
             self._ask(region, request)
         limit = self._known.get(request)
-        return (
-            machine
-            if limit is None
-            else machine.model_copy(update={"rate_micros_per_hour": limit, "rate_is_limit": True})
-        )
+        if limit is None:
+            return machine
+        return machine.model_copy(update={"rate_micros_per_hour": limit, "rate_is_limit": True})
 
     def _ask(self, region: str, request: str) -> None:
-        """Read the maximum price of a request; the next reading tries again if AWS does not show the request yet."""
+        """Read the maximum price of a request; the next reading tries again if AWS does not show the request yet.
+
+        A failure leaves it unknown, because the machine itself was read.
+        """
         try:
-            told = self._wire.call("ec2", region, "describe_spot_instance_requests", SpotInstanceRequestIds=[request])
-        except Unknown:
+            answer = self._wire.call("ec2", region, "describe_spot_instance_requests", SpotInstanceRequestIds=[request])
+        except (Unknown, SetupError):
             return
         except AwsRefused as refused:
             if refused.code in NOT_ALLOWED:
                 self._known[request] = None
             return
-        for found in told.get("SpotInstanceRequests") or ():
-            limit = parse_dollars(found.get("SpotPrice"))
-            if found.get("SpotInstanceRequestId") == request and limit is not None:
+        for known in answer.get("SpotInstanceRequests") or ():
+            limit = parse_dollars(known.get("SpotPrice"))
+            if known.get("SpotInstanceRequestId") == request and limit is not None:
                 self._known[request] = limit
