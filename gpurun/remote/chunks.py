@@ -3,9 +3,9 @@
 A pack is the content of its files, joined, cut into parts of one size, each with its sha256 and compressed
 separately. To the machine (`upload.py` here, `agent/receive.py` and `agent/finish_upload.py` there):
 
-1. `begin` announces the layout: part size, names and sizes of the files. With `--held ask` it first answers with the
-   digests of complete files that an earlier pack or a bucket has brought; the rest is announced again
-   (`--held settled`). Then it answers which parts are there, one `INDEX SHA256` per line: left from an interruption.
+1. `begin` announces the layout: part size, names and sizes of the files. With `--held ask` the machine first answers
+   with the digests of complete files that an earlier pack or a bucket has brought; then the rest is announced again
+   (`--held settled`). Last, it answers which parts an interruption has left there, one `INDEX SHA256` per line.
 2. `receive`, in several lanes at once, reads a stream of parts: each is a `PART_HEAD` (index, length, length as sent,
    sha256) and its bytes; `END_OF_PARTS` ends the stream. A verified part is written to its place in the files
    and recorded in `.incoming/LAYOUT/verified`, whose first line names the boot: a reboot voids it (nothing is synced).

@@ -48,7 +48,7 @@ _DIGEST_OF_AGENT = "import hashlib; print(hashlib.sha256(open('agent.pyz', 'rb')
 EACH_NODE = ("pilot.sh", "nodes")
 """The arguments of `sh`, in a job's folder, that run a command on each of its nodes (providers/slurm/pilot.sh)."""
 ANY_ON_EACH_NODE = (EACH_NODE[0], "each")
-"""The arguments that do so for a user's command, which gets a signal when it must stop."""
+"""The same for a user's command, which gets a signal when it must stop."""
 IN_IMAGE, PYTHON_IN_IMAGE = "in-image", "in-image-python"
 """Scripts that pilot.sh writes: they run their arguments, or a Python with them, in the job's image."""
 NODES_SILENT = "nodes_silent"
@@ -101,7 +101,7 @@ class FarSide:
         self._job_python = job_python or (python if "/" in python else "")
 
     def answers(self, limit_s: float) -> bool:
-        """Return whether the machine answers within `limit_s` seconds; False if it has no such check."""
+        """Return whether the machine answers within `limit_s` seconds; False if it cannot be checked."""
         return isinstance(self._machine, Answers) and self._machine.answers(limit_s)
 
     def install_agent(self) -> None:
@@ -399,7 +399,7 @@ def _cut(content: bytes, at: int, piece: Piece, offset: int, most: int) -> bytes
 
 
 def _words(stderr: bytes) -> str:
-    """Return the last words of a program's error output."""
+    """Return the last line of a program's error output."""
     return stderr[-500:].decode("utf-8", "replace").strip() or "it said nothing"
 
 

@@ -166,7 +166,7 @@ class Fetching:
             raise self._lost
 
     def _sync(self) -> None:
-        """Sync the arrived bytes to disk repeatedly: so the last sync is short, and a power failure loses little."""
+        """Sync the arrived bytes to disk repeatedly, so the last sync is short and a power failure loses little."""
         while not self._stop.wait(SYNC_S):
             try:
                 self._partial.sync()
@@ -228,7 +228,7 @@ class _Stopped(GpurunError):
     """Ends the calls of the lanes when this side has ended the download; caught in this module."""
 
     def __init__(self) -> None:
-        super().__init__("fetch.stopped", "The fetching was ended.", hint="Nothing to do.")
+        super().__init__("fetch.stopped", "The download was stopped.", hint="Nothing to do.")
 
 
 def _cannot_store(target: Path, wanted: WantedFile, error: OSError) -> StoreFull:

@@ -65,7 +65,7 @@ class Reply:
 
 @runtime_checkable
 class Answers(Protocol):
-    """A machine that can be asked only for a sign of life."""
+    """A machine that can only be checked for a sign of life."""
 
     def answers(self, limit_s: float) -> bool:
         """Return whether this very machine, and no other at its address, answers within `limit_s`."""

@@ -16,7 +16,7 @@ from gpurun.remote.interface import Machine, MachineLost, Reply, Take
 NOT_TAKEN = 75
 KILL_S = 5
 TAKEN_S = 60
-"""How many seconds a call may wait until the job picks it up: at once, unless the shared file system is late."""
+"""How many seconds a call may wait until the job picks it up: it does so at once, unless the file system lags."""
 # $1 the call's name, $2 the command line, $3 the tenths of a second to wait for its end, and $4 how many of them are
 # left when it must have been picked up. The folder is listed each time, because a shared file system may cache a
 # missing name for a minute.
@@ -65,7 +65,7 @@ class JobMachine:
         relay = ["sh", "-c", _CALL, "gpurun", secrets.token_hex(8), command, *map(str, tenths)]
         reply = self._login.call(relay, stdin=stdin or [], sink=sink, timeout_s=timeout_s)
         if reply.exit_code == NOT_TAKEN:
-            raise MachineLost("The job picked up no call: its node or the shared folder does not answer.")
+            raise MachineLost("The job did not pick up the call: its node or the shared folder does not answer.")
         return reply
 
     def put(self, path: str, content: bytes) -> None:

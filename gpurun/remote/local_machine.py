@@ -60,7 +60,7 @@ class LocalMachine:
         return Reply(exit_code, bytes(threads.stdout), bytes(threads.stderr))
 
     def put(self, path: str, content: bytes) -> None:
-        """Replace a file of the folder as a whole. A missing folder stays missing: that proves the destruction."""
+        """Replace a file of the folder as a whole; never create the folder: its absence proves the destruction."""
         if not self._folder.is_dir():
             raise MachineLost(f"The local instance in {self._folder} is gone.")
         target = self._folder / path

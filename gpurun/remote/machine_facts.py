@@ -88,7 +88,7 @@ _Names = Annotated[tuple[Words, ...], FailFast(), Field(max_length=256)]
 
 
 class Exported(MachineAnswer):
-    """Names of variables that a login on the machine exports: passed to the job, withheld, and those like keys."""
+    """Names of variables that a login on the machine exports: passed to the job, withheld, and possible keys."""
 
     passed: _Names = ()
     withheld: _Names = ()

@@ -46,7 +46,7 @@ class Received(MachineAnswer):
 
 
 class Shipped(MachineAnswer):
-    """The files that were verified there; `unpack_s` is measured here: the last step, after everything was sent."""
+    """The files that were verified there; `unpack_s` is how long that took after the upload, measured here."""
 
     files: Count
     bytes: Count
@@ -226,7 +226,7 @@ class Sized(MachineAnswer):
 
 
 class No(MachineAnswer):
-    """A refusal."""
+    """The remote side refuses a call."""
 
     code: Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
     message: Annotated[str, Field(max_length=4000)]
@@ -334,7 +334,7 @@ def demand_sound(manifest: Manifest, most_bytes: int) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise FarRefusal `bad_manifest` for a name that leads out of its folder, or out of its own list (FORMATS.md).
+    """Raise FarRefusal `bad_manifest` for a name that leads out of its folder, or that FORMATS.md does not allow.
 
     A command's outputs may have any name that Linux allows, percent-encoded; other names must be plain.
     """

@@ -1,7 +1,7 @@
 """A file that is being downloaded: which parts have arrived, in any order, remembered over any number of interruptions.
 
-A list beside the content records what was written. Until the next boot the whole list counts, whichever process is
-killed meanwhile; after a boot only the ranges that were synced, which the list also records. Only the sha256 decides
+A list beside the content records what was written. Until the next boot the whole list is valid, whichever process is
+killed meanwhile. After a boot only the synced ranges are valid, which the list also records. Only the sha256 decides
 whether the file is right. The process that has the file open holds its kernel lock, so that no other
 process can write to a file whose digest was verified.
 """
@@ -32,7 +32,7 @@ _SYNCED = re.compile(rb"^synced (\d{1,18})$", re.MULTILINE)
 
 
 class HeldElsewhere(MachineLost):
-    """Another process is downloading that file; it may be here soon, so ask again."""
+    """Another process is downloading the file, which may be complete soon: try again."""
 
 
 class Partial:
@@ -96,7 +96,7 @@ class Partial:
         self._digested = 0
 
     def digest_on(self) -> None:
-        """Add to the digest what has arrived without a gap from the beginning; call this while more arrives."""
+        """Add to the digest what has arrived without a gap from the beginning; call this during the download."""
         end = self._have[0][1] if self._have and self._have[0][0] == 0 else 0
         while self._digested < end:
             room = memoryview(self._room)[: end - self._digested]

@@ -86,7 +86,7 @@ def send_pack(
 
 
 def _not_held(pack: Pack, held: set[str]) -> list[PackedFile]:
-    """Return the files whose sha256 is not in `held`; files are read here where that is needed to know their sha256."""
+    """Return the files whose sha256 is not in `held`; files whose sha256 is unknown are read for it."""
     for file in pack.survey.files:
         if file.name not in pack.known:
             digest = hashlib.sha256()

@@ -136,7 +136,7 @@ def _tell(event: JournalEvent, terms: JobTerms) -> str:
             return f"run opened: {_line(recipe)} on {_line(provider)}"
         case StageIntended(url=url, bytes=size):
             amount = "" if size is None else f"{format_bytes(size)} "
-            return f"putting {amount}into {_line(url) or 'the bucket'} before anything is rented"
+            return f"uploading {amount}to {_line(url) or 'the bucket'} before anything is rented"
         case StageObserved(url=url):
             there, sent = event.there_bytes or 0, event.sent_bytes or 0
             return f"in {_line(url or 'the bucket')}: {format_bytes(there)} was there, {format_bytes(sent)} sent"
@@ -237,7 +237,7 @@ _STEPS = {
 
 
 def _ready(ready: ReadyObserved) -> str:
-    """Return that the machine answers; for several nodes also their number, and the speed between them."""
+    """Return words for a machine that answers; for several nodes, also their number and the speed between them."""
     network, others = ready.network or {}, ready.not_passed
     if others:
         names = ", ".join(others[:_MOST_NAMED]) + (" and more" if others[_MOST_NAMED:] else "")
@@ -250,7 +250,7 @@ def _ready(ready: ReadyObserved) -> str:
 
 
 def _leg(leg: LegPlanned) -> str:
-    """Return where the run continues from, on which machine, with how much money, and how the last machine ended."""
+    """Return where a moved run continues: from which checkpoint, on which machine, with how much money; and why."""
     start = f"from step {format_whole(leg.step)}" if leg.step else "from the beginning"
     again = leg.reached - leg.step
     twice = f", {format_whole(again)} steps are repeated" if leg.token and again > 0 else ""
@@ -260,7 +260,7 @@ def _leg(leg: LegPlanned) -> str:
 
 
 def _ended(end: TrainObserved, terms: JobTerms) -> str:
-    """Return how the work ended, with the reason if it differs; for a failure, the last words of the job."""
+    """Return how the work ended, with the reason if it differs; for a failure, also the job's last output."""
     outcome, reason = _line(end.outcome), _line(end.reason)
     is_worded = outcome in FELL or "elsewhere" in (end.outputs or {})
     why = _line(end.message) if is_worded else ""

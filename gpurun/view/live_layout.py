@@ -74,8 +74,8 @@ _HELP = (
 def live_screen(screen: Screen, style: Style, *, now: float, keys: bool = False, helps: bool = False) -> list[Line]:
     """Return the view as lines, none wider than the terminal, and at most one fewer than its height.
 
-    The last line says what Ctrl-C does while the run continues, and with `keys` which key opens the help. With `helps`
-    the help replaces chart and log. If there is little room, the chart is dropped first.
+    While the run continues, the last line explains Ctrl-C and, with `keys`, names the key that opens the help. With
+    `helps`, the help replaces chart and log. If there is little room, the chart is dropped first.
     """
     room = max(4, style.height - 1)
     head = [_header(screen, style, now), *_phases(screen, style, now)]
@@ -155,7 +155,7 @@ def _training(screen: Screen, style: Style, now: float) -> list[Line]:
     lines += _cards(screen, style)
     silent_s = screen.silent_s(now)
     if silent_s is not None and silent_s >= _QUIET_S:
-        warning = Span(f"no word from the machine for {format_duration(silent_s)}: these figures are old", "warn")
+        warning = Span(f"no answer from the machine for {format_duration(silent_s)}: these figures are old", "warn")
         lines += flow([line(warning)], style, indent=_LABEL, first=line(Span(" quiet", "dim")))
     if (last is None or screen.phase != "run") and screen.story and screen.closed_wall is None:
         lines += flow([line(screen.story)], style, indent=_LABEL, first=line(Span(" now", "dim")))
@@ -214,7 +214,9 @@ def _cards(screen: Screen, style: Style) -> list[Line]:
     parts += [] if now.celsius is None else [line(f"{now.celsius} °C")]
     parts += [] if now.watts is None else [line(f"{format_whole(now.watts)} W")]
     parts += (
-        [line(Span(f"{now.count} cards: mean use, most memory and heat, all power", "dim"))] if now.count > 1 else []
+        [line(Span(f"{now.count} cards: mean use, highest memory and temperature, total power", "dim"))]
+        if now.count > 1
+        else []
     )
     return flow(parts, style, gap="    ", indent=_LABEL, first=line(Span(" gpu", "dim")))
 

@@ -66,7 +66,7 @@ class PhaseTime:
 
 
 class Series:
-    """Points of a curve. When there are too many, every second one is dropped, and then every second new one."""
+    """Points of a curve. If there are too many, every second point is dropped, now and among those added later."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
@@ -131,7 +131,7 @@ class Screen:
         heard_wall: float | None = None,
         gpus: GpuReading | None = None,
     ) -> None:
-        """Add the new input, the current transfer and GPU figures, and the time of the machine's last word."""
+        """Add the new input, the current transfer and GPU figures, and the time at which the machine last answered."""
         self.moving, self.heard_wall = moving, heard_wall
         self.gpus = gpus
         if gpus is not None and gpus.use_percent is not None and gpus.wall >= self._gpu_due_wall:
@@ -149,7 +149,7 @@ class Screen:
 
     @property
     def steps(self) -> int | None:
-        """Return the number of steps that the worker announced, or else the plan's."""
+        """Return the number of steps that the job announced, or else the plan's."""
         announced = (self.start.steps if self.start is not None else None) or (self.step.steps if self.step else None)
         return announced or self.plan.job.steps or None
 

@@ -68,10 +68,12 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None, every: bo
 
 def _earlier(earlier: Earlier) -> list[Cell]:
     """Return the checkpoint that the run continues from, and the cost so far."""
-    spent = [] if not earlier.spent_micros else [f"{format_usd(earlier.spent_micros)} spent until there, at most"]
+    spent = [] if not earlier.spent_micros else [f"at most {format_usd(earlier.spent_micros)} spent up to that step"]
     proof = Span(f"receipt {short_hash(earlier.receipt_sha256)}", "dim")
     of = f" of {earlier.steps:,}" if earlier.steps else ""
-    step = [f"after step {earlier.step:,}{of}".replace(",", " ")] if earlier.step else ["its folder as it ended"]
+    step = (
+        [f"after step {earlier.step:,}{of}".replace(",", " ")] if earlier.step else ["its folder, as it was at the end"]
+    )
     return [Span(earlier.run, "title"), *step, format_bytes(earlier.bytes), *spent, proof]
 
 
@@ -145,7 +147,7 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
         worst += [*_cap(plan), Span(f"left {format_left(left)}", "good" if left >= 0 else "bad")]
     if not lease.queue_s:  # A scheduler ends the jobs that it starts.
         hourly = format_rate(offer.rate_micros_per_hour)
-        worst.append(f"if {offer.provider} ends nothing at the deadline, {hourly} more until it does")
+        worst.append(f"if {offer.provider} does not end it in time, {hourly} more until it does")
     if not plan.job.is_estimated:
         return [("Worst case", worst)]
     return [("Expected", [format_usd(plan.expected_micros), *_part(plan)]), ("Worst case", worst)]

@@ -53,7 +53,7 @@ def reap_notes(found: Sequence[Orphan]) -> Iterator[str]:
         if orphan.fate == "no deadline":
             most = f"{LONGEST_LEASE_S / 3600:.0f} h"
             yield (
-                f"{who} has no deadline that gpurun can trust: none, or more than {most} and in no journal. "
+                f"{who} has no trustworthy deadline: none, or one more than {most} away that no journal has. "
                 f"If it is not needed, end it with {ends}, or in the provider's console."
             )
         elif orphan.fate == "closed here":

@@ -284,7 +284,7 @@ def _is_begun(predicate: Predicate) -> bool:
 def _phases(runtime: Runtime, activity: str) -> list[Cell]:
     """Return how long each paid phase took, beside its limit in the plan; leave out phases without time and limit.
 
-    `activity` is the job's word for its own phase, such as "training".
+    `activity` is what this kind of job calls its own phase, such as "training".
     """
     planned, spent = runtime.get("planned"), runtime["phases_s"]
     limits = planned["limits_s"] if planned else {}
@@ -358,7 +358,7 @@ def _legs_in_all(predicate: Predicate) -> Iterator[Cell]:
         yield f"trained twice in all: {sum(leg['again'] for leg in again):,} steps, about {format_usd(dollars)}"
     if legs and all("on_demand_micros" in leg for leg in legs):
         dollars = total(*(Micros(leg["on_demand_micros"]) for leg in legs))
-        yield f"unbroken and on demand, by the prices of then: about {format_usd(dollars)}"
+        yield f"uninterrupted and on demand, at that time's prices: about {format_usd(dollars)}"
 
 
 def _gpu_hours(used: float, most: float | None) -> Cell:
@@ -388,13 +388,13 @@ def _result(predicate: Predicate) -> str:
 
 
 def _why(predicate: Predicate) -> list[Cell]:
-    """Return why a job failed: its last words, or why gpurun lost contact with it."""
+    """Return why a job failed: its last output, or why gpurun lost contact with it."""
     training = predicate["training"]
     return [Span(safe_line(training["message"]), "warn")] if training["outcome"] in ("failed", "lost") else []
 
 
 def _best_val(predicate: Predicate, loss: float) -> str:
-    """Return the lowest loss of all evaluations; the best checkpoint may have another, if that evaluation had none."""
+    """Return the lowest loss of all evaluations, even of one that saved no checkpoint."""
     kept = predicate["checkpoint"]["best"]
     step, kept_loss = (kept.get("step"), kept.get("val_loss")) if isinstance(kept, dict) else (None, None)
     if not terms_in(predicate).has_model:  # It is unknown which of its outputs had that loss.

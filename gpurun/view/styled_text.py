@@ -1,7 +1,8 @@
 """Lines of styled text: measured in cells, clipped, wrapped, and rendered for a terminal.
 
 A screen is a list of `Line`s, a line is a tuple of `Span`s. Styles are names, so that meaning and colour stay apart and
-no meaning depends on colour alone. `render` is the only way out: every span passes `harmless`, wherever it was made.
+no meaning depends on colour alone. Only `render` makes text for a terminal, and it passes every
+span through `harmless`, wherever the span was made.
 """
 
 from __future__ import annotations

@@ -225,5 +225,5 @@ def test_where_optuna_cannot_be_used_the_paid_machine_draws_by_chance_and_the_re
     assert done.returncode == 0, done.stderr + user.said("emu-1")
     training = told(user, "emu-1")["training"]
     assert [row["state"] for row in training["trials"]["rows"]] == ["done"] * 3
-    assert any("drawn by chance" in line for line in training["warnings"]["lines"])
+    assert any("drawn at random" in line for line in training["warnings"]["lines"])
     assert user.tells("audit", "emu-1")[1]["ok"] is True

@@ -148,7 +148,7 @@ def test_the_cheapest_way_moves_a_training_and_a_script_as_its_page_says(tmp_pat
         assert "On demand" in said["plan mini-gpt"]
         for name in ("cheap-1", "cheap-2"):
             assert "leg 2" in said[f"receipt {name}"]
-            assert "unbroken and on demand" in said[f"receipt {name}"]
+            assert "uninterrupted and on demand" in said[f"receipt {name}"]
         assert "0 problems" in said["audit"]
 
 

@@ -57,7 +57,10 @@ def predicate(**training: Any) -> dict[str, Any]:
         "figures": {"is": "instance-reported", "last_step": 600, "last_loss": 4.3841, "best_val_loss": 4.4},
         "log": {"is": "instance-reported", "lines": []},
         "gpu_use": {"is": "instance-reported", "looks": 900, "busy": 870, "own": 870, "most_mib": 62_464},
-        "warnings": {"is": "instance-reported", "lines": ["nothing new matches out/** yet; its folder has train.py"]},
+        "warnings": {
+            "is": "instance-reported",
+            "lines": ["no new file matches out/** yet; the command's folder has train.py"],
+        },
     }  # fmt: skip
     told["training"] |= training
     told["sample"], told["runtime"]["planned"]["training_s"] = None, None

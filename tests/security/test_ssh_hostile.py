@@ -348,7 +348,7 @@ GOOD, BAD = paramiko.AUTH_SUCCESSFUL, paramiko.AUTH_FAILED
 OPEN, SHUT = paramiko.OPEN_SUCCEEDED, paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
 HOSTS: dict[str, tuple[str, Act | None, int, int]] = {
     "lets nobody in": ("does not let root in", None, BAD, OPEN),
-    "wants a password too": ("wants more than a key", None, paramiko.AUTH_PARTIALLY_SUCCESSFUL, OPEN),
+    "wants a password too": ("requires more than a key", None, paramiko.AUTH_PARTIALLY_SUCCESSFUL, OPEN),
     "opens no channel": ("could not start a program", None, GOOD, SHUT),
     "runs no program": ("could not start a program", None, GOOD, OPEN),
     "floods": ("answered more than", floods, GOOD, OPEN),

@@ -62,7 +62,7 @@ def lines_of(*events: dict[str, Any], way: list[Note] = WAY) -> list[str]:
 def test_the_lines_of_a_command_are_in_its_words() -> None:
     events = [
         {"kind": "start", "steps": None},
-        {"kind": "warning", "code": "outputs.none", "message": "nothing new matches out/**"},
+        {"kind": "warning", "code": "outputs.none", "message": "no new file matches out/**"},
         {"kind": "output", "name": "a.png", "bytes": 5},
         {"kind": "step", "step": 3, "loss": 2.5, "steps": 9},
         {"kind": "stop", "reason": "failed", "message": commands.WORDS},

@@ -254,7 +254,7 @@ def test_a_machine_without_optuna_draws_by_chance_and_says_so(machine: Machine) 
     code, said = machine.sweeps(space=space, trials=4, sampler="tpe", seed=3)
     assert (code, machine.states) == (0, ["done"] * 4), said
     assert "made for another numpy" in said
-    assert "drawn by chance" in said
+    assert "drawn at random" in said
     (warning,) = [told for told in machine.told() if told["kind"] == "warning"]
     assert warning["code"] == "optuna.missing"
 

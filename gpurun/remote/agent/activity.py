@@ -28,13 +28,13 @@ LOOK_S, QUIET_S = 15.0, 600.0
 PEOPLE_LOOK_S, WARN_S = 5.0, 300.0
 """The seconds between checks of a dev box, and how many seconds before its end people are warned."""
 MOST_LOOKING = 20
-"""After a slow check, such as of a million files, the pause is this many times the duration of the check."""
+"""After a slow check, for example of a million files, the pause is this many times the check's duration."""
 BUSY_PERCENT, BUSY_SHARE = 5, 0.05
 """A GPU is busy above this use in percent; the processes are busy above this share of one core, all together."""
 OURS = ("status.json", "MANIFEST.json", "outputs")
 """Files that gpurun itself writes into out/, whether or not the job does anything."""
 PASSED_OVER = frozenset(("wandb", ".git", ".venv", "node_modules", "__pycache__"))
-"""Folders in which a helper writes by itself (wandb logs the machine's load every 15 s), or that nothing writes to."""
+"""Folders that do not show work: a helper writes to them (wandb logs the load every 15 s), or no program does."""
 WATCHES = b"nvidia-smi"
 """Programs that read the GPUs do not count as work, including the agent's own."""
 
@@ -128,7 +128,10 @@ class Activity:
         elif self.idle_at_wall is None:
             self.idle_at_wall = time.time() + left_s
             when = time.strftime("%H:%M:%S", time.localtime(self.idle_at_wall))
-            people.say("gpurun: %s is idle and ends at %s, its files at home; a key keeps it." % (self.run, when))
+            people.say(
+                "gpurun: %s is idle and ends at %s, after its files are downloaded; press a key to keep it."
+                % (self.run, when)
+            )
         return "idle" if 0 < limit_s <= idle_s else ""
 
 

@@ -58,7 +58,7 @@ def complete_files(root: str, incoming: Incoming, entries: List[Json]) -> None:
         name, path = entry["name"], incoming.path(entry["name"])
         if name in arrived:
             if arrived.pop(name) != entry["bytes"] or os.path.getsize(path) != entry["bytes"]:
-                raise Refusal("wrong_digest", "%r is not as the manifest has it" % name)
+                raise Refusal("wrong_digest", "%r differs from the manifest" % name)
             continue
         check_name(name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -67,7 +67,7 @@ def complete_files(root: str, incoming: Incoming, entries: List[Json]) -> None:
         elif entry["sha256"] in earlier:  # as `begin` reported; it may be trusted
             take(earlier[entry["sha256"]][0], path, entry["bytes"])
         else:
-            raise Refusal("wrong_digest", "%r was not sent, and is not here from before" % name)
+            raise Refusal("wrong_digest", "%r was not sent, and no earlier upload has left it here" % name)
     if arrived:
         raise Refusal("wrong_digest", "%d files arrived that the manifest does not have" % len(arrived))
 

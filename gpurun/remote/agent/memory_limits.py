@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 CGROUPS, OWN = "/sys/fs/cgroup", "/proc/self/cgroup"
 SHM = "/dev/shm"
 MOST_BYTES = 1 << 60
-"""A limit above this is no limit: version 1 writes a very large number for that."""
+"""A limit above this counts as none, because version 1 of cgroups writes a very large number for "unlimited"."""
 
 
 def room(oom_before: Optional[int]) -> Json:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Tcp = Dict[Tuple[int, int], Tuple[int, int]]  # (local port, other port) -> (inode, bytes so far)
 
 TRAFFIC_S, KEEP_ALIVE_BYTES = 60.0, 1000
-"""A connection that moves less than this in a minute is unused: an editor asks now and then whether it is there."""
+"""A connection that carries less than this in a minute is unused: an editor sends only occasional keep-alives."""
 SHELL_OF = b"GPURUN_SHELL_OF="
 """The variable by which a shell that `gpurun ssh` has opened names the run's folder."""
 SERVERS = (b"sshd", b"sshd-session", b"nvidia-smi", b"dropbear")

@@ -182,7 +182,7 @@ class Pulling:
                     self.trouble = Refusal("disk_full" if full else "os_error", str(error), **needed)
 
     def bring(self, file: PulledFile, first: int, end: int) -> None:
-        """Pull one range of a file; a permanent or repeated fault gives up the whole file."""
+        """Pull one range of a file; after a permanent or repeated fault, give up the whole file."""
         tries = 0
         while first < end and file.failed is None:
             before = first
@@ -212,7 +212,7 @@ class Pulling:
         if file.is_public and hash_file(file.path + ".part") != file.sha256:
             for name in (file.path + ".part", file.path + ".parts"):
                 os.unlink(name)
-            file.failed = ("altered", "its digest is not the one that was agreed to")
+            file.failed = ("altered", "its digest is not the expected one")
             return
         os.rename(file.path + ".part", file.path)
         file.is_here = True

@@ -132,7 +132,7 @@ class Pusher:
             return
         order = read(self.root, "agent", ORDER)
         if order is None:
-            raise Later("there is no complete order to push by")
+            raise Later("there is no complete push order")
         if self.plan is None or self.plan.digest != digest:
             self.plan = PushPlan(digest, json.loads(content), order, self.state, self.sure)
         plan = self.plan
@@ -153,7 +153,7 @@ class Pusher:
         self.said = ""
 
     def is_paid_for(self, plan: PushPlan, order: Json) -> bool:
-        """Return whether the push may be paid for: if each byte is charged, the budget is spread over the steps."""
+        """Return whether the budget allows the push: if each byte is charged, the budget is spread over the steps."""
         most = order.get("most_bytes")
         asked = sum(length for _, pieces in plan.todo for _, _, length in pieces)
         if most is None or not asked:
@@ -256,7 +256,7 @@ class PushPlan:
         return {make_file_key(file): self.places[file["name"]] for file in self.manifest_of_placed["files"]}
 
     def check_whole(self) -> None:
-        """Raise Later if the new head would give up a complete older checkpoint without having the newest one."""
+        """Raise Later if the new head would drop a complete older checkpoint without containing the newest one."""
         newest = [file for file in self.manifest["files"] if file["step"] == self.manifest["latest"]]
         missing = [file["name"] for file in newest if file["kind"] in RANK and file["name"] in self.left_out]
         if missing:

@@ -108,7 +108,7 @@ def attend(root: str, _: Json) -> Answer:
             write(at(root, "agent", RECORD), dict(record, end=end))
             break
         except OSError as error:
-            say("the end of the set-up is not written down: %s" % error)
+            say("the end of the set-up could not be recorded: %s" % error)
             time.sleep(1)
     return {}, b""
 

@@ -94,7 +94,7 @@ class Keeper:
         self.note(at(root, "agent", "keeper.json"), record, durable=True)
 
     def launch(self) -> None:
-        """Start the trainer in a session of its own."""
+        """Start the trainer in a new session."""
         import subprocess
 
         known = dict(remembered(self.root), PYTHONUNBUFFERED="1")
@@ -193,7 +193,8 @@ class Keeper:
     def ask(self, number: int = signal.SIGTERM) -> None:
         """Signal torchrun's workers, to which torchrun itself would leave only 30 s; without workers, the trainer.
 
-        Workers on several nodes are not a child's children: srun has started them, and would end them at once if asked.
+        srun has started the workers on several nodes, so they are not this process's descendants; a signal to srun
+        would end them at once.
         """
         seen, mark = list_processes(), b"GPURUN_TRAINER_OF=" + os.fsencode(self.root)
 

@@ -17,8 +17,8 @@ Pushed, to be collected (`push_slots` and `pushed_files` here, `agent/s3_push.py
 
 - `slot-NNN` are a bounded number of objects, whose URLs are made before they are needed. Files of a megabyte or more
   have their own slots, smaller ones are joined in shared slots.
-- `head` says what is where: the places of each file (slot, offset, bytes), and the manifest of the files with a place.
-  Its first line is its HMAC by a key that only the laptop and that machine have; a head without it is refused.
+- `head` lists the places of each file (slot, offset, bytes), and has the manifest of the files with a place. Its first
+  line is its HMAC, by a key that only the laptop and that machine have; a head without a valid HMAC is refused.
 
 A slot that the last head refers to is never written, so the head stays valid after any interruption.
 """

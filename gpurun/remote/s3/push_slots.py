@@ -12,11 +12,11 @@ LEAST_SLOT_BYTES = 64 << 20
 MOST_SLOT_BYTES = 4 << 30
 """S3's limit for an object in one request is 5 GiB."""
 KEPT_CHECKPOINTS = 5
-"""The trainer keeps the latest two and the best; two more may be on their way to replace those."""
+"""The trainer keeps the two latest checkpoints and the best; two more may be replacing them."""
 
 
 def slot_bytes_for(checkpoint_bytes: int, more_kept: int = 0) -> int:
-    """Return the bytes per slot that hold all checkpoints existing at a time, with a quarter of the slots to spare."""
+    """Return the bytes per slot, so that all checkpoints that exist at a time fit into three quarters of the slots."""
     wanted = ceil((KEPT_CHECKPOINTS + more_kept) * checkpoint_bytes / (SLOTS * 3 // 4))
     return min(MOST_SLOT_BYTES, max(LEAST_SLOT_BYTES, wanted))
 

@@ -67,7 +67,7 @@ def read_pushed(bucket: Bucket, folder: str, *, run: str, key: str, most_bytes: 
         return None
     mark, _, body = content.partition(b"\n")
     if not hmac.compare_digest(mark, hmac.new(key.encode(), body, hashlib.sha256).hexdigest().encode()):
-        what = f"The list of files {run} pushed to s3://{bucket.address.bucket}/{folder} is not signed by it."
+        what = f"The list of files that {run} pushed to s3://{bucket.address.bucket}/{folder} is not signed by it."
         hint = "Someone else has written to the bucket. Files downloaded before are kept; nothing of this list is used."
         raise CollectFailed("collect.bucket_altered", what, hint=hint)
     try:

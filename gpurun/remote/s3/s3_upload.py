@@ -23,7 +23,7 @@ from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_errors import BucketLost
 
 PIECE_BYTES = 8 << 20
-"""The size of every piece except the last: S3 accepts none below 5 MiB, and R2 no different sizes."""
+"""The size of every piece except the last: S3 accepts none below 5 MiB, and R2 requires one size for all."""
 AT_ONCE = 4
 
 
@@ -151,7 +151,7 @@ class _Sending:
         self._tags[number] = tag
 
     def _settled(self, waiting: set[Future[None]], most: int) -> set[Future[None]]:
-        """Wait until at most `most` pieces are under way; raise the error of any piece."""
+        """Wait until at most `most` pieces are being sent; raise the error of any piece."""
         while len(waiting) > most:
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for piece in done:

@@ -1,4 +1,4 @@
-"""Records what a run has in the bucket, before anything is rented: the run's upload relies on it."""
+"""Records, before anything is rented, what a run has in the bucket; the run's upload relies on this record."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class ParamikoConnection:
 
     @property
     def alive(self) -> bool:
-        """Return whether the connection is open; one that broke a moment ago may still count as open."""
+        """Return whether the connection is open; a connection that has just broken may still look open."""
         return self._transport.is_active()
 
     @property
@@ -119,7 +119,7 @@ class ParamikoConnection:
     def onward(self, address: Address, limit_s: float) -> paramiko.Channel:
         """Return a channel to another host through this one; raises the errors of the library.
 
-        It ends if it is silent for long: the connection over it asks for signs of life.
+        It ends if nothing arrives for long; the connection that uses it requests signs of life, so something should.
         """
         to = (address.host, address.port)
         channel = self._transport.open_channel(
@@ -148,7 +148,7 @@ def connect(
 ) -> ParamikoConnection:
     """Log in to the host with the expected key, using the keys of `identities` and nothing else.
 
-    MachineLost if it cannot be reached or does not let us in (yet), HostKeyMismatch if it is another host,
+    MachineLost if it cannot be reached or does not accept a key (yet), HostKeyMismatch if it is another host,
     SetupError if the key here is unusable.
     """
     with identities(key) as keys:
@@ -306,7 +306,7 @@ def _wire(plain: socket.socket, clock: Clock) -> TimedSocket:
 
 
 def _log_in(transport: Transport, address: Address, keys: Sequence[paramiko.PKey]) -> None:
-    """Offer the keys in turn, or none; MachineLost if that is not enough: a booting machine may accept one later."""
+    """Offer the keys in turn, or no key; MachineLost if none is accepted: a booting machine may accept one later."""
     where = address.place
     refused = ""
     methods = list[str]()
@@ -329,7 +329,7 @@ def _log_in(transport: Transport, address: Address, keys: Sequence[paramiko.PKey
         if transport.is_authenticated():
             return
         raise MachineLost(
-            f"{where} wants more than a key from {address.user}.", code="ssh.more_than_key", hint=_NO_MORE
+            f"{where} requires more than a key from {address.user}.", code="ssh.more_than_key", hint=_NO_MORE
         )
     if keys and methods and "publickey" not in methods:
         ways = " or ".join(last_words(method.encode()) for method in methods[:_MOST_LINES])
@@ -401,7 +401,7 @@ def _ask_for_life(transport: Transport) -> None:
 
 
 def _end(transport: Transport, wire: TimedSocket) -> None:
-    """Leave no thread and no descriptor behind: wake the reader before its socket is closed."""
+    """Close the connection without leaving a thread or a descriptor: wake the reader before its socket is closed."""
     with suppress(OSError):
         wire.shutdown(socket.SHUT_RDWR)
     transport.close()

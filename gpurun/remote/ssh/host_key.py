@@ -30,8 +30,8 @@ class HostKeyMismatch(MachineLost):
         super().__init__(
             f"{where} shows the host key {got}, but {expected} is expected. Nothing was sent there.",
             code="ssh.host_key_mismatch",
-            hint="Another machine answers at this address, or somebody intercepts it: do not log in there by hand. "
-            "If it is your own box and was reinstalled, give its new key with --host-key.",
+            hint="Another machine answers at this address, or someone intercepts the connection: do not log in there "
+            "by hand. If it is your own box and was reinstalled, give its new key with --host-key.",
         )
         self.expected = expected
         self.got = got

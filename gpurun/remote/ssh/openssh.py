@@ -219,8 +219,8 @@ class Master:
     def open(self, limit_s: float) -> None:
         """Log in if necessary, and leave the connection in the background.
 
-        HostKeyMismatch if another host answers, MachineLost if it cannot be reached, or requires an answer that no
-        person here can give.
+        HostKeyMismatch if another host answers, MachineLost if it cannot be reached, or if the login
+        requires an answer and no person is at a terminal here.
         """
         _make_own(self._folder)
         with exclusive(self._folder / f"{self._socket.name}.lock"):

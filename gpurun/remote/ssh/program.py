@@ -142,7 +142,7 @@ class RemoteProgram:
     def wait(self, still: Callable[[], None]) -> Reply | None:
         """Wait for the program's end; return its result, or None if the result did not arrive complete.
 
-        `still` is called several times a second and may end the wait by an exception; so does an error of the input.
+        `still` is called several times a second. An exception of `still`, or an error of the input, ends the wait.
         """
         while not self._ended.wait(TICK_S):
             still()
@@ -169,7 +169,7 @@ class RemoteProgram:
 
     @property
     def said_instead(self) -> str:
-        """Return what was printed instead of the mark, on both outputs."""
+        """Return what both outputs have instead of the mark."""
         words, noise = last_words(bytes(self._stderr)), last_words(bytes(self._noise))
         return "; on standard output: ".join(filter(None, (words, noise))) or "it said nothing"
 

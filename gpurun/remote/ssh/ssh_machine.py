@@ -36,9 +36,9 @@ class RemoteMachine:
     """Runs programs in `folder` of the host at `address`, whose key must be `host_key`.
 
     `host_key` is a public line or a fingerprint. `folder` is below the login's home unless it is absolute. Calls of
-    several threads share its connection, and a further one if the server allows no more of them on it; the first call
-    connects. `client_key` is the only key that is ever offered, or `agent` for those of the SSH agent; no password is
-    used. With a `jump` it is reached through another host, which accepts the same key. No call waits longer
+    several threads share one connection, or use another one if the server allows no more programs on the first. The
+    first call connects. `client_key` is the only key that is ever offered, or `agent` for those of the SSH agent; no
+    password is used. With a `jump` it is reached through another host, which accepts the same key. No call waits longer
     than until `last_mono`, the monotonic time at which the machine's end must be requested.
     """
 

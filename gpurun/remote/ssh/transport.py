@@ -103,9 +103,9 @@ def _pass_on(channel: paramiko.Channel, message: paramiko.Message) -> None:
 class Transport(paramiko.Transport):
     """A connection on which programs may end at any moment, also while its keys are renewed.
 
-    paramiko's thread answers the end of a program at once. While keys are renewed nothing may be sent, so it waited for
-    the new ones, which only it can receive, until it gave up the connection after 30 s (its issue 822). Here such
-    answers are held back until the new keys are there.
+    paramiko's thread answers the end of a program at once. While keys are renewed nothing may be sent, so that
+    thread waited for the new keys, which only it can receive, and gave up the connection after 30 s (paramiko's issue
+    822). Here such answers are held back until the new keys are there.
 
     Another thread's message about a program may come after that answer, which closes its channel. A server ends the
     whole connection if it gets a message for a closed channel; here nothing follows a close.

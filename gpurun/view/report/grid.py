@@ -63,7 +63,7 @@ def _cell(sample: WrittenSample | None, prompt: str, run: RunMaterial, name: str
 
 
 def _when(sample: WrittenSample, run: RunMaterial, name: str) -> str:
-    """Return the step if the row does not show it, the epoch, and the validation loss at that time."""
+    """Return the epoch and the validation loss of a sample, and its step if the row does not show it."""
     words = [] if name.startswith("step") else [f"step {sample.step:,}"]
     epoch = run.epoch_at(sample.step)
     words += [f"epoch {epoch:.2f}"] if epoch is not None else []

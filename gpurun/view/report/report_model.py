@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"-\d|-\.\d")
 class RunMaterial:
     """One run as the report shows it.
 
-    `shards` names its training data, which no key of a recipe does if the user brought the text.
+    `shards` identifies its training data; if the user brought the text, no key of a recipe does.
     `tokenizer_sha256` identifies the vocabulary of the tokens in its losses.
     `receipt` is None while there is none; `no_receipt` then says why. `spent_micros` is the cost so far of an open
     run. `notes` are sentences about missing or odd things, for the reader of the page. A command has its

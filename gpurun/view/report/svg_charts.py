@@ -1,6 +1,6 @@
 """The loss charts as SVG text, drawn by matplotlib, coloured by the page's own style sheet.
 
-A chart contains no text of a run but numbers; names belong to the page. matplotlib writes colours
+A chart contains only numbers of a run, and no text: names belong to the page. matplotlib writes colours
 unchanged, so each colour here is a placeholder that is replaced by a CSS variable: light, dark and print
 use the same drawing. The same figures give the same bytes.
 """

@@ -1,7 +1,7 @@
 """The other jobs of a sweep on a cluster: a trial is started in one of them by srun, as a step of that job.
 
-Each of them writes its number to hands/K once it runs (providers/slurm/pilot.sh). A step's environment and its output
-go by srun alone: so the value of a secret lies on no shared disk.
+Each of them writes its number to hands/K once it runs (providers/slurm/pilot.sh). Only srun carries
+a step's environment and its output, so the value of a secret is never on a shared disk.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Hands:
     def start(
         self, job: str, card: int, argv: list[str], cwd: str, folder: str, env: dict[str, str], names: list[str]
     ) -> Any:
-        """Start a trial in a job; the variables in `names` keep their values, whatever a login shell sets."""
+        """Start a trial in a job; the variables in `names` keep their values even if a login shell sets others."""
         own = ["export %s=%s" % (name, shlex.quote(env[name])) for name in names if name in env]
         script = os.path.join(folder, "start")
         with open(script, "w") as file:
@@ -100,7 +100,7 @@ class Hands:
         )  # fmt: skip
 
     def why_lost(self, job: str, folder: str, code: int) -> str:
-        """Return why a trial failed because of its job, which then gets no more trials; "" if the job is well.
+        """Return why a trial failed because of its job, which then gets no more trials; "" if the job still works.
 
         The reason is srun's last line if no process of the trial began, or if the job no longer runs a step.
         """
@@ -122,7 +122,7 @@ class Hands:
                 said = [line.strip() for line in file if line.strip()]
         except OSError:
             said = []
-        return "job %s runs no trial any more%s" % (job, ": " + said[-1] if said else "")
+        return "job %s can no longer run a trial%s" % (job, ": " + said[-1] if said else "")
 
 
 def other_environment(env: dict[str, str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ def end_left_running(*, is_stopped: bool) -> Tuple[List[str], List[str]]:
     """Kill the processes that the command left behind, which are this process's children since the command ended.
 
     Return the names of all, and of those that were still working: for example a background training, not an idle
-    leftover. For a stopped command the latter are not determined, because its work was ended on purpose.
+    leftover. After a stop, working processes are not determined, because the work was ended on purpose.
     """
     working = still_working() if children() and not is_stopped else []
     names: List[str] = []
@@ -51,7 +51,7 @@ def children() -> Dict[int, str]:
 def still_working() -> List[str]:
     """Return the names of descendants that use a core or write, observed for a second after a short rest.
 
-    Processes that end by themselves meanwhile are not included.
+    Processes that end during the observation are not included.
     """
     time.sleep(SETTLE_S)
     before, began = used(), time.monotonic()

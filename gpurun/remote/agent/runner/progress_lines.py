@@ -133,7 +133,7 @@ class Progress:
         return dict(figures, step=int(at[1]) if at else self.step) if figures else None
 
     def _placed(self, figures: dict[str, Any], *, epoch: int | None) -> dict[str, Any] | None:
-        """Add the step to the figures: their own, else the epoch's while nothing finer is counted, else the bar's."""
+        """Add the step to the figures: their own; else the epoch's, if nothing finer is counted; else the bar's."""
         epoch = figures.pop("epoch", epoch)
         if "loss" not in figures and "val_loss" not in figures:
             return None
@@ -220,7 +220,7 @@ class Progress:
         return step
 
     def _of_keras(self, count: int, size: int) -> int:
-        """Return the step of a Keras bar; `evaluate` draws one as well, of another size or without a new epoch: -1."""
+        """Return the step of a Keras bar; -1 for a bar of `evaluate`, which has another size or no new epoch."""
         if count < self.keras_last or self.keras_size not in (0, size):
             return -1
         self.keras_size, self.keras_last = size, count

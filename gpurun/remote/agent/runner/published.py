@@ -301,7 +301,7 @@ class PublishedOutputs:
                 if size >= TOLD_BYTES or rule not in STAYS:  # A few bytes of cache are not worth a warning.
                     named.append("%s (%s bytes)" % (what, format(size, ",")))
         if named:
-            self.warn("outputs.left", "these stay by rule and do not come home: %s" % ", ".join(named))
+            self.warn("outputs.left", "a rule excludes these files from the download: %s" % ", ".join(named))
 
     def warn_limits(self, files: int, size: int) -> None:
         """Warn that there are nearly, or already, more files than can come home."""

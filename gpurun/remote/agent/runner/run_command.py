@@ -259,7 +259,10 @@ class RunningCommand:
                 self.log.take(piece)
 
     def look(self) -> None:
-        """Publish finished files repeatedly; for a dev box check twice each time: a file must be the same at both."""
+        """Publish finished files repeatedly.
+
+        For a dev box, check twice each time, because a file must be the same at both checks.
+        """
         said, began, sync_s = False, time.monotonic(), self.order.get("sync_s") or 0.0
         while not self.over.wait(sync_s or LOOK_S):
             self.publish()
@@ -270,7 +273,10 @@ class RunningCommand:
                 self.warn_nothing()
 
     def publish(self, is_last: bool = False) -> None:
-        """Publish finished files; a failure, as on a full disk, is retried at the next check and hides no end."""
+        """Publish finished files.
+
+        A failure, for example on a full disk, is retried at the next check, and does not hide the command's end.
+        """
         try:
             self.outputs.look(self.curve.step or 0, is_last)
         except Exception as error:  # noqa: BLE001 - the command's own end must be reported in any case
@@ -281,7 +287,7 @@ class RunningCommand:
         globs = self.order["outputs"] + ([self.order["checkpoints"]] if self.order["checkpoints"] else [])
         if globs:
             there = ", ".join(sorted(os.listdir(self.outputs.work))[:8]) or "nothing"
-            message = "nothing new matches %s yet; its folder has %s" % (", ".join(globs), there)
+            message = "no new file matches %s yet; the command's folder has %s" % (", ".join(globs), there)
             self.events.tell("warning", code="outputs.none", message=message)
 
     def tell_outputs(self, working: list[str]) -> None:

@@ -40,7 +40,7 @@ TICK_S, EVENT_S = 0.05, 1.0
 ETA, RUNGS = 3, 3
 """After 1/27, 1/9 and 1/3 of its steps a trial is compared with the others: one of three continues."""
 MOST_FAILED = 3
-"""If this many trials fail and none succeeds, the settings are not the cause."""
+"""If this many trials fail and none succeeds, the sweep ends, because the settings are not the cause."""
 MOST_DRAWS, MOST_ASKED = 1000, 20
 MOST_WORDS, MOST_LINE = 300, 4000
 ROOM_BYTES = 1 << 20
@@ -144,7 +144,7 @@ class TrainerLines:
 
 
 class Trial:
-    """One trial while it runs, in a folder of its own."""
+    """One running trial, in a separate folder."""
 
     def __init__(self, row: Row, sweep: RunningSweep, slot: tuple[str, int]) -> None:
         self.row, self.sweep, self.slot, self.began = row, sweep, slot, time.monotonic()
@@ -309,7 +309,7 @@ class RunningSweep:
             self.sampler = Tpe(self.order, len(self.rows))
         except Exception as error:  # noqa: BLE001 - what is wrong with optuna there ends no sweep that is paid for
             why = "%s: %s" % (type(error).__name__, error)
-            message = "optuna cannot be used there (%s): the trials are drawn by chance, as by --sampler random" % why
+            message = "optuna cannot be used there (%s): settings are drawn at random, as with --sampler random" % why
             sys.stdout.write("warning: %s\n" % message)
             self.event("warning", code="optuna.missing", message=message[:MOST_WORDS])
             return
@@ -407,7 +407,7 @@ class RunningSweep:
         return None
 
     def is_beaten(self, trial: Trial) -> bool:
-        """Return whether a trial is pruned at a rung, because the best third of those that reached it is better."""
+        """Return whether a trial is pruned at a rung: it is not in the best third of those that reached it."""
         row = trial.row
         with trial.lock:
             figure = row.loss if row.val_loss is None else row.val_loss
@@ -429,7 +429,7 @@ class RunningSweep:
         trial.close()
         row, job = trial.row, trial.slot[0]
         if job and row.state == "failed" and (why := self.hands.why_lost(job, trial.folder, trial.child.returncode)):
-            row.state, row.why = "stopped", ("it is begun again: %s" % why)[:MOST_WORDS]
+            row.state, row.why = "stopped", ("it starts again: %s" % why)[:MOST_WORDS]
             self.tell(row)
             sys.stdout.write("%03d | %s\n" % (row.number, row.why))
             del self.rows[row.number]
@@ -539,7 +539,7 @@ class RunningSweep:
         threading.Thread(target=self.kill, daemon=True).start()
 
     def end_stopped(self, trial: Trial) -> None:
-        """Ask a trial to save and end."""
+        """Request that a trial saves and ends."""
         trial.end("stopped", getattr(signal, "SIG" + self.order["stop_signal"]))
 
     def kill(self) -> None:
@@ -560,7 +560,7 @@ class RunningSweep:
             words = ", ".join("%s=%s" % pair for pair in row.params.items())
             sys.stdout.write("best: trial %03d, %s, with %s\n" % (row.number, repr(row.result), words))
         if self.is_exhausted:
-            sys.stdout.write("there were no more settings than those of %d trials\n" % len(self.rows))
+            sys.stdout.write("there were no more settings after %d trials\n" % len(self.rows))
         if self.fault or not (best or self.is_stopped):
             states = [row.state for row in self.rows.values()]
             counts = ", ".join("%d %s" % (states.count(state), state) for state in sorted(set(states)))
@@ -626,7 +626,7 @@ def main() -> int:
     try:
         sweep = RunningSweep(order, os.path.dirname(os.getcwd()))
     except OSError as error:
-        sys.stdout.write("error: the sweep cannot begin: %s\n" % words_of(error))
+        sys.stdout.write("error: the sweep cannot start: %s\n" % words_of(error))
         return 1
     signal.signal(signal.SIGTERM, sweep.stop)
     return sweep.run()
