@@ -14,6 +14,7 @@ import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -102,7 +103,9 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{_LIFE}test_bringing.py", f"{_LIFE}test_early.py", f"{_LIFE}test_collect_now.py", f"{_LIFE}test_patience.py",
         *_CLOUD,
     ),
-    "gpurun/lifecycle/artifacts/inventory.py": (f"{_LIFE}test_collect_now.py", f"{_LIFE}test_early.py"),
+    "gpurun/lifecycle/artifacts/inventory.py": (
+        f"{_LIFE}test_bringing.py", f"{_LIFE}test_collect_now.py", f"{_LIFE}test_early.py",
+    ),
     "gpurun/lifecycle/artifacts/on_demand.py": (*_SYNCS, f"{_LIFE}test_collect_now.py", f"{_LIFE}test_salvage.py"),
     "gpurun/jobs/": (f"{_LIFE}test_changed_trainer.py",),
     "gpurun/jobs/command.py": (f"{_UNIT}test_command_plan.py", f"{_LIFE}test_commands_here.py"),
@@ -197,12 +200,13 @@ def first_failure(copy: Path, *tests: str) -> str:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-m", "not slow", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     child = subprocess.Popen(
-        command, cwd=copy, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+        command, cwd=copy, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
     try:
         out, _ = child.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        child.kill()
+        os.killpg(child.pid, signal.SIGKILL)  # What a test has started has its output, too.
         child.communicate()
         return TOO_SLOW  # It waits for ever: somebody would notice.
     if child.returncode in (0, 5):
