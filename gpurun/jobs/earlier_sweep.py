@@ -114,9 +114,10 @@ class EarlierTrial(EarlierRun):
         found = []
         for file in files:
             brought = home.get(f"{self._place}{file.get('name')}")
-            is_same = brought is not None and file.get("sha256") == brought["sha256"]
-            if is_same and file.get("kind") in kinds and type(file.get("step")) is int:
-                found.append(file)
+            if brought is None or file.get("sha256") != brought["sha256"]:
+                continue  # It was written over after the list.
+            if file.get("kind") in kinds and type(file.get("step")) is int:
+                found.append({**file, "bytes": brought["bytes"]})
         return found
 
     def unchanged(self, file: dict[str, Any]) -> Path:

@@ -153,6 +153,34 @@ def test_both_damaged_are_missing_and_never_called_left_there(world: World) -> N
     assert "left" not in collected(world)
 
 
+def test_a_small_file_that_differs_from_the_list_is_fetched_again_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many small files come in one stream: the receipt would vouch for bytes that the machine never listed."""
+    texts = {f"samples/{step:06d}-0.txt": b"The def %06d" % step for step in range(20)}
+    names, manifest, spoilt = fetched(world), world.far.manifest, "samples/000007-0.txt"
+    listed = [
+        ManifestFile(name=name, bytes=len(text), sha256=hashlib.sha256(text).hexdigest(), kind="sample", step=30)
+        for name, text in texts.items()
+    ]
+    contents = texts | {name: content for name, content, _ in scripted_cloud.FINISHED}
+
+    def gather(files: list[ManifestFile], take: Callable[[ManifestFile, bytes], None]) -> list[ManifestFile]:
+        for file in files:
+            take(file, contents[file.name].swapcase() if file.name == spoilt else contents[file.name])
+        return []
+
+    monkeypatch.setattr(scripted_cloud, "FINISHED", [(name, content, 30) for name, content in contents.items()])
+    world.far.manifest = lambda most: manifest(most).model_copy(  # type: ignore[method-assign]
+        update={"files": (*(file for file in manifest(most).files if file.name not in texts), *listed)}
+    )
+    world.far.gather = gather  # type: ignore[method-assign,assignment]
+    assert world.drive() is ExitCode.DONE
+    assert names == [spoilt]
+    assert {name: (world.folder.artifacts / name).read_bytes() for name in texts} == texts
+    assert kept(world)
+
+
 def test_the_one_before_does_not_replace_a_damaged_best(world: World) -> None:
     damage(world, BEST)
     assert world.drive() is ExitCode.COLLECT_FAILED

@@ -12,11 +12,18 @@ import pytest
 from gpurun import __version__
 from gpurun.cli.recipe_checks import own_home, rehearsed
 from gpurun.cli.session import Session
-from gpurun.core.errors import TrainingFailed
+from gpurun.core.errors import ExitCode, TrainingFailed
 from gpurun.core.installed_files import bundle_root
+from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
-from gpurun.core.run_plan import Choices, Request
+from gpurun.core.run_plan import Choices, Earlier, Plan, Request
+from gpurun.jobs.trainer import CHANGED, digest_of_trainer
+from gpurun.jobs.training.changed_trainer import other_than_before
+from gpurun.ledger.runs import create_run
+from tests.changed_plan import changed_plan
 from tests.command_line import gpurun
+from tests.lifecycle.scripted_cloud import World
+from tests.unit.report_samples import plan_of
 
 QUICK = ("--provider", "local", "--yes", "--json")
 SMALL = ("--set", "train.checkpoint_every=100", "--set", "eval.every=100", "--set", "eval.tokens=256")
@@ -57,8 +64,40 @@ def test_a_trainer_changed_in_one_line_trains_and_is_named(own_home: Path, copy:
 
 
 def test_an_unchanged_copy_is_the_official_trainer(own_home: Path, copy: Path) -> None:
-    planned = gpurun("plan", "mini-gpt", "--provider", "local", "--trainer", str(copy), "--json")
-    assert json.loads(planned.stdout.splitlines()[-1])["data"]["trainer"] == f"official trainer {__version__}"
+    def planned() -> tuple[str, bool]:
+        told = gpurun("plan", "mini-gpt", "--provider", "local", "--trainer", str(copy), "--json")
+        data = json.loads(told.stdout.splitlines()[-1])["data"]
+        return data["trainer"], any("changed trainer is uploaded" in note for note in data["notes"])
+
+    assert planned() == (f"official trainer {__version__}", False)
+    (copy / "train.py").write_text((copy / "train.py").read_text() + "# mine\n")
+    assert planned() == ("changed trainer", True)
+
+
+def test_continuing_with_another_trainer_is_warned_about(own: Home) -> None:
+    def plan(name: str, trainer: str, digest: str) -> Plan:
+        earlier = Earlier(run="fox-1", step=60, bytes=1, receipt_sha256="0" * 64) if name != "fox-1" else None
+        return changed_plan(plan_of(name), {"trainer": trainer, "bundle_sha256": digest, "continues": earlier})
+
+    before = plan("fox-1", CHANGED, "a" * 64)
+    create_run(own, Request(recipe="tiny"), before)
+    assert list(other_than_before(plan("fox-2", CHANGED, "a" * 64), own)) == []
+    for further in (plan("fox-2", CHANGED, "b" * 64), plan("fox-2", "official trainer 1.0", "b" * 64)):
+        (words,) = other_than_before(further, own)
+        assert words.startswith("fox-1 used another trainer: changed trainer, aaaa")
+
+
+@pytest.mark.parametrize("is_as_planned", [True, False])
+def test_a_copy_that_was_changed_after_the_plan_is_not_uploaded(own: Home, is_as_planned: bool) -> None:
+    """The receipt would name the trainer that was planned, and another one would have trained."""
+    world = World(own)
+    digest = digest_of_trainer(world.context.trainer) if is_as_planned else "0" * 64
+    told = {"choices": Choices(trainer="mine"), "bundle_sha256": digest}
+    world.folder.plan.write_text(changed_plan(world.plan, told).to_json())
+    assert world.drive() is (ExitCode.DONE if is_as_planned else ExitCode.SETUP)
+    assert bool(world.all_of(Event.SHIP_INTENDED)) is is_as_planned
+    assert world.state.failure is None or world.state.failure.code == "trainer.altered"
+    assert not world.cloud.alive
 
 
 def _absent(copy: Path) -> None:

@@ -15,12 +15,17 @@ import pytest
 from gpurun.cli.options import REQUEST, request_from
 from gpurun.cli.session import Session
 from gpurun.core.command import EVERYTHING, Command
-from gpurun.core.errors import GpurunError, UsageError
+from gpurun.core.errors import GpurunError, UsageError, VerificationFailed
+from gpurun.core.installed_files import bundle_root
 from gpurun.core.money import Micros, usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed
 from gpurun.core.run_plan import Choices, DataSummary, Earlier, Mode, Plan, Request
+from gpurun.core.sweep import make_sweep
 from gpurun.jobs.commands.continued_command import command_as_before
+from gpurun.jobs.commands.continued_dev_box import with_last_folder
+from gpurun.jobs.dev_box import KEEP, DevBoxJob
+from gpurun.jobs.sweep import SweepJob
 from gpurun.jobs.trainer import CONTINUED
 from gpurun.jobs.training.continued_training import (
     earlier_bucket_note,
@@ -232,6 +237,45 @@ def test_a_checkpoint_that_came_home_in_part_is_passed_over(home: Home) -> None:
     assert with_earlier_checkpoint(RECIPE, FROM, home).first_step == 60
 
 
+def test_a_trials_checkpoint_that_differs_from_its_own_list_is_passed_over(home: Home) -> None:
+    """A trial that is stopped while it saves leaves a list that is older than its newest files."""
+    own = resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.002",), 1)
+    best = "outputs/gpurun-sweep/best/002/"
+
+    class Swept(StoppedRun):
+        def trainer_files(self) -> None:
+            super().trainer_files()
+            plan = Plan.from_json(self.folder.plan.read_bytes())
+            sweep = make_sweep({"optim.lr": ("0.001", "0.002")}, {})
+            job = SweepJob(recipe=plan.job.recipe, recipe_sha256="0" * 64, sweep=sweep, at_once=1, trial=plan.job)
+            self.folder.plan.write_text(plan.model_copy(update={"job": job}).to_json())
+
+        def contents(self) -> dict[str, bytes]:  # type: ignore[override]
+            files = super().contents()
+            listed = [
+                {"name": name, "sha256": hashlib.sha256(content).hexdigest()}
+                | {"kind": KINDS[name.split(".", 1)[1]], "step": int(name[12:18])}
+                for name, content in files.items()
+            ]
+            table = {"best": [2], "rows": [{"trial": 2, "state": "done", "params": {"optim.lr": "0.002"}}]}
+            files["checkpoints/000120.optim.safetensors"] += b"saved again"
+            return {
+                **{best + name: content for name, content in files.items()},
+                f"{best}MANIFEST.json": json.dumps({"files": listed}).encode(),
+                "outputs/gpurun-sweep/trials.json": json.dumps(table).encode(),
+            }
+
+        def manifest(self) -> list[dict[str, Any]]:
+            return [
+                {"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+                | {"kind": "checkpoint", "step": 2}
+                for name, content in self.contents().items()
+            ]
+
+    Swept(home).until_gone().settle(7)
+    assert with_earlier_checkpoint(own, FROM, home).first_step == 60
+
+
 def test_other_values_or_shards_are_refused_before_renting(home: Home) -> None:
     stopped_run(home)
     other = resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.002",), 1)
@@ -270,6 +314,34 @@ def test_a_checkpoint_that_is_not_what_came_home_is_refused(home: Home, name: st
     run = stopped_run(home)
     change(run.folder.artifacts / name)
     assert refused_code(home) == "continue.altered"
+
+
+def test_a_dev_box_whose_uploaded_folder_was_altered_is_not_continued(home: Home, tmp_path: Path) -> None:
+    """Its receipt has the digest of the folder: what somebody put there since was never on the box."""
+    command = Command(argv=KEEP, outputs=EVERYTHING)
+
+    class Box(StoppedRun):
+        steps = ()
+
+        def trainer_files(self) -> None:
+            super().trainer_files()
+            uploaded = self.folder.data / "work"
+            uploaded.mkdir(parents=True)
+            (uploaded / "a.py").write_text("print(1)")
+            plan = Plan.from_json(self.folder.plan.read_bytes())
+            job = DevBoxJob(recipe="dev box", recipe_sha256="0" * 64, command=command)
+            data = plan.data.model_copy(update={"beside": str(self.folder.data)})
+            plan = plan.model_copy(update={"job": job, "data": data})
+            plan = plan.model_copy(update={"bundle_sha256": job.digest(plan, bundle_root())})
+            self.folder.plan.write_text(plan.to_json())
+
+    run = Box(home).until_gone().settle(7)
+    with_last_folder(command, FROM, home, tmp_path / "first")
+    assert (tmp_path / "first" / "a.py").read_text() == "print(1)"
+    (run.folder.data / "work" / "a.py").write_text("print(2)")
+    with refusal(VerificationFailed, "continue.altered", "gpurun audit fox-41"):
+        with_last_folder(command, FROM, home, tmp_path / "second")
+    assert not (tmp_path / "second").exists()
 
 
 def test_leftovers_of_another_run_are_replaced_not_written_into(home: Home) -> None:

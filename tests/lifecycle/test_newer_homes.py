@@ -25,11 +25,15 @@ from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger import journal as journals
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import GENESIS, Journal, read_journal
+from gpurun.ledger.runs import look_at_run
 from gpurun.lifecycle.reaper import sweep
 from gpurun.providers.local import LocalProvider
 from tests.command_line import gpurun
 from tests.lifecycle.scripted_cloud import Killed, World
 from tests.lifecycle.tiny_runs import drive, events_of, make_run
+from tests.unit.ledger_samples import CloudRun
+from tests.unit.report_samples import plan_of
+from tests.whole_records import whole
 
 NEW = "lease.moved"
 
@@ -214,6 +218,20 @@ def test_a_machine_with_a_damaged_plan_is_destroyed_and_proven(
     assert folder.receipt.exists()
     assert gpurun("ps").returncode == 0, "nothing of it is open, and nothing is billed"
     assert gpurun("ps", "--all").returncode == 10, "the plan is still damaged"
+
+
+@pytest.mark.parametrize("cap_micros", [12_000_000, 900_000_000], ids=["its own", "another"])
+def test_a_plan_of_a_further_machine_counts_only_as_the_journal_has_it(own: Home, cap_micros: int) -> None:
+    """Another plan in its place would be followed, with a cap that the user never agreed to."""
+    run = CloudRun(own)
+    agreed, leg = plan_of("fox-41").to_json(), run.folder.legs / "2.json"
+    planned = {"plan": leg.name, "plan_sha256": hashlib.sha256(agreed.encode()).hexdigest()}
+    run.write(run.opened(), run.intended(), (Event.LEG_PLANNED, whole(Event.LEG_PLANNED, planned)))
+    leg.parent.mkdir()
+    leg.write_text(agreed.replace('"cap_micros": 12000000', f'"cap_micros": {cap_micros}'))
+    sight = look_at_run(own, "fox-41")
+    assert sight.plan.cap_micros == 12_000_000
+    assert (sight.plan_lost is not None) == (cap_micros != 12_000_000), "and resume refuses it"
 
 
 def test_stop_keeps_the_checkpoints_of_a_run_with_a_damaged_plan(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from gpurun.core.errors import RunHeld, SetupError
 from gpurun.core.known_hosts import known_host, remember_host
 from gpurun.core.paths import Home
 from gpurun.core.stop_request import ask_to_stop, read_stop_request
+from gpurun.jobs.commands import rehearsal_venv
 from gpurun.ledger.run_lock import RunLock
 from gpurun.lifecycle import supervisor
 from gpurun.providers.aws import wire
@@ -64,6 +65,21 @@ def test_a_host_key_that_is_remembered_waits_for_another_one(tmp_path: Path) -> 
     home = Home(tmp_path).prepare()
     assert waits_for(home.root / ".known_hosts.json.lock", lambda: remember_host(home, "box", 22, KEY))
     assert known_host(home, "box", 22) == KEY
+
+
+def test_packages_of_a_rehearsal_are_installed_by_one_at_a_time(tmp_path: Path) -> None:
+    """The second would begin by removing what the first has installed so far."""
+    python, said = rehearsal_venv.venv_python(Home(tmp_path), ["numpy"]), list[str]()
+    venv = python.parents[1]
+    builder = threading.Thread(target=rehearsal_venv.build_venv, args=(python, ["numpy"], 60, said.append), daemon=True)
+    with held(venv.with_suffix(".lock")):
+        venv.mkdir()
+        builder.start()
+        builder.join(WAIT_S)
+        assert venv.is_dir(), "what the first has there so far"
+        (venv / rehearsal_venv._COMPLETE).touch()
+    builder.join(10)
+    assert (builder.is_alive(), said) == (False, [])
 
 
 def test_keys_of_a_run_are_made_by_one_at_a_time(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ _CLOUD = (
 _UNWRITTEN = (f"{_LIFE}test_full_disk.py", f"{_LIFE}test_never_gives_up.py")
 _AGENT = (f"{_FAR}test_agent_answers.py", f"{_FAR}test_agent_parts.py", f"{_FAR}test_agent_keeper.py",
           f"{_FAR}test_agent_end.py", f"{_FAR}test_agent_farewell.py")  # fmt: skip
+_STORIES = "tests/golden/test_audit_findings.py"
 # Which tests could miss what is in a file, the likeliest and quickest first; the longest beginning of its path counts.
 TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/core/": (*_SYNCS, f"{_UNIT}test_journal_lock.py", f"{_SAFE}test_locks.py", f"{_UNIT}test_ssh_provider.py",
@@ -57,7 +59,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "gpurun/ledger/audit/": (
         f"{_UNIT}test_audit.py", f"{_SAFE}test_ledger_other_books.py", f"{_SAFE}test_ledger_tamper.py",
-        f"{_LIFE}test_continuing.py",
+        f"{_LIFE}test_continuing.py", _STORIES,
     ),
     "gpurun/ledger/audit/audit_run.py": (
         f"{_UNIT}test_class_check.py", f"{_UNIT}test_audit.py", f"{_SAFE}test_ledger_other_books.py",
@@ -66,7 +68,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/readers/": (f"{_UNIT}test_imported_run.py", f"{_UNIT}test_weights.py", f"{_UNIT}test_replay_judged.py"),
     "gpurun/readers/evidence/": (f"{_UNIT}test_class_check.py",),
     "gpurun/ledger/shutdown_statement.py": (f"{_UNIT}test_confirm.py", f"{_SAFE}test_ledger_other_books.py"),
-    "gpurun/ledger/billed_time.py": (f"{_UNIT}test_cost.py", f"{_UNIT}test_spending.py", f"{_LIFE}test_rate.py"),
+    "gpurun/ledger/billed_time.py": (
+        f"{_UNIT}test_cost.py", f"{_UNIT}test_queued_cost.py", f"{_UNIT}test_spending.py", f"{_LIFE}test_rate.py",
+    ),
+    "gpurun/ledger/plan_from_journal.py": (f"{_LIFE}test_newer_homes.py",),
     "gpurun/ledger/rental.py": (
         f"{_UNIT}test_receipt.py", f"{_UNIT}test_audit.py", f"{_UNIT}test_queued_cost.py", *_CLOUD,
     ),
@@ -78,7 +83,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/planning/legs.py": (f"{_UNIT}test_legs.py", f"{_LIFE}test_moves.py"),
     "gpurun/core/run_plan.py": (f"{_LIFE}test_moves.py",),
     "gpurun/ledger/run_state.py": (f"{_LIFE}test_moves.py", f"{_LIFE}test_state.py", *_CLOUD),
-    "gpurun/ledger/audit/event_sequence.py": (f"{_LIFE}test_moves.py", f"{_UNIT}test_audit.py"),
+    "gpurun/ledger/audit/event_sequence.py": (f"{_UNIT}test_audit.py", _STORIES, f"{_LIFE}test_moves.py"),
     "gpurun/lifecycle/instance/absence.py": (f"{_LIFE}test_absent_at_boot.py", *_CLOUD),
     "gpurun/lifecycle/machine_owner.py": (
         f"{_LIFE}test_moves.py", f"{_LIFE}test_outlived.py", f"{_LIFE}test_shared_account.py",
@@ -104,15 +109,18 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{_LIFE}test_bringing.py", f"{_LIFE}test_early.py", f"{_LIFE}test_collect_now.py", f"{_LIFE}test_patience.py",
         *_CLOUD,
     ),
-    "gpurun/lifecycle/artifacts/inventory.py": (f"{_LIFE}test_collect_now.py", f"{_LIFE}test_early.py"),
+    "gpurun/lifecycle/artifacts/inventory.py": (
+        f"{_LIFE}test_bringing.py", f"{_LIFE}test_collect_now.py", f"{_LIFE}test_early.py",
+    ),
     "gpurun/lifecycle/artifacts/on_demand.py": (*_SYNCS, f"{_LIFE}test_collect_now.py", f"{_LIFE}test_salvage.py"),
     "gpurun/jobs/": (f"{_LIFE}test_changed_trainer.py",),
-    "gpurun/jobs/command.py": (f"{_LIFE}test_commands_here.py", f"{_LIFE}test_course_hand_in.py"),
-    "gpurun/jobs/commands/": (f"{_LIFE}test_looked_at.py",),
+    "gpurun/jobs/command.py": (f"{_UNIT}test_command_plan.py", f"{_LIFE}test_commands_here.py"),
+    "gpurun/jobs/commands/": (f"{_LIFE}test_continuing.py", f"{_SAFE}test_locks.py", f"{_LIFE}test_looked_at.py"),
     "gpurun/jobs/training/history.py": (f"{_UNIT}test_priors.py", f"{_UNIT}test_recipe.py"),
     "gpurun/jobs/training/initial_weights.py": (f"{_UNIT}test_starting_weights.py",),
     "gpurun/jobs/training/compile_cache.py": (f"{_LIFE}test_warm.py",),
     "gpurun/jobs/earlier_run.py": (f"{_LIFE}test_warm.py", f"{_LIFE}test_continuing.py"),
+    "gpurun/jobs/earlier_sweep.py": (f"{_LIFE}test_continuing.py",),
     "gpurun/jobs/training/continued_training.py": (f"{_LIFE}test_continuing.py",),
     "gpurun/data/": (
         f"{_UNIT}data", f"{_UNIT}test_prepare_hub.py", f"{_UNIT}test_shards.py", f"{_UNIT}test_data_verbs.py",
@@ -198,12 +206,13 @@ def first_failure(copy: Path, *tests: str) -> str:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-m", "not slow", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     child = subprocess.Popen(
-        command, cwd=copy, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+        command, cwd=copy, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
     try:
         out, _ = child.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        child.kill()
+        os.killpg(child.pid, signal.SIGKILL)  # What a test has started has its output, too.
         child.communicate()
         return TOO_SLOW  # It waits for ever: somebody would notice.
     if child.returncode in (0, 5):

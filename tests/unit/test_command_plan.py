@@ -14,6 +14,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.journal_events import Event, RunOpened
 from gpurun.core.money import Micros
 from gpurun.core.run_plan import Choices
+from gpurun.jobs.command import CommandJob
 from gpurun.jobs.commands import work_folder as folders
 from gpurun.jobs.commands.work_folder import work_folder
 from gpurun.jobs.requirements import requirement_lines, with_pip
@@ -22,6 +23,7 @@ from gpurun.planning.command_proposal import judged, least_cap
 from gpurun.planning.transfer import Load
 from gpurun.providers.catalog import all_offers
 from tests.refusals import refusal
+from tests.unit.report_samples import plan_of
 from tests.whole_records import whole
 
 
@@ -61,6 +63,20 @@ def test_what_git_ignores_stays_here_and_is_named_with_its_size(lab: Path) -> No
     again = work_folder(command(lab))
     assert "drop.bin" in again.files
     assert "sub" in again.left_out
+
+
+def test_a_card_names_no_script_of_a_folder_that_is_not_what_was_uploaded(lab: Path, tmp_path: Path) -> None:
+    """A hand-in would name the script as somebody wrote it later."""
+    work = tmp_path / "work"
+    folders.copy_work_folder(command(lab), work_folder(command(lab)), work)
+    job = CommandJob(recipe="train.py", recipe_sha256="0" * 64, command=command(lab))
+    plan = plan_of("fox-41")
+    plan = plan.model_copy(update={"data": plan.data.model_copy(update={"beside": str(tmp_path)})})
+    plan = plan.model_copy(update={"job": job, "bundle_sha256": job.digest(plan, tmp_path)})
+    ((title, words),) = job.code(plan, tmp_path)
+    assert (title, words.partition(", ")[0]) == ("Code", "train.py")
+    (work / "train.py").write_text("import better_model")
+    assert job.code(plan, tmp_path) == []
 
 
 def test_a_link_brings_only_its_file_and_copies_stay_executable(lab: Path, tmp_path: Path) -> None:
