@@ -124,15 +124,13 @@ def serves_by(line: str, login: sshd.Sshd, folder: Path) -> None:
         tunnel.wait()
 
 
-def test_a_job_whose_terminal_is_only_open_ends_with_its_files_at_home(
-    engine: Engine, login: sshd.Sshd, tmp_path: Path
-) -> None:
+def test_an_open_terminal_alone_does_not_keep_a_job(engine: Engine, login: sshd.Sshd, tmp_path: Path) -> None:
     with somebody_at(login, engine, tmp_path) as user:
         begun = user.types(*dev(user, "--idle", "1m", "--no-shell"))
         assert begun.returncode == 0, begun.stderr + user.said()
         assert user.types("ssh", RUN, "--", "sh", "-c", "echo made >made.txt").returncode == 0
         refused = user.types("forward", RUN, "6006")
-        assert (refused.returncode, "forwards no port" in refused.stderr) == (2, True), refused.stderr
+        assert (refused.returncode, "[forward.cluster]" in refused.stderr) == (2, True), refused.stderr
         shell = Terminal(user, "ssh", RUN)
         try:
             shell.types("cd /; echo he''re")  # Out of the run's folder it is its shell all the same.
