@@ -87,7 +87,7 @@ def test_an_unoffered_gpu_count_gives_none_and_the_known_counts() -> None:
     assert counts_of(need) == [1, 2, 4, 8]
 
 
-def test_every_row_is_complete_and_bills_as_its_provider_does() -> None:
+def test_each_row_is_complete_and_bills_as_its_provider() -> None:
     offers = all_offers()
     assert len(offers) == 62
     assert len({(o.provider, o.type_id, o.tier, o.region, o.gpu_count) for o in offers}) == len(offers)

@@ -221,7 +221,7 @@ def charged(run: CloudRun) -> int:
     return int(rental["micros"] - minutes * 60 * RATE // 3600)
 
 
-def asked(run: CloudRun, **more: Any) -> CloudRun:
+def with_terms(run: CloudRun, **more: Any) -> CloudRun:
     (event, opened), (intent, planned) = run.opened(), run.intended()
     told = {**planned, "egress_micros": 500_000, "worst_micros": 11_730_000, **more}
     return run.write((event, {**opened, "home": "0a1b2c"}), (intent, told), run.created())
@@ -234,11 +234,11 @@ def collected(run: CloudRun, micros: int) -> None:
 
 
 def test_nothing_left_a_machine_that_never_answered(run: CloudRun) -> None:
-    assert charged(asked(run)) == 0
+    assert charged(with_terms(run)) == 0
 
 
 def test_uncounted_egress_of_one_that_answered_is_as_planned(run: CloudRun) -> None:
-    asked(run)
+    with_terms(run)
     ready = next(note for _, note in run.through_training() if note[0] is Event.READY_OBSERVED)
     run.write(ready)
     assert charged(run) == 500_000
@@ -246,7 +246,7 @@ def test_uncounted_egress_of_one_that_answered_is_as_planned(run: CloudRun) -> N
 
 @pytest.mark.parametrize(("by_itself", "expected"), [(False, 900), (True, 500_000)])
 def test_counted_egress_is_charged_self_senders_at_least_planned(run: CloudRun, by_itself: bool, expected: int) -> None:
-    collected(asked(run, sends_itself=by_itself), 900)
+    collected(with_terms(run, sends_itself=by_itself), 900)
     assert charged(run) == expected
 
 

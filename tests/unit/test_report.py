@@ -402,7 +402,7 @@ def test_differences_and_the_machines_end_are_on_table_and_page(
     assert {run["shutdown"] for run in data["runs"]} == {"destroyed"}
 
 
-def test_the_page_shows_the_curves_first_then_when_and_on_what_it_ran(session: Session) -> None:
+def test_the_page_shows_curves_first_then_time_and_machine(session: Session) -> None:
     for name, lr in (("fox-41", 3e-4), ("owl-07", 6e-4)):
         finished_run(session.home, name, lr=lr)
     page, content, data = report(session, "fox-41", "owl-07")

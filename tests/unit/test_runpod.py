@@ -832,9 +832,7 @@ def test_a_bid_is_never_above_what_was_agreed_to(cloud: RunPodEmulator, clock: V
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("sdk")
-def test_where_graphql_is_retired_spot_is_not_told_and_another_offer_may_be_taken(
-    cloud: RunPodEmulator, clock: VirtualClock
-) -> None:
+def test_without_graphql_spot_is_unknown_and_others_remain(cloud: RunPodEmulator, clock: VirtualClock) -> None:
     """Its end is announced: on demand nothing changes, and no run fails of it."""
     cloud.fail("graphql", *[Fault.RETIRED] * 9)
     with pytest.raises(Unknown):
@@ -849,7 +847,7 @@ def test_where_graphql_is_retired_spot_is_not_told_and_another_offer_may_be_take
     assert len(cloud.world.alive) == 1
 
 
-def test_a_spot_create_that_graphql_has_no_more_leaves_the_other_offers() -> None:
+def test_a_spot_create_without_graphql_leaves_other_offers() -> None:
     refused = refusal_in_words('Cannot query field "podRentInterruptable" on type "Mutation".')
     assert isinstance(refused, Rejected)
     assert refused.of_offer

@@ -124,7 +124,7 @@ def test_a_time_is_read_as_sbatch_reads_it(text: str, seconds: int | None) -> No
 
 
 @pytest.mark.parametrize(("way", "code"), [("", "slurm.no_answer"), ('transport = "openssh"', "config.slurm")])
-def test_a_host_that_leads_nowhere_names_the_entry_and_the_transport(
+def test_a_host_that_leads_nowhere_names_entry_and_transport(
     slurm: ScriptedSlurm, tmp_path: Path, way: str, code: str
 ) -> None:
     make_keys(Home(Path(os.environ["GPURUN_HOME"])).keys / "ssh")

@@ -99,7 +99,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_every_combination_is_tried_once_and_the_files_of_the_best_are_kept(machine: Machine) -> None:
+def test_each_combination_is_tried_once_and_the_best_kept(machine: Machine) -> None:
     code, said = machine.sweeps(space={"lr": ["3", "1", "2"], "width": ["1", "2"]}, trials=6, at_once=2)
     assert code == 0, said
     rows = machine.table["rows"]
@@ -129,7 +129,7 @@ def test_a_loss_that_is_no_number_is_a_result_that_loses(machine: Machine) -> No
     assert "002 | step" not in said
 
 
-def test_a_trial_that_fails_is_one_row_and_three_that_fail_alone_end_the_sweep(machine: Machine) -> None:
+def test_a_failed_trial_is_a_row_and_three_end_the_sweep(machine: Machine) -> None:
     code, _ = machine.sweeps(space={"lr": ["13", "1", "2"], "width": ["1"]})
     assert (code, machine.states, machine.table["best"]) == (0, ["failed", "done", "done"], [2])
     assert machine.table["rows"][0]["why"] == "exit code 1; RuntimeError: the disk is full"
@@ -167,7 +167,7 @@ def test_a_trial_that_falls_behind_ends_at_once(machine: Machine) -> None:
     assert machine.kept == ["001/started.txt", "001/weights.bin"]
 
 
-def test_a_stop_keeps_a_finished_trial_before_a_better_unfinished_one(machine: Machine) -> None:
+def test_a_stop_prefers_a_finished_trial_to_a_better_one(machine: Machine) -> None:
     """The second is ahead by its loss and has written no weights; those of the first were deleted for it."""
     child = machine.begins(argv=[*WORDS, "--steps", "40", "--pause", "0.05"])
     until(lambda: any(told["trial"] == 2 and (told["loss"] or 9) < 2 for told in machine.told()))
@@ -229,7 +229,7 @@ def test_a_range_is_drawn_within_its_bounds_and_the_same_again(machine: Machine,
     assert len({one["lr"] for one in drawn}) == 5
 
 
-def test_optunas_sampler_learns_from_the_results_and_from_those_of_before(machine: Machine) -> None:
+def test_optunas_sampler_learns_from_all_earlier_results(machine: Machine) -> None:
     space = {"lr": {"low": 0.0, "high": 1.0, "log": False, "whole": False}, "width": ["1", "2"]}
     words = [*WORDS, "--steps", "1"]
     code, said = machine.sweeps(space=space, trials=12, sampler="tpe", at_once=2, argv=words)
@@ -283,7 +283,7 @@ if rate == 1.0:
 """
 
 
-def test_a_trial_that_fills_the_disk_is_one_row_and_the_best_is_kept(small_disk: Path) -> None:
+def test_a_trial_that_fills_the_disk_keeps_the_best(small_disk: Path) -> None:
     machine = Machine(small_disk)
     (machine.work / "train.py").write_text(FILLS)
     words = ["{python}", "train.py", "{lr}"]
@@ -293,7 +293,7 @@ def test_a_trial_that_fills_the_disk_is_one_row_and_the_best_is_kept(small_disk:
     assert machine.kept == ["001/weights.bin", "003/weights.bin"]
 
 
-def test_a_disk_that_others_have_filled_ends_the_sweep_with_its_word_and_keeps_the_best(small_disk: Path) -> None:
+def test_a_full_disk_ends_the_sweep_and_keeps_the_best(small_disk: Path) -> None:
     machine = Machine(small_disk)
     (machine.work / "train.py").write_text(FILLS)
     child = machine.begins(
@@ -316,7 +316,7 @@ def test_a_disk_that_others_have_filled_ends_the_sweep_with_its_word_and_keeps_t
 
 
 @pytest.mark.parametrize("pip", ["exit 1", "exit 0"])
-def test_what_the_sampler_wants_and_pip_cannot_install_ends_no_set_up(tmp_path: Path, pip: str) -> None:
+def test_a_failing_install_of_optuna_does_not_end_the_set_up(tmp_path: Path, pip: str) -> None:
     script = with_pip_if_it_can(Choices(setup="echo first\n"), ("optuna>=4,<6",), str(tmp_path / "python")).setup
     (tmp_path / "python").write_text(f'#!/bin/sh\n[ "$3" != install ] || {pip}\n')
     (tmp_path / "python").chmod(0o755)

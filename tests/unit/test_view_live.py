@@ -57,7 +57,7 @@ def test_it_fits_any_terminal(width: int, height: int) -> None:
 
 @pytest.mark.parametrize("count", [3, 12, 60])
 @pytest.mark.parametrize("height", [24, 40])
-def test_a_sweep_has_a_row_a_trial_the_best_marked_and_the_others_counted(count: int, height: int) -> None:
+def test_a_sweep_shows_a_row_per_trial_and_marks_the_best(count: int, height: int) -> None:
     screen, now = samples.rented_screen()
     trials = [
         {

@@ -166,7 +166,7 @@ def test_a_box_behind_a_bastion_has_two_entries(home: Home, monkeypatch: pytest.
 
 
 @pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
-def test_a_box_is_reached_by_its_bastion_whatever_the_home_is_called(tmp_path: Path) -> None:
+def test_a_box_is_reached_by_its_bastion_from_any_home_name(tmp_path: Path) -> None:
     (folder := tmp_path / "100% a `home'").mkdir()
     keys = make_keys(tmp_path / "keys")
     servers = [

@@ -161,7 +161,7 @@ def test_work_in_the_background_keeps_it(box: Box, there: Any, tmp_path: Path, w
 @pytest.mark.parametrize(
     ("every_s", "size", "is_used"), [(1.0, 4000, True), (1.0, 2, False)], ids=["used", "only open"]
 )
-def test_a_forwarded_port_counts_once_more_than_keep_alives_go_through(
+def test_a_forwarded_port_counts_only_beyond_keep_alives(
     box: Box, there: Any, every_s: float, size: int, is_used: bool
 ) -> None:
     begin(box)

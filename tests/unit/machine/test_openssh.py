@@ -522,7 +522,7 @@ def slurm(tmp_path: Path) -> Iterator[ScriptedSlurm]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_left", [False, True], ids=["it waits", "its supervisor has died too"])
-def test_a_resume_asks_once_and_goes_on_with_the_same_job_of_a_cluster(
+def test_a_resume_asks_once_and_keeps_the_same_cluster_job(
     asking: Callable[..., sshd.Sshd], place: Place, entry: Callable[..., None], own_home: Path, tmp_path: Path,
     masters: list[Master], slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch, is_left: bool,
 ) -> None:  # fmt: skip
