@@ -105,7 +105,7 @@ def test_a_box_is_worked_on_in_a_terminal_and_ends_by_its_question(user: User) -
         assert "scratch" in named
         assert "~/result.npz" in named
         again.types("n")
-        again.shows("Nothing was stopped")
+        again.shows("stop.declined")
         assert user.tells("ps")[1]["data"]["runs"][0]["phase"] == "training"
     finally:
         again.close()
@@ -229,7 +229,7 @@ def few_processes(guest: guests.Guest, more: int) -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.access(PIDS, os.W_OK), reason="needs a machine whose processes may be counted")
-def test_a_fork_bomb_on_a_box_keeps_neither_its_files_nor_its_machine(tmp_path: Path) -> None:
+def test_a_box_with_a_fork_bomb_ends_with_its_files_at_home(tmp_path: Path) -> None:
     """No shell gets in, and no stop is heard: it is gone once its user wants that, with what the last sync brought."""
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home of a user") as user:
         lab(tmp_path)
@@ -250,7 +250,7 @@ def test_a_fork_bomb_on_a_box_keeps_neither_its_files_nor_its_machine(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_full_disk_on_a_box_keeps_neither_its_files_nor_its_machine(tmp_path: Path) -> None:
+def test_a_box_with_a_full_disk_ends_with_its_files_at_home(tmp_path: Path) -> None:
     with (
         runpod(tmp_path / "cloud", guests.Faults(disk_mb=300)) as cloud,
         somebody(cloud, tmp_path / "home of a user") as user,

@@ -98,7 +98,7 @@ def resumed_until(true: Callable[[], object], user: User) -> None:
             kill_supervisors(user.home)
 
 
-def told(user: User, event: Event) -> dict[str, Any]:
+def data_of(user: User, event: Event) -> dict[str, Any]:
     records = read_journal(user.home / "runs" / "fox-41" / "journal.jsonl").records
     return next(dict(record.data) for record in reversed(records) if record.event is event)
 
@@ -119,7 +119,7 @@ def test_killed_in_any_phase_and_resumed_nothing_is_sent_twice(far: tuple[User, 
 
     resumed_until(lambda: Event.TRAIN_STARTED in user.events(), user)
     assert Event.TRAIN_OBSERVED not in user.events(), "killed while it trained"
-    sent_bytes, resent_bytes = ways.sent_bytes, told(user, Event.SHIP_OBSERVED)["sent_bytes"]
+    sent_bytes, resent_bytes = ways.sent_bytes, data_of(user, Event.SHIP_OBSERVED)["sent_bytes"]
 
     resumed_until(lambda: Event.COLLECT_INTENDED in user.events(), user)
     assert Event.COLLECT_OBSERVED not in user.events(), "killed while it collected"
@@ -129,7 +129,7 @@ def test_killed_in_any_phase_and_resumed_nothing_is_sent_twice(far: tuple[User, 
     assert user.cloud.alive() == []
     assert user.events().count(Event.CREATE_OBSERVED) == 1
 
-    files = told(user, Event.COLLECT_OBSERVED)["files"]
+    files = data_of(user, Event.COLLECT_OBSERVED)["files"]
     artifacts = user.home / "runs" / "fox-41" / "artifacts"
     digests = {file["name"]: hashlib.sha256((artifacts / file["name"]).read_bytes()).hexdigest() for file in files}
     assert digests == {file["name"]: file["sha256"] for file in files}

@@ -23,6 +23,7 @@ from tests.emulators.aws import AwsEmulator
 from tests.emulators.lambda_cloud import KEY, LambdaEmulator
 from tests.emulators.runpod import FULL_KEY, READ_KEY, RunPodEmulator
 from tests.later import LATER
+from tests.refusals import lacking
 
 pytestmark = pytest.mark.slow
 
@@ -89,31 +90,34 @@ class Refusal:
     """A cloud, what is wrong with the account or the key, and the words that a user needs to read."""
 
     cloud: str
-    words: str
+    code: str
+    fact: str
     account: Callable[[Any], None] = _nothing
     key: Mapping[str, str | None] | None = None
     typed: tuple[str, ...] = ()
 
 
 REFUSALS = {
-    "no key for runpod": Refusal("runpod", "gpurun auth set runpod", key={"RUNPOD_API_KEY": None}),
-    "no key for lambda": Refusal("lambda", "gpurun auth set lambda", key={"LAMBDA_API_KEY": None}),
-    "no key for aws": Refusal("aws", "aws has no credentials", key={"AWS_ACCESS_KEY_ID": None}),
-    "runpod does not know the key": Refusal("runpod", "refuses the key", key={"RUNPOD_API_KEY": "rpa_wrong_0123"}),
-    "lambda does not know the key": Refusal("lambda", "refuses the key", key={"LAMBDA_API_KEY": "secret_wrong_0123"}),
-    "aws does not know the key": Refusal("aws", "refuses these credentials", key={"AWS_ACCESS_KEY_ID": "AKIAWRONG"}),
-    "a key of runpod that may only read": Refusal("runpod", "may not create pods", key={"RUNPOD_API_KEY": READ_KEY}),
-    "a key of aws that may not rent": Refusal("aws", "may not call ec2:RunInstances", account=_denied),
-    "no money left on runpod": Refusal("runpod", "add credit", account=_empty),
-    "no quota on aws": Refusal("aws", "servicequotas", account=_no_quota),
-    "nothing left on runpod": Refusal("runpod", "(runpod) nobody has 1xA100 now", account=_sold_out),
-    "nothing left on lambda": Refusal("lambda", "(lambda) nobody has 1xA10 now", account=_sold_out_lambda),
-    "nothing left on aws": Refusal("aws", "InsufficientInstanceCapacity", account=_sold_out_aws),
+    "no key for runpod": Refusal("runpod", "auth.no_key", "gpurun auth set runpod", key={"RUNPOD_API_KEY": None}),
+    "no key for lambda": Refusal("lambda", "auth.no_key", "gpurun auth set lambda", key={"LAMBDA_API_KEY": None}),
+    "no key for aws": Refusal("aws", "auth.no_provider", "aws configure", key={"AWS_ACCESS_KEY_ID": None}),
+    "runpod does not know the key": Refusal("runpod", "auth.refused", "RunPod", key={"RUNPOD_API_KEY": "rpa_wrong"}),
+    "lambda does not know the key": Refusal("lambda", "auth.refused", "Lambda", key={"LAMBDA_API_KEY": "secret_wrong"}),
+    "aws does not know the key": Refusal("aws", "auth.refused", "AWS", key={"AWS_ACCESS_KEY_ID": "AKIAWRONG"}),
+    "a key of runpod that may only read": Refusal(
+        "runpod", "auth.not_allowed", "create pods", key={"RUNPOD_API_KEY": READ_KEY}
+    ),
+    "a key of aws that may not rent": Refusal("aws", "auth.not_allowed", "ec2:RunInstances", account=_denied),
+    "no money left on runpod": Refusal("runpod", "account.no_funds", "runpod.io", account=_empty),
+    "no quota on aws": Refusal("aws", "account.no_quota", "servicequotas", account=_no_quota),
+    "nothing left on runpod": Refusal("runpod", "offer.no_capacity", "(runpod)", account=_sold_out),
+    "nothing left on lambda": Refusal("lambda", "offer.no_capacity", "(lambda)", account=_sold_out_lambda),
+    "nothing left on aws": Refusal("aws", "create.no_capacity", "InsufficientInstanceCapacity", account=_sold_out_aws),
     "a region that runpod has not": Refusal(
-        "runpod", "There is no region 'XX-NOWHERE-1'", typed=("--region", "XX-NOWHERE-1")
+        "runpod", "region.unknown", "'XX-NOWHERE-1'", typed=("--region", "XX-NOWHERE-1")
     ),
     "a region that lambda has not": Refusal(
-        "lambda", "There is no region 'xx-nowhere-1'", typed=("--region", "xx-nowhere-1")
+        "lambda", "region.unknown", "'xx-nowhere-1'", typed=("--region", "xx-nowhere-1")
     ),
 }
 
@@ -125,7 +129,7 @@ LONG = ("a key of aws that may not rent", "nothing left on aws")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LATER if name in LONG else ()) for name in REFUSALS])
 def test_a_clouds_refusal_says_what_to_do_and_nothing_is_billed(name: str, tmp_path: Path) -> None:
     refusal = REFUSALS[name]
-    (tmp_path / "text.txt").write_text("to be, or not to be.\n" * 2000)
+    (tmp_path / "text.txt").write_text("to be or not to be.\n" * 2000)
     with OPENED[refusal.cloud]() as cloud:
         refusal.account(cloud.emulator)
         given = {**cloud.environment, **(refusal.key or {})}
@@ -136,7 +140,7 @@ def test_a_clouds_refusal_says_what_to_do_and_nothing_is_billed(name: str, tmp_p
             assert done.returncode == envelope["exit_code"], done.stdout
             assert done.returncode in (2, 4, 5), "a word, a key or an offer is wrong; nothing may be billing"
             (error,) = envelope["errors"]
-            assert refusal.words in f"{error['message']} {error['hint']}"
+            assert (error["code"], lacking(f"{error['message']} {error['hint']}", refusal.fact)) == (refusal.code, [])
             assert error["hint"]
             secrets = [value for variable, value in known.items() if "KEY" in variable]
             assert not [secret for secret in secrets if secret in done.stdout + done.stderr]

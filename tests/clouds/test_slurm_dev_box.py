@@ -124,9 +124,7 @@ def serves_by(line: str, login: sshd.Sshd, folder: Path) -> None:
         tunnel.wait()
 
 
-def test_a_job_whose_terminal_is_only_open_ends_with_its_files_at_home(
-    engine: Engine, login: sshd.Sshd, tmp_path: Path
-) -> None:
+def test_an_open_terminal_alone_does_not_keep_a_job(engine: Engine, login: sshd.Sshd, tmp_path: Path) -> None:
     with somebody_at(login, engine, tmp_path) as user:
         begun = user.types(*dev(user, "--idle", "1m", "--no-shell"))
         assert begun.returncode == 0, begun.stderr + user.said()

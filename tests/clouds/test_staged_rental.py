@@ -40,7 +40,7 @@ def user(s3: S3Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[U
             yield user
 
 
-def told(user: User, event: Event, name: str) -> dict[str, object]:
+def fields_of(user: User, event: Event, name: str) -> dict[str, object]:
     records = read_journal(user.home / "runs" / name / "journal.jsonl").records
     return next(dict(record.data) for record in reversed(records) if record.event is event)
 
@@ -53,12 +53,12 @@ def test_a_staged_run_pulls_and_pushes_and_the_next_uploads_none(user: User, s3:
     shards = s3.uploaded_bytes("lab/files/")
     assert way["from_bucket_bytes"] > 100_000
     assert way["to_bucket_bytes"] <= shards
-    pushed = str(told(user, Event.TRAIN_STARTED, "fox-41")["pushed"])
+    pushed = str(fields_of(user, Event.TRAIN_STARTED, "fox-41")["pushed"])
     assert f"{pushed}/head" in s3.keys(pushed)
 
     again = user.trains(*STAGE, name="owl-7")
     assert again.returncode == 0, again.stderr + user.said("owl-7")
-    assert told(user, Event.STAGE_OBSERVED, "owl-7")["sent_bytes"] == 0
+    assert fields_of(user, Event.STAGE_OBSERVED, "owl-7")["sent_bytes"] == 0
     assert s3.uploaded_bytes("lab/files/") == shards
     code, audit = user.tells("audit")
     assert (code, audit["ok"]) == (0, True), json.dumps(audit)
@@ -91,7 +91,7 @@ def taken_away(user: User, s3: S3Emulator) -> str:
 
 
 def test_a_closed_laptop_finds_a_lost_machines_work_in_a_bucket(user: User, taken_away: str) -> None:
-    assert told(user, Event.SALVAGE_OBSERVED, taken_away)["brought"], user.said(taken_away)
+    assert fields_of(user, Event.SALVAGE_OBSERVED, taken_away)["brought"], user.said(taken_away)
     home = user.home / "runs" / taken_away / "artifacts"
     assert list(Path(home).rglob("*.safetensors"))
     assert user.tells("audit")[0] == 0
@@ -101,7 +101,7 @@ def place(user: User, s3: S3Emulator, name: str) -> str:
     """Where the run has pushed its first list; empty before."""
     if Event.TRAIN_STARTED not in user.events(name):
         return ""
-    found = str(told(user, Event.TRAIN_STARTED, name).get("pushed", ""))
+    found = str(fields_of(user, Event.TRAIN_STARTED, name).get("pushed", ""))
     return found if f"{found}/head" in s3.keys(found) else ""
 
 

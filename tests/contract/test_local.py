@@ -154,6 +154,6 @@ def test_a_hidden_environment_makes_nothing_and_calls_none_gone(
     mac(False)
     assert processes_of(created.token), "it lives"
     mac(True)
-    with pytest.raises(Unknown, match="cannot be seen"):
+    with pytest.raises(Unknown, match=created.id):
         provider.destroy(created.id)
     mac(False)

@@ -24,7 +24,7 @@ def staged_run(home: Home, name: str = "fox-41", **train: Any) -> RunFolder:
     return folder
 
 
-def told(folder: RunFolder, event: str) -> dict[str, Any]:
+def last_data(folder: RunFolder, event: str) -> dict[str, Any]:
     return next(r.data for r in reversed(read_journal(folder.journal).records) if r.event == event)
 
 

@@ -341,7 +341,7 @@ def test_an_unreachable_copy_ends_no_training_nor_is_made_twice(
     assert len(world.folder.log.read_bytes().splitlines()) == 1
     (first,) = world.all_of(Event.INCIDENT)
     assert first["code"] == "watch.disk_full"
-    assert f"{copied} cannot be read" in first["message"]
+    assert copied in first["message"]
     assert kept(world)
 
 

@@ -147,7 +147,7 @@ def test_a_bucket_slower_than_ssh_is_left_after_a_minute(monkeypatch: pytest.Mon
     assert clock.monotonic() - begun < 130
     assert came.missing_bytes == FILE.bytes
     assert [note.code for note in notes] == ["stage.not_pulled"]
-    assert "less than SSH" in notes[0].message
+    assert "stage.slow" in notes[0].message
 
 
 def test_a_lid_that_was_closed_while_it_came_is_no_slow_bucket(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def copy(tmp_path: Path) -> Path:
     return Path(copied)
 
 
-def told(home: Path, run: str) -> dict[str, Any]:
+def predicate_of(home: Path, run: str) -> dict[str, Any]:
     envelope = json.loads(gpurun("receipt", run, "--json").stdout.splitlines()[-1])
     predicate: dict[str, Any] = envelope["data"]["statement"]["predicate"]
     return predicate
@@ -48,13 +48,13 @@ def test_a_trainer_changed_in_one_line_trains_and_is_named(own_home: Path, copy:
     begun = gpurun("train", "mini-gpt", *QUICK, *SMALL, "--set", "steps=2", "--trainer", str(copy), "--name", "fox-1")
     assert begun.returncode == 0, begun.stderr
     assert "lr 1.25e-01" in (own_home / "runs/fox-1/run.log").read_text()
-    first = told(own_home, "fox-1")
+    first = predicate_of(own_home, "fox-1")
     assert first["asked"]["trainer"] == "changed trainer"
 
     shutil.rmtree(copy)
     further = gpurun("train", "--from", "fox-1", "--set", "steps=3", *QUICK, "--name", "fox-2")
     assert further.returncode == 0, further.stderr
-    second = told(own_home, "fox-2")
+    second = predicate_of(own_home, "fox-2")
     assert second["digests"]["trainer"] == first["digests"]["trainer"]
     assert "lr 1.25e-01" in (own_home / "runs/fox-2/run.log").read_text()
     assert second["training"]["figures"]["last_step"] == 3

@@ -26,6 +26,7 @@ from gpurun.ledger.journal import read_journal
 from gpurun.view.event_text import tell_rate
 from tests import command_line
 from tests.lifecycle.commands_here import Person
+from tests.refusals import lacking
 from tests.users_scripts import COURSE, HUGGING_FACE, NANOGPT
 
 
@@ -49,10 +50,9 @@ def test_the_labs_own_file_runs_unchanged_and_leaks_no_secret(person: Person) ->
     told = person.receipt()
     assert told["asked"]["command"] == {"argv": ["mini_gpt2_train.py"], "env": [], "secrets": ["MY_TOKEN"]}
     assert told["training"]["figures"]["last_loss"] == 0.2
-    assert (told["verdict"]["is"], told["verdict"]["says"]) == (
-        "smoke", "the command succeeded; no GPU was seen at work",
-    )  # fmt: skip
-    assert "whose files gpurun cannot open" in person.types("export", "fox-41", "model").stderr
+    assert told["verdict"]["is"] == "smoke"
+    assert "no GPU" in told["verdict"]["says"]
+    assert "[checkpoint.command]" in person.types("export", "fox-41", "model").stderr
     assert "20 " in person.types("ps", "--all").stdout
     for verb in (
         ["report", "fox-41"],
@@ -91,20 +91,20 @@ def test_a_stopped_script_continues_from_its_newest_checkpoint(person: Person) -
 def test_a_finished_command_runs_once_more_only_if_that_is_meant(
     person: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loop in a shell, or a name that was mistyped, would pay for the same again."""
+    """A loop in a shell or a mistyped name would pay for the same work again."""
     script = "import pathlib; pathlib.Path('ckpt.pt').write_text('x'); print('step 1: loss 1.0')"
     (person.folder / "train.py").write_text(script)
     assert person.runs("--checkpoint-glob", "ckpt.pt", "train.py").returncode == 0
     monkeypatch.chdir(person.folder)
     monkeypatch.setenv("HOME", str(person.house))
-    asked: list[str] = []
+    questions: list[str] = []
 
     def only_planned(session: Session, request: Any, planned: Callable[[str], Any], *_: Any, **__: Any) -> Result:
         return Result(text="\n".join(planned("fox-99").warnings))
 
     def type_at_a_terminal(answer: str, *words: str) -> subprocess.CompletedProcess[str]:
         def ask(session: Session, question: str, *, flag: str) -> str:
-            asked.append(question)
+            questions.append(question)
             return answer
 
         with monkeypatch.context() as patched:
@@ -115,17 +115,18 @@ def test_a_finished_command_runs_once_more_only_if_that_is_meant(
 
     refused = type_at_a_terminal("n")
     assert (refused.returncode, "[continue.ended_well]" in refused.stderr) == (3, True)
-    assert asked == ["fox-41 succeeded. Run its command again from its last checkpoint? [y/N]"]
-    warned = "fox-41 succeeded: its command runs again, unchanged."
-    assert warned in type_at_a_terminal("y").stdout
-    assert len(asked) == 2
-    assert warned in type_at_a_terminal("", "--yes").stdout, "--yes answers it, and the plan says it"
-    assert warned not in type_at_a_terminal("", "--", "train.py", "--steps", "9").stdout, "other words are another run"
-    assert len(asked) == 2
+    (question,) = questions
+    assert "fox-41" in question
+    warned = type_at_a_terminal("y").stdout
+    assert "fox-41" in warned
+    assert len(questions) == 2
+    assert type_at_a_terminal("", "--yes").stdout == warned, "--yes answers it, and the plan warns of it"
+    assert type_at_a_terminal("", "--", "train.py", "--steps", "9").stdout == "", "other words are another run"
+    assert len(questions) == 2
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "outcome", "said"),
+    ("script", "code", "outcome", "cause"),
     [
         pytest.param("exit 3", 6, "failed", "exit code 3", id="fails at once", marks=pytest.mark.slow),
         pytest.param("kill -9 $$", 6, "failed", "signal 9", id="is killed", marks=pytest.mark.slow),
@@ -140,15 +141,15 @@ def test_a_finished_command_runs_once_more_only_if_that_is_meant(
     ],
 )
 def test_however_a_script_ends_its_machine_ends_with_it(
-    person: Person, script: str, code: int, outcome: str, said: str
+    person: Person, script: str, code: int, outcome: str, cause: str
 ) -> None:
     (person.folder / "run.sh").write_text(script)
     hours = ("--hours", "0.0005", "--grace", "1") if "trap '' TERM" in script else ()
     done = person.runs(*hours, "--", "bash", "run.sh")
     assert done.returncode == code, done.stdout + done.stderr
-    told = person.receipt()["training"]
-    assert told["outcome"] == outcome
-    assert said in told["message"]
+    training = person.receipt()["training"]
+    assert training["outcome"] == outcome
+    assert cause in training["message"]
     if "600" in script:
         assert "command.left_running" in text_of(person.home / "runs/fox-41/events.jsonl")
         assert person.brought()["late"] == "first", "nobody writes any more when its last files are taken"
@@ -170,8 +171,7 @@ def test_a_script_that_fails_is_told_of_by_what_it_said_itself(person: Person) -
     (person.folder / "train.py").write_text(FAILING)
     done = person.types("run", "--provider", "local", "--name", "fox-41", "train.py")
     assert done.returncode == 6, done.stderr
-    words = "The command ended with exit code 1; its last words: torch.OutOfMemoryError: CUDA out of memory."
-    assert words in " ".join(done.stderr.split())
+    assert lacking(" ".join(done.stderr.split()), "exit code 1", "torch.OutOfMemoryError: CUDA out of memory.") == []
     told = person.receipt()
     figures = told["training"]["figures"]
     assert (figures["last_step"], figures["last_loss"], figures["best_val_loss"]) == (3, 1.0, 2.0)
@@ -185,15 +185,15 @@ def test_a_script_that_fails_is_told_of_by_what_it_said_itself(person: Person) -
 
 
 @pytest.mark.parametrize(
-    ("script", "more", "code", "reason", "said"),
+    ("script", "more", "code", "reason", "name"),
     [
         pytest.param(
             "nohup python -c 'while True: pass' > train.log 2>&1 &\necho started", (), 6, "still_working",
-            "was still working when the command ended", id="trains in the background",
+            "python", id="trains in the background",
         ),
         pytest.param(
             "mkdir runs; echo x > runs/m.pt", ("--outputs", "out/**"), 6, "no_outputs",
-            "no new file matches --outputs out/**", id="outputs match nothing",
+            "--outputs out/**", id="outputs match nothing",
         ),
         pytest.param(
             "echo x > log.txt", ("--checkpoint-glob", "ckpt*.pt"), 6, "no_outputs",
@@ -202,20 +202,20 @@ def test_a_script_that_fails_is_told_of_by_what_it_said_itself(person: Person) -
         pytest.param("echo fine", (), 0, "done", "", id="writes no file"),
         pytest.param(
             "mkdir -p ~/checkpoints; echo x > ~/checkpoints/last.pt", (), 0, "done",
-            "~/checkpoints/last.pt (2 B); they stay there on this computer", id="writes elsewhere, here",
+            "~/checkpoints/last.pt (2 B)", id="writes elsewhere, here",
         ),
     ],
 )  # fmt: skip
 def test_done_means_that_something_was_done(
-    person: Person, script: str, more: tuple[str, ...], code: int, reason: str, said: str
+    person: Person, script: str, more: tuple[str, ...], code: int, reason: str, name: str
 ) -> None:
     (person.folder / "run.sh").write_text(script)
     done = person.runs(*more, "--", "bash", "run.sh")
     assert done.returncode == code, done.stdout + done.stderr
-    told = person.receipt()["training"]
-    assert (told["outcome"], told["reason"]) == ("failed" if code else "done", reason)
-    assert said in told["message"]
-    assert said in done.stdout + person.types("receipt", "fox-41").stdout
+    training = person.receipt()["training"]
+    assert (training["outcome"], training["reason"]) == ("failed" if code else "done", reason)
+    assert name in training["message"]
+    assert name in done.stdout + person.types("receipt", "fox-41").stdout
     assert person.holds()
 
 
@@ -310,7 +310,7 @@ def test_a_commands_pace_and_end_are_shown_after_fifty_steps(person: Person) -> 
     assert (rate.steps, rate.tokens_per_s, rate.finishes) == (200, None, True)
     assert 0.02 <= rate.step_s < 0.2
     assert abs(rate.left_s - (200 - rate.step) * rate.step_s) < 0.5
-    assert "s a step: ends in" in tell_rate(rate)
+    assert "s a step" in tell_rate(rate)
     assert person.holds()
 
 

@@ -94,7 +94,7 @@ def test_the_card_has_all_that_the_course_asks_for(person: Person, card: Path) -
     assert person.receipt()["digests"]["trainer"] in page
     assert "CUDA device" in page
     assert "“Using device: cpu”" in page
-    assert f"## Sample, as the log has it\n\n```text\n--- sample ---\n{sample}\n```\n" in page
+    assert f"```text\n--- sample ---\n{sample}\n```\n" in page
     assert "step 40, " in page
     assert f"`{hashlib.sha256(checkpoint).hexdigest()}`" in page
     assert html.index("<polyline") < html.index("<table")
@@ -105,9 +105,8 @@ def test_a_class_accepts_the_card_and_finds_one_put_in_its_place(person: Person,
     row = of_class(card, a_class())
     assert (row.student, row.problems, row.recipe) == ("Ada", [], SCRIPT)
     assert of_class(card, a_class(task=ClassTask(trainer=person.receipt()["digests"]["trainer"]))).problems == []
-    assert of_class(card, a_class(task=ClassTask(trainer="official"))).problems == [
-        "it used a program of its own, but the class was given the official trainer"
-    ]
+    (problem,) = of_class(card, a_class(task=ClassTask(trainer="official"))).problems
+    assert "official trainer" in problem
     assert of_class(card, a_class("ml-2026-another23456")).problems
     other = tmp_path / "other.zip"
     other.write_bytes(card.read_bytes())
@@ -118,16 +117,15 @@ def test_a_class_accepts_the_card_and_finds_one_put_in_its_place(person: Person,
         return {**files, name: b"x", "card.json": json.dumps(index).encode()}
 
     pack_again(other, put)
-    assert of_class(other, a_class()).problems == [
-        "outputs/mini_gpt2_checkpoint.pt is not the file that its receipt lists"
-    ]
+    (problem,) = of_class(other, a_class()).problems
+    assert "outputs/mini_gpt2_checkpoint.pt" in problem
 
 
 @pytest.mark.parametrize(
     ("edited", "problem"),
     [
-        (lambda challenge: challenge.replace(WORD, "another-word"), "not opened with the plan's challenge"),
-        (lambda challenge: f"{WORD}:{'a' * 64}", "its challenge was given to another key"),
+        (lambda challenge: challenge.replace(WORD, "another-word"), "the plan's challenge"),
+        (lambda challenge: f"{WORD}:{'a' * 64}", "another key"),
     ],
 )
 def test_a_plan_with_another_challenge_does_not_hold(

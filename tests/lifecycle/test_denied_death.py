@@ -69,8 +69,7 @@ def test_a_machine_denied_for_good_stays_red_with_both_facts(world: World) -> No
     took_s = world.records[-1].mono - asked.mono
     assert took_s <= 2 * world.cloud.traits.settle_s + 60.0
     assert world.state.may_be_billing
-    told = world.all_of(Event.INCIDENT)[-1]["message"]
-    assert "as gone, but it answers over SSH" in told
+    assert "SSH" in world.all_of(Event.INCIDENT)[-1]["message"]
     assert codes(world).count("death.denied") == 1
     assert len(world.all_of(Event.DESTROY_ASKED)) > 2
 

@@ -34,6 +34,7 @@ from gpurun.planning.planner import make_plan
 from gpurun.providers.local import LocalProvider
 from gpurun.remote.client import FarSide
 from tests.clouds.rented import kill_supervisors, supervisors
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="who uses a box is read in /proc")
 RUN, CLOCK = "fox-41", SystemClock()
@@ -105,7 +106,7 @@ def outputs(made: RunFolder) -> dict[str, str]:
     return {p.relative_to(root).as_posix(): p.read_text() for p in root.rglob("*") if p.is_file()}
 
 
-def test_an_unused_box_ends_with_its_files_at_home_and_the_next_one_has_them(home: Home, lab: Path) -> None:
+def test_an_idle_box_ends_and_the_next_one_has_its_files(home: Home, lab: Path) -> None:
     made = begun(home, lab, idle_s=8)
     work = Path(there(home).doors().folder)
     (work / "a.py").write_text("print(3)\n")
@@ -164,7 +165,7 @@ def test_a_clone_is_the_folder_and_what_is_not_pushed_is_named(home: Home, lab: 
     assert plan.continues is not None
 
 
-def test_a_repository_that_cannot_be_cloned_ends_it_with_gits_own_words(home: Home, tmp_path: Path) -> None:
+def test_a_repository_that_cannot_be_cloned_is_quoted_from_git(home: Home, tmp_path: Path) -> None:
     request, plan = planned(home, None, git=f"file://{tmp_path}/nothing")
     made = create_run(home, request, plan)
     start_supervisor(made, home, CLOCK)
@@ -207,10 +208,7 @@ def test_a_box_whose_lease_is_nearly_over_says_so(home: Home, lab: Path) -> None
 
 def test_a_plan_says_what_a_box_costs_that_is_never_idle(home: Home, lab: Path) -> None:
     _, plan = planned(home, lab, idle_s=0)
-    assert any(
-        warning.startswith("--idle off: ") and "runs to the end of its lease: 1 d" in warning
-        for warning in plan.warnings
-    )
+    assert any("--idle off" in warning and "1 d" in warning for warning in plan.warnings)
     rented = plan.model_copy(update={"chosen": plan.chosen.model_copy(update={"worst_micros": usd(3)})})
     from gpurun.planning.dev_box_proposal import _warnings
 
@@ -223,5 +221,5 @@ def test_a_folder_that_was_altered_since_is_not_taken(home: Home, lab: Path) -> 
     there(home).stop()
     over(home, made)
     (made.artifacts / "outputs" / "b.txt").write_text("other")
-    with pytest.raises(GpurunError, match="differs from the receipt"):
+    with refusal(GpurunError, "continue.altered", "b.txt"):
         planned(home, None, "fox-42", continues=RUN)

@@ -226,4 +226,4 @@ def test_a_pushing_machine_knows_how_long_to_await_a_lost_client(world: World) -
     assert (job["linger_s"], job["guard_folder"]) == (LEASE.collect_s + 900, "/var/lib/gpurun")
     unarmed = job_of(pushes.model_copy(update={"armed": False}), world.context)
     assert "linger_s" not in unarmed
-    assert "16 minutes after its work" in ends_unwatched(pushes.model_copy(update={"linger_s": job["linger_s"]}))
+    assert "16 minutes" in ends_unwatched(pushes.model_copy(update={"linger_s": job["linger_s"]}))

@@ -143,7 +143,7 @@ def test_a_silent_supervisor_keeps_no_machine_from_its_end(
     monkeypatch.setattr(sys, "argv", ["gpurun", "destroy", "fox-41", "--yes", "--home", str(own.root)])
     assert run_app(build_app()) == 12
     assert LocalProvider(own, SystemClock()).find(None) == []
-    assert "did not answer" in capsys.readouterr().err
+    assert "[supervisor.silent]" in capsys.readouterr().err
     supervisor.kill()
     supervisor.communicate()
     assert tiny_runs.drive(own).returncode == int(ExitCode.INTERRUPTED)

@@ -85,7 +85,7 @@ def test_a_question_mark_explains_and_q_leaves_it_running(own_home: Path) -> Non
     first.type("?")
     first.until("hide this")
     first.type("q")
-    first.until("fox-41 continues. To return: gpurun attach fox-41")
+    first.until("gpurun attach fox-41")
     assert first.code() == 8
     ended = Terminal("destroy", "fox-41", "--yes")
     assert ended.code() == 0

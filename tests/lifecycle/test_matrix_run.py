@@ -31,6 +31,7 @@ from gpurun.remote.messages import Manifest, Shipped, Started
 from gpurun.remote.ssh import HostKeyMismatch
 from tests.lifecycle.faults import ended, kept, receipt_of
 from tests.lifecycle.scripted_cloud import CALL_S, LEASE, WEIGHTS, Killed, World
+from tests.refusals import lacking
 
 HALF = "checkpoints/000020.model.safetensors"
 
@@ -55,13 +56,14 @@ def test_a_far_disk_that_is_too_small_is_refused_before_sending(world: World) ->
 
 
 @pytest.mark.parametrize("call", ["install_agent", "unpack", "start"])
-@pytest.mark.parametrize(("reason", "hint"), [("disk_full", "disk_gb="), ("os_error", "check its disk")])
-def test_a_far_disk_that_fills_or_fails_ends_it_in_its_words(world: World, call: str, reason: str, hint: str) -> None:
+@pytest.mark.parametrize("reason", ["disk_full", "os_error"])
+def test_a_far_disk_that_fills_or_fails_ends_it_in_its_words(world: World, call: str, reason: str) -> None:
     world.far.broken[call] = FarRefusal(reason, "no room for 7,000,000,000 bytes", needed_bytes=7_000_000_000)
     assert world.drive() is ExitCode.SETUP, "it is the machine's trouble, and no bug of gpurun"
     failure = world.state.failure
     assert (failure.code, failure.message) == (f"far.{reason}", "no room for 7,000,000,000 bytes")
-    assert hint in failure.hint, "it says what to do"
+    assert "disk" in failure.hint
+    assert ("disk_gb=" in failure.hint) is (reason == "disk_full"), "a larger disk does not help a broken one"
     assert not world.all_of(Event.TRAIN_STARTED)
     assert kept(world)
 
@@ -158,7 +160,7 @@ def test_a_20_gb_log_holds_no_machine_and_no_stop_restarts_it(world: World, name
     assert len(world.at_home) == 3
     left = [one.data["message"] for one in world.records if one.data.get("code") == "log.left"]
     assert len(left) == 1
-    assert f"bytes of {name} stay on the machine" in left[0]
+    assert lacking(left[0], name, " bytes") == []
 
 
 @pytest.mark.parametrize("state", ["idle", "running"])
@@ -244,8 +246,7 @@ def test_a_machine_taken_in_training_is_proven_gone_and_partial(world: World) ->
         Session(home=world.home, quiet=True, clock=world.clock), look_at_run(world.home, "fox-41")
     ).errors
     assert error.code == "machine.lost"
-    assert error.what.startswith("The instance no longer runs: it was ended from elsewhere")
-    assert f"{world.cloud.name} says" in error.what
+    assert world.cloud.name in error.what
     assert kept(world)
 
 
@@ -258,7 +259,7 @@ def test_a_machine_taken_before_training_has_its_providers_words(world: World) -
     assert world.drive() is ExitCode.TRAINING_FAILED
     failure = world.state.failure
     assert failure.code == "machine.lost"
-    assert failure.message.startswith("The instance no longer runs: it was ended from elsewhere")
+    assert world.cloud.name in failure.message
 
 
 def test_a_hanging_agent_is_left_after_a_minute_and_files_come(world: World) -> None:
@@ -343,7 +344,7 @@ def test_a_stop_that_is_refused_is_said_again(world: World, refusal: tuple[str, 
 @pytest.mark.parametrize("how", ["save", "now"])
 @pytest.mark.parametrize("unheard", [MachineLost("the lid was closed"), Killed("before the answer was on record")])
 def test_a_stop_after_a_lost_start_brings_home_what_was_trained(world: World, unheard: BaseException, how: How) -> None:
-    """The trainer runs on while nobody here knows that it was started: what it has saved is paid for."""
+    """The trainer runs although its start was never confirmed here: what it has saved is paid for."""
     start = world.far.start
 
     def answer_lost(job: Mapping[str, Any]) -> Started:
@@ -362,9 +363,9 @@ def test_a_stop_after_a_lost_start_brings_home_what_was_trained(world: World, un
     assert kept(world)
 
 
-@pytest.mark.parametrize(("reason", "words"), [("hang", "the trainer hung"), ("preempted", "takes the machine back")])
-def test_a_trainer_ended_by_the_agent_fails_and_comes_home(world: World, reason: str, words: str) -> None:
-    """What the trainer's own end would have said does not count."""
+@pytest.mark.parametrize("reason", ["hang", "preempted"])
+def test_a_trainer_ended_by_the_agent_fails_and_comes_home(world: World, reason: str) -> None:
+    """The agent's reason counts, not what the trainer's own end would have shown."""
     poll = world.far.poll
 
     def stuck(wants: Mapping[str, tuple[int, int]]) -> Poll:
@@ -375,7 +376,9 @@ def test_a_trainer_ended_by_the_agent_fails_and_comes_home(world: World, reason:
     world.far.poll = stuck  # type: ignore[method-assign]
     assert world.drive() is ExitCode.TRAINING_FAILED
     assert (world.state.outcome, world.state.reason) == ("failed", reason)
-    assert words in receipt_of(world)["training"]["message"]
+    training = receipt_of(world)["training"]
+    assert training["reason"] == reason
+    assert "signal 9" not in training["message"]
     assert len(world.at_home) == 3
     assert kept(world)
 
@@ -389,7 +392,7 @@ def test_a_training_stopped_without_our_request_is_not_a_success(world: World) -
     world.far._events = by_another  # type: ignore[method-assign]
     assert world.drive() is ExitCode.TRAINING_FAILED
     assert (world.state.outcome, world.state.reason) == ("failed", "signal")
-    assert "on the machine" in receipt_of(world)["training"]["message"]
+    assert "signal" in receipt_of(world)["training"]["message"]
     assert len(world.at_home) == 3
     assert kept(world)
 
@@ -410,15 +413,15 @@ def test_unreachable_and_in_no_clear_state_is_not_dead(world: World, state: str)
 
 
 @pytest.mark.parametrize(
-    ("end", "words"),
+    ("end", "figure"),
     [
-        ({"exit_code": 3}, "it ended with exit code 3"),
-        ({"exit_code": None, "signal": 9}, "it was ended by signal 9"),
-        ({"exit_code": None}, "it has ended; how is not known, as after a restart of the machine"),
+        ({"exit_code": 3}, "exit code 3"),
+        ({"exit_code": None, "signal": 9}, "signal 9"),
+        ({"exit_code": None}, "not known"),
     ],
 )
 def test_a_trainer_that_ended_silently_is_reported_as_seen(
-    world: World, end: dict[str, int | None], words: str
+    world: World, end: dict[str, int | None], figure: str
 ) -> None:
     poll = world.far.poll
 
@@ -428,7 +431,9 @@ def test_a_trainer_that_ended_silently_is_reported_as_seen(
 
     world.far.poll, world.far._events = silent, list  # type: ignore[method-assign]
     assert world.drive() is ExitCode.TRAINING_FAILED
-    assert receipt_of(world)["training"]["message"] == words
+    training = receipt_of(world)["training"]
+    assert (training["outcome"], training["exit_code"]) == ("failed", end["exit_code"])
+    assert figure in training["message"]
 
 
 @pytest.mark.parametrize("call", ["unpack", "start", "poll", "manifest"])

@@ -31,6 +31,7 @@ from tests.emulators.fake import Fault
 from tests.lifecycle.faults import ended, kept, receipt_of
 from tests.lifecycle.never_gives_up import killed_and_overdue, late_machine, supervised, swept
 from tests.lifecycle.scripted_cloud import LEASE, World
+from tests.refusals import lacking
 
 
 @pytest.fixture
@@ -122,20 +123,19 @@ def unreadable(world: World, monkeypatch: pytest.MonkeyPatch, *, number: int) ->
 
 
 def test_a_request_only_another_user_can_read_stops_it_gently(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`sudo gpurun stop` leaves a file that is root's; whatever it says, somebody wanted a stop."""
+    """`sudo gpurun stop` leaves a file that only root can read; it is a request to stop, whatever it contains."""
     world.far.train_s = 1e9
     world.far.during = lambda: world.folder.control.touch() if world.far.polls == 4 else None
     unreadable(world, monkeypatch, number=errno.EACCES)
     assert world.drive() is ExitCode.DONE
-    assert [one["reason"] for one in world.all_of(Event.STOP_REQUESTED)] == [
-        "control.json cannot be read: Permission denied"
-    ]
+    (stop,) = world.all_of(Event.STOP_REQUESTED)
+    assert lacking(stop["reason"], "control.json", "Permission denied") == []
     assert len(world.at_home) == 3
     assert kept(world)
 
 
 def test_a_wish_that_is_not_there_is_none_though_reading_fails(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too many open files, say: a moment of that must not end a training that nobody wants to stop."""
+    """A moment without free file handles must not end a training that no user stopped."""
     unreadable(world, monkeypatch, number=errno.EMFILE)
     assert world.drive() is ExitCode.DONE
     assert not world.all_of(Event.STOP_REQUESTED)
@@ -155,7 +155,7 @@ def test_a_failure_between_two_steps_is_told_once_and_waited_out(world: World, m
     failing_between_steps(world, monkeypatch, until_s=150.0)
     assert world.drive() is ExitCode.DONE
     (incident,) = world.all_of(Event.INCIDENT)
-    assert "gpurun itself failed between two steps: OSError" in incident["message"]
+    assert (incident["code"], "OSError" in incident["message"]) == ("bug", True)
     assert len(world.at_home) == 3
     assert kept(world)
 
@@ -180,7 +180,7 @@ def test_a_trace_that_cannot_be_written_ends_no_supervisor(world: World, monkeyp
         code = world.drive()
         monkeypatch.undo()
     assert code is ExitCode.BUG
-    assert "gpurun itself failed in watch" in world.state.failure.message
+    assert lacking(world.state.failure.message, "watch", "RuntimeError", "a bug") == []
     assert kept(world)
 
 
@@ -269,7 +269,7 @@ def test_a_late_machine_counts_from_its_request_to_its_end(world: World) -> None
     world.drive()
     cost = receipt_of(world)["cost"]
     assert cost["upper_bound_micros"] >= world.cloud.metered()
-    assert cost["says"].startswith("at most, including a second machine from its request on; ")
+    assert "second machine" in cost["says"]
     assert audit(world.home).rows[0].problems == ()
     assert not audit(world.home).rows[0].may_be_billing
 

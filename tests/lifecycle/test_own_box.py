@@ -29,7 +29,7 @@ def world(tmp_path: Path) -> World:
     return world
 
 
-def told(world: World) -> list[str]:
+def incidents(world: World) -> list[str]:
     return [incident["code"] for incident in world.all_of(Event.INCIDENT)]
 
 
@@ -44,7 +44,7 @@ def test_what_stayed_on_a_box_of_the_users_is_named(world: World) -> None:
     world.far.during = asleep
     assert world.drive() is ExitCode.BUDGET_STOP
     assert world.far.left == [True]  # type: ignore[attr-defined]
-    assert "box.results_left" in told(world)
+    assert "box.results_left" in incidents(world)
 
 
 def test_a_file_that_could_not_be_stored_here_stays_there(world: World) -> None:
@@ -101,4 +101,4 @@ def test_else_nothing_of_the_run_stays(world: World, how: str) -> None:
         world.far.during = unwanted
     world.drive()
     assert world.far.left == [False]  # type: ignore[attr-defined]
-    assert "box.results_left" not in told(world)
+    assert "box.results_left" not in incidents(world)

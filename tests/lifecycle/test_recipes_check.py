@@ -53,7 +53,7 @@ def test_a_recipe_that_learns_passes_and_another_fails_alone(own: Home, tmp_path
     assert first["first_loss"] > first["last_loss"]
     assert first["planned_micros"] > 0
     assert first["planned_s"] > 0
-    assert first["verdict"] == "smoke test complete, GPU run still pending"
+    assert "smoke" in first["verdict"]
     assert (unknown["ok"], last["ok"]) == (False, False)
     assert [error.code for error in result.errors][:1] == ["recipe.unknown"]
     assert len(result.errors) == 2
@@ -76,7 +76,7 @@ def test_a_rehearsal_that_breaks_is_told_with_its_reason(
     monkeypatch.setattr(recipe_checks, "start_supervisor", supervise)
     result = check(Session(home=own, quiet=True), [recipe(tmp_path, "mine", "0.003")])
     assert [error.code for error in result.errors] == ["recipes.rehearsal_failed"]
-    assert "The rehearsal of" in result.errors[0].what
+    assert "mine" in result.errors[0].what
     assert result.exit_code == ExitCode.TRAINING_FAILED
     assert left_in(own) == []
 

@@ -105,14 +105,14 @@ def with_state(mine: RunFolder, theirs: RunFolder, **edits: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edits", "hides", "says"),
+    ("edits", "hides"),
     [
-        ({"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, False, "repeated, has loss"),
-        ({"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, True, "the events have no loss of step"),
-        ({"processes": 2}, False, "repeated, has loss"),
-        ({"processes": 2}, True, "and the trainer tells it"),
-        ({}, False, "repeated, has loss"),
-        ({}, True, "and the trainer tells it"),
+        ({"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, False),
+        ({"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, True),
+        ({"processes": 2}, False),
+        ({"processes": 2}, True),
+        ({}, False),
+        ({}, True),
     ],
     ids=[
         "a card",
@@ -124,7 +124,7 @@ def with_state(mine: RunFolder, theirs: RunFolder, **edits: Any) -> None:
     ],
 )
 def test_a_classmates_training_under_ones_own_challenge_is_found(
-    own_home: Path, tmp_path: Path, edits: dict[str, Any], hides: bool, says: str
+    own_home: Path, tmp_path: Path, edits: dict[str, Any], hides: bool
 ) -> None:
     """Six such cards had no problem, and the replay said that the first 20 losses agree."""
     (tmp_path / "text.txt").write_text(TEXT * 3)
@@ -141,5 +141,5 @@ def test_a_classmates_training_under_ones_own_challenge_is_found(
         sign_again(Home(tmp_path / "ada"), mine, f"checkpoints/{name}")
     done = gpurun("audit", "--replay", "--home", str(tmp_path / "ada"))
     assert done.returncode == 10, done.stdout
-    assert says in " ".join(done.stdout.split())
     assert "DOES NOT HOLD" in done.stdout
+    assert ("repeated" in done.stdout) is not hides, "a step was taken again only where its loss is known"

@@ -19,13 +19,13 @@ from gpurun.lifecycle.job_spec import folder_of
 from gpurun.providers.local import LocalProvider
 from tests.emulators.s3 import S3Emulator
 from tests.lifecycle import tiny_runs
-from tests.lifecycle.stage import incidents, staged_run, told
+from tests.lifecycle.stage import incidents, last_data, staged_run
 
 STEPS = 60
 
 
 def place_of(folder: RunFolder) -> str:
-    return folder_of("s3://shards/gpt", folder.name, str(told(folder, "create.intended")["token"]))
+    return folder_of("s3://shards/gpt", folder.name, str(last_data(folder, "create.intended")["token"]))
 
 
 def head(s3: S3Emulator, place: str) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def test_a_closed_laptop_and_a_gone_machine_keep_the_checkpoints(own: Home, s3: 
     assert tiny_runs.drive(own).returncode == 6, "the training is lost; what it left is not"
     events = tiny_runs.events_of(lost)
     assert events.index("death.proven") < events.index("salvage.observed") < events.index("receipt.observed")
-    files = told(lost, "salvage.observed")["files"]
+    files = last_data(lost, "salvage.observed")["files"]
     assert {file["kind"] for file in files if file["step"] == STEPS} == {"weights", "optimizer", "state"}
     for file in files:
         assert hashlib.sha256((lost.artifacts / file["name"]).read_bytes()).hexdigest() == file["sha256"]
@@ -78,7 +78,7 @@ def test_a_foreign_file_in_the_bucket_is_not_a_checkpoint(own: Home, s3: S3Emula
     s3.alter(key, s3.content(key).replace(b'"latest": 60', b'"latest": 61'))
     assert tiny_runs.drive(own).returncode == 6
     assert "collect.bucket_altered" in incidents(lost)
-    assert told(lost, "salvage.observed")["files"] == []
+    assert last_data(lost, "salvage.observed")["files"] == []
     assert not list(lost.artifacts.rglob("*.safetensors"))
     assert read_journal(lost.journal).damage is None
 
@@ -87,7 +87,7 @@ def test_a_good_end_leaves_its_bucket_checkpoints_unfetched(own: Home, s3: S3Emu
     folder = staged_run(own, steps=40, step_s=0.02)
     assert tiny_runs.drive(own).returncode == 0
     assert "salvage.intended" not in tiny_runs.events_of(folder)
-    assert told(folder, "train.started")["pushed"] == place_of(folder)
+    assert last_data(folder, "train.started")["pushed"] == place_of(folder)
     assert incidents(folder) == []
     written = [path.read_bytes() for path in own.root.rglob("*") if path.is_file()]
     assert not [one for one in written if b"X-Amz-Signature" in one]

@@ -37,6 +37,7 @@ from tests.lifecycle.slurm_run import (
     slurm,
 )
 from tests.plan_makers import make_command_plan
+from tests.refusals import lacking, refusal
 
 __all__ = ["home", "slurm"]
 HERE = Path(__file__).parents[1] / "emulators" / "apptainer"
@@ -132,37 +133,37 @@ def test_every_node_runs_the_command_in_the_image(
     assert told == {"0.txt": str(images.good), "1.txt": str(images.good)}
 
 
-def test_an_image_that_lacks_what_is_wanted_is_refused_before_the_queue(
+def test_an_image_that_lacks_something_is_refused_early(
     home: Home, slurm: ScriptedSlurm, images: Images, tmp_path: Path
 ) -> None:
     absent = slurm.work.parent / "images" / "no-such.sif"
-    with pytest.raises(SetupError, match=r"There is no .*no-such\.sif on the login node"):
+    with refusal(SetupError, "slurm.image", str(absent)):
         plan_of(home, tmp_path, "t.py", "x", image=absent)
-    with pytest.raises(SetupError, match=r"image.sif has no no_such_module\."):
+    with refusal(SetupError, "slurm.image", str(images.good), "no_such_module"):
         plan_of(home, tmp_path, "t.py", "x", image=images.good, program=f"import no_such_module\n{PROGRAM}")
-    with pytest.raises(UsageError, match="--pip installs nothing into an image"):
+    with refusal(UsageError, "pip.image", "--pip"):
         plan_of(home, tmp_path, "t.py", "x", image=images.good, pip=("numpy",))
     config = home.config.read_text()
     home.config.write_text(config.replace(images.setup, images.bare_setup))
     folder = plan_of(home, tmp_path, "t.py", "x", image=images.bare)
     (warning,) = [one for one in Plan.from_json(folder.plan.read_bytes()).warnings if "bare.sif" in one]
-    assert warning == f"{images.bare} has neither python3 nor python: a command that needs one will fail."
+    assert lacking(warning, str(images.bare), "python3") == []
     assert drive(home) == ExitCode.TRAINING_FAILED
-    assert "the image has neither python3 nor python" in folder.log.read_text()
+    assert "python3" in folder.log.read_text()
 
 
-def test_a_node_without_apptainer_is_told_on_the_login_node_and_ends_the_job(
+def test_a_node_without_apptainer_is_a_warning_and_ends_the_job(
     home: Home, slurm: ScriptedSlurm, images: Images, tmp_path: Path
 ) -> None:
     home.config.write_text(home.config.read_text().replace(images.setup, "export PATH=/usr/bin:/bin"))
     folder = plan_of(home, tmp_path, "t.py", "x", image=images.good)
     warnings = Plan.from_json(folder.plan.read_bytes()).warnings
-    assert any("either apptainer nor singularity is on the login node" in one for one in warnings)
+    assert any(lacking(warning, "apptainer", "singularity", "login node") == [] for warning in warnings)
     assert drive(home) == ExitCode.SETUP
     failure = failure_of(folder)
     assert failure["code"] == "image.failed"
-    assert "neither apptainer nor singularity is in the PATH" in failure["message"]
-    assert "neither apptainer" in folder.table_setup_log.read_text()
+    assert lacking(failure["message"], "apptainer", "singularity", "PATH") == []
+    assert "apptainer" in folder.table_setup_log.read_text()
     assert [row.problems for row in audit(home).rows] == [()]
 
 
@@ -173,7 +174,7 @@ def test_an_address_is_fetched_once_by_the_job(home: Home, slurm: ScriptedSlurm,
     folder = plan_of(home, tmp_path, "t.py", "x", image="docker://example.org/lab:1")
     plan = Plan.from_json(folder.plan.read_bytes())
     assert plan.offer.boot_s >= 900
-    assert any("the job fetches docker://example.org/lab:1 itself" in one for one in map(str.lower, plan.warnings))
+    assert any("docker://example.org/lab:1" in warning for warning in plan.warnings)
     assert drive(home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
     assert made.calls is not None
     assert [line for line in made.calls.read_text().splitlines() if "docker://" in line] == [

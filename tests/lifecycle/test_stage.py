@@ -8,7 +8,7 @@ from gpurun.core.paths import Home
 from gpurun.ledger.audit import audit
 from tests.emulators.s3 import S3Emulator
 from tests.lifecycle import tiny_runs
-from tests.lifecycle.stage import SIZE, incidents, staged_run, told
+from tests.lifecycle.stage import SIZE, incidents, last_data, staged_run
 
 
 def test_a_second_run_of_the_same_shards_uploads_no_byte(own: Home, s3: S3Emulator) -> None:
@@ -16,8 +16,8 @@ def test_a_second_run_of_the_same_shards_uploads_no_byte(own: Home, s3: S3Emulat
     assert tiny_runs.drive(own, "fox-41").returncode == 0
     events = tiny_runs.events_of(first)
     assert events[:4] == ["run.opened", "stage.intended", "stage.observed", "create.intended"]
-    assert told(first, "stage.observed")["sent_bytes"] > SIZE * 0.9
-    shipped = told(first, "ship.observed")
+    assert last_data(first, "stage.observed")["sent_bytes"] > SIZE * 0.9
+    shipped = last_data(first, "ship.observed")
     assert (shipped["pulled_files"], shipped["pulled_bytes"] > SIZE * 0.9, shipped["sent_bytes"] < 20_000) == (
         1, True, True,
     )  # fmt: skip
@@ -25,8 +25,8 @@ def test_a_second_run_of_the_same_shards_uploads_no_byte(own: Home, s3: S3Emulat
 
     second = staged_run(own, "owl-7")
     assert tiny_runs.drive(own, "owl-7").returncode == 0
-    assert told(second, "stage.observed")["sent_bytes"] == 0
-    assert told(second, "stage.observed")["there_bytes"] == SIZE
+    assert last_data(second, "stage.observed")["sent_bytes"] == 0
+    assert last_data(second, "stage.observed")["there_bytes"] == SIZE
     assert s3.uploaded_bytes("gpt/files/") == uploaded
     assert incidents(second) == []
     assert audit_of(own) == []
@@ -43,7 +43,7 @@ def test_a_bucket_that_refuses_ends_the_run_before_renting(own: Home, s3: S3Emul
     s3.denied.add(denied)
     assert tiny_runs.drive(own).returncode == 4
     assert "create.intended" not in tiny_runs.events_of(folder)
-    assert denied in told(folder, "step.failed")["message"]
+    assert denied in last_data(folder, "step.failed")["message"]
 
 
 def test_a_home_that_takes_no_upload_notes_rents_nothing(own: Home, s3: S3Emulator) -> None:
@@ -53,7 +53,7 @@ def test_a_home_that_takes_no_upload_notes_rents_nothing(own: Home, s3: S3Emulat
     own.uploads.write_bytes(b"a file in the folder's place")
     assert tiny_runs.drive(own).returncode == 4
     assert "create.intended" not in tiny_runs.events_of(folder)
-    assert "at cache/uploads: " in told(folder, "step.failed")["message"]
+    assert "at cache/uploads: " in last_data(folder, "step.failed")["message"]
 
 
 def test_a_run_that_is_killed_during_the_upload_goes_on_with_it(own: Home, s3: S3Emulator) -> None:
@@ -75,11 +75,11 @@ def test_an_altered_object_goes_over_ssh_and_is_staged_anew(own: Home, s3: S3Emu
     second = staged_run(own, "owl-7")
     assert tiny_runs.drive(own, "owl-7").returncode == 0
     assert incidents(second) == ["stage.altered"]
-    assert told(second, "ship.observed")["sent_bytes"] > SIZE * 0.9
+    assert last_data(second, "ship.observed")["sent_bytes"] > SIZE * 0.9
     third = staged_run(own, "bee-3")
     assert tiny_runs.drive(own, "bee-3").returncode == 0
     assert (incidents(third), s3.content(key)) == ([], good)
-    assert told(third, "stage.observed")["sent_bytes"] > SIZE * 0.9
+    assert last_data(third, "stage.observed")["sent_bytes"] > SIZE * 0.9
 
 
 @pytest.mark.slow
@@ -89,4 +89,4 @@ def test_a_bucket_lost_after_renting_costs_only_an_upload(own: Home, s3: S3Emula
     s3.denied |= {"s3:ListBucket", "s3:GetObject"}
     assert tiny_runs.drive(own).returncode == 0
     assert incidents(folder) == ["stage.not_pulled", "stage.no_push"]
-    assert told(folder, "ship.observed")["sent_bytes"] > SIZE * 0.9
+    assert last_data(folder, "ship.observed")["sent_bytes"] > SIZE * 0.9

@@ -66,8 +66,9 @@ def test_mini_gpt_trains_here_and_leaves_all_that_was_promised(own_home: Path) -
 def test_the_rehearsal_of_the_paid_run_uses_two_processes(own_home: Path) -> None:
     done = gpurun("train", "--gpu", "8xA100", "--max-cost", "25", "--dry-run", "--name", "dry-1")
     assert done.returncode == 0, done.stderr
-    assert "smoke test complete, GPU run still pending" in done.stdout
-    assert "The paid run" in done.stderr
+    verdict = envelope(gpurun("receipt", "dry-1", "--json"))["data"]["statement"]["predicate"]["verdict"]
+    assert (verdict["is"], verdict["says"] in done.stdout) == ("smoke", True)
+    assert "8xA100" in done.stderr, "what the paid run would rent"
     assert "\x1b" not in done.stdout + done.stderr
     events = [json.loads(line) for line in (own_home / "runs/dry-1/events.jsonl").read_text().splitlines()]
     assert next(event for event in events if event["kind"] == "start")["world_size"] == 2

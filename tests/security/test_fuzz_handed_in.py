@@ -104,12 +104,12 @@ def test_a_nested_state_in_one_card_spoils_only_that_card(tmp_path: Path, shards
         lab.said = NESTED if number == 3 else b""
         lab.again().hand_in_with_shards(cards, shards)
     said = check("audit", "--roster", str(cards), "--replay")
-    assert said.count("loss of step 120") == 9
     assert re.search(r"lab-03\.zip: .*nested", said)
     done = gpurun("audit", "--roster", str(cards), "--replay", "--json")
     rows = json.loads(done.stdout.splitlines()[-1])["data"]["rows"]
     assert done.returncode == ExitCode.VERIFICATION_FAILED
     assert [row["file"] for row in rows if row["problems"]] == ["lab-03.zip"]
+    assert sum("step 120" in str(row["checked"]) for row in rows) == 9
 
 
 def test_a_nested_state_from_a_machine_spoils_only_its_run(own_home: Path, shards: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_nested_state_from_a_machine_spoils_only_its_run(own_home: Path, shard
         run.until_gone().settle()
     said = check("audit", "--replay", "--all")
     assert re.search(r"fox-41: .*nested", said)
-    assert re.search(r"owl-07: .*loss of step 120", said)
+    assert re.search(r"owl-07: .*step 120", said)
 
 
 def _spaces(path: Path) -> None:
@@ -199,8 +199,8 @@ def test_each_odd_card_has_its_own_finding_and_others_are_graded(tmp_path: Path,
     assert all(any("was recomputed: 2" in said for said in row["checked"]) for row in told[:10])
     # The card of another is no forgery of it: both say so, and whose it should be has handed nothing in.
     assert [not row["problems"] for row in told[10:]] == [name == "others" for name in ODDITIES]
-    assert "the same card as lab-19.zip" in told[0]["checked"]
-    assert "the same card as lab-00.zip" in told[-1]["checked"]
+    assert any("lab-19.zip" in line for line in told[0]["checked"])
+    assert any("lab-00.zip" in line for line in told[-1]["checked"])
     assert not any(row["notes"] for row in told[:10])
 
 

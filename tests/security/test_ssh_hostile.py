@@ -346,22 +346,25 @@ def sends_on(host: Host, channel: paramiko.Channel, command: bytes) -> None:
 Act = Callable[[Host, paramiko.Channel, bytes], None]
 GOOD, BAD = paramiko.AUTH_SUCCESSFUL, paramiko.AUTH_FAILED
 OPEN, SHUT = paramiko.OPEN_SUCCEEDED, paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
-HOSTS: dict[str, tuple[str, Act | None, int, int]] = {
-    "lets nobody in": ("does not let root in", None, BAD, OPEN),
-    "wants a password too": ("requires more than a key", None, paramiko.AUTH_PARTIALLY_SUCCESSFUL, OPEN),
-    "opens no channel": ("could not start a program", None, GOOD, SHUT),
-    "runs no program": ("could not start a program", None, GOOD, OPEN),
-    "floods": ("answered more than", floods, GOOD, OPEN),
-    "floods on the other output": ("answered more than", lambda *three: floods(*three, stderr=True), GOOD, OPEN),
-    "floods before the program": ("answered more than", floods_before, GOOD, OPEN),
-    "trickles": ("did not answer", trickles, GOOD, OPEN),
-    "lies about the mark": ("runs no programs", lies_about_the_mark, GOOD, OPEN),
-    "never begins": ("it said nothing in", lambda host, channel, command: None, GOOD, OPEN),
-    "has no end": ("did not answer", has_no_end, GOOD, OPEN),
-    "has no exit code": ("lost before the whole answer", has_no_exit_code, GOOD, OPEN),
-    "hangs up": ("lost before the whole answer", hangs_up, GOOD, OPEN),
-    "exits and hangs up": ("lost before the whole answer", exits_and_hangs_up, GOOD, OPEN),
-}
+MOST_BYTES = 4 << 20
+HOSTS: dict[str, tuple[str, str, Act | None, int, int]] = {
+    "lets nobody in": ("ssh.not_let_in", "root", None, BAD, OPEN),
+    "wants a password too": ("ssh.more_than_key", "root", None, paramiko.AUTH_PARTIALLY_SUCCESSFUL, OPEN),
+    "opens no channel": ("machine.lost", "start", None, GOOD, SHUT),
+    "runs no program": ("machine.lost", "start", None, GOOD, OPEN),
+    "floods": ("machine.lost", f"{MOST_BYTES} bytes", floods, GOOD, OPEN),
+    "floods on the other output": (
+        "machine.lost", " bytes", lambda *three: floods(*three, stderr=True), GOOD, OPEN,
+    ),
+    "floods before the program": ("machine.lost", " bytes", floods_before, GOOD, OPEN),
+    "trickles": ("machine.lost", " 2 s", trickles, GOOD, OPEN),
+    "lies about the mark": ("ssh.no_programs", "", lies_about_the_mark, GOOD, OPEN),
+    "never begins": ("ssh.no_programs", " 2 s", lambda host, channel, command: None, GOOD, OPEN),
+    "has no end": ("machine.lost", " 2 s", has_no_end, GOOD, OPEN),
+    "has no exit code": ("machine.lost", "answer", has_no_exit_code, GOOD, OPEN),
+    "hangs up": ("machine.lost", "answer", hangs_up, GOOD, OPEN),
+    "exits and hangs up": ("machine.lost", "answer", exits_and_hangs_up, GOOD, OPEN),
+}  # fmt: skip
 
 
 class Server:
@@ -393,22 +396,22 @@ class Server:
 def test_a_host_gone_bad_costs_its_time_and_no_more(
     keys: Path, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(program, "MOST_REPLY_BYTES", 4 << 20)
+    monkeypatch.setattr(program, "MOST_REPLY_BYTES", MOST_BYTES)
     monkeypatch.setattr(ssh_machine, "KILL_S", 0.3)
-    words, *acts = HOSTS[name]
+    code, fact, *acts = HOSTS[name]
     server = Server(keys, Host(*acts))
     one = far(keys, server.port)
     source = (bytes(1000) for _ in range(10))
     try:
         began = time.monotonic()
-        with pytest.raises(MachineLost, match=words) as lost:
+        with refusal(MachineLost, code, fact) as lost:
             one.call(["cat"], stdin=source, timeout_s=2.5)
         assert time.monotonic() - began < 8
         assert not server.host.told
     finally:
         one.close()
         server.close()
-    assert lost.value.what.isprintable()
+    assert str(lost.value).isprintable()
     assert capfd.readouterr() == ("", "")
 
 

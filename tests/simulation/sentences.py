@@ -11,7 +11,12 @@ from tests.emulators.fake import Box, Fault
 from tests.simulation.play import Outcome, Played
 
 _CENT = 10_000
-_MOST = re.compile(r"at most (\$[0-9.,]+) in all")
+_FIGURE = re.compile(r"\$(?:\d[\d,]*)(?:\.\d+)?")
+_NOTHING_MADE = frozenset(
+    {"account.no_funds", "account.no_quota", "account.unknown", "create.cannot_look", "create.no_capacity"}
+    | {"create.rejected", "price.rose", "price.unknown"}
+)
+"""Failures of a create whose hint is that nothing was made."""
 _UNTRUE_CLOCKS = ("jump", "doze", "kill and reboot")
 
 
@@ -30,9 +35,13 @@ def sentences_hold(played: Played) -> Iterator[str]:
             # A deed may take its time between the reading and its record, and a provider may answer from an old view.
             if not is_true and not played.scenario.deeds and not played.scenario.has(Fault.STALE):
                 yield f"at {at_s:.0f} s it was told that {record.data['id']} lived {ago_s:.0f} s before"
-        if record.event is Event.STEP_FAILED and "othing was made" in str(record.data["hint"]):
+        if (
+            record.event is Event.STEP_FAILED
+            and record.data["step"] == "create"
+            and record.data["code"] in _NOTHING_MADE
+        ):
             made = [box.id for box in boxes if _lives(box, at_s)]
-            yield from (f"at {at_s:.0f} s it was told that nothing was made, and {name} lived" for name in made)
+            yield from (f"at {at_s:.0f} s {record.data['code']} is on record, and {name} lived" for name in made)
 
 
 def _of_list(outcome: Outcome, played: Played) -> Iterator[str]:
@@ -59,12 +68,14 @@ def _of_incident(at_s: float, record: Record, boxes: list[Box], played: Played) 
         yield f"{message!r}, and it did not live"
     if code == "death.denied" and not any(_lives(box, at_s - 5.0) for box in boxes):
         yield f"{message!r}, and nothing lived"
-    most = _MOST.search(message)
+    most = _FIGURE.search(message)
+    if code == "machine.ends_itself" and not most:
+        yield f"{message!r} names no bound"
     if code == "machine.ends_itself" and most and not _is_excused(played):
         ends_s = at_s + record.data["ends_wall"] - record.wall
         is_kept = all(box.died_s is not None and box.died_s <= ends_s + 60.0 for box in boxes)
         metered = sum(cloud.metered() for cloud in played.clouds.values())
-        if is_kept and metered > parse_usd(most[1].replace(",", "")) + _CENT:
+        if is_kept and metered > parse_usd(most[0].replace(",", "")) + _CENT:
             yield f"{message!r}, and it was {metered} micros"
 
 

@@ -69,7 +69,8 @@ def test_a_receipt_exceeds_the_bill_by_3_percent_or_two_looks(profile: str, trou
         assert rental["billable_s"] <= max(1.03 * lived_s, lived_s + slack_s), told["says"]
         assert told["upper_bound_micros"] >= run.clouds[profile].metered()
         is_over = run.clouds[profile].metered() > (run.plan.cap_micros or 0)
-        assert [row.problems for row in audit(run.home).rows] == [("the cap was not kept",) if is_over else ()]
+        (row,) = audit(run.home).rows
+        assert ["kept" in problem for problem in row.problems] == [True] * is_over
 
 
 def test_a_silent_machine_has_no_egress_and_its_wait_is_not_life() -> None:
@@ -93,7 +94,6 @@ def test_an_end_unseen_by_a_lost_laptop_is_taken_from_the_bill() -> None:
         assert (cost["is"], cost["rentals"][0]["end_is"]) == ("billed", "the provider's bill")
         assert (cost["billed_micros"], cost["billed_is"]) == (bill, "provider-reported")
         assert bill <= cost["upper_bound_micros"] <= bill + cost["rentals"][0]["rate_micros_per_hour"] // 3600 + 2
-        assert "not read" not in cost["says"]
 
 
 def test_without_provider_facts_cost_is_a_bound_and_cap_unknown() -> None:
@@ -101,4 +101,4 @@ def test_without_provider_facts_cost_is_a_bound_and_cap_unknown() -> None:
         run = played("lambda-guarded", "the laptop is lost, and comes back when all is over", Path(folder))
         cost = receipt_of(run)["cost"]
         assert (cost["is"], cost["rentals"][0]["end_is"], cost["cap_kept"]) == ("bound", "unseen", None)
-        assert cost["says"].endswith("its end was not seen; the provider's bill was not read")
+        assert cost["billed_micros"] is None

@@ -22,29 +22,29 @@ def test_a_recipe_comes_back_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "keys", "sentence"),
+    ("table", "keys", "facts"),
     [
-        ("train", {"stepz": 3}, "unknown key train.stepz; did you mean train.steps?"),
+        ("train", {"stepz": 3}, "train.stepz.*train.steps"),
         ("train", {"steps": 0}, "train.steps is 0"),
-        ("train", {"steps": True}, "train.steps is true; it must be an integer"),
-        ("train", {"steps": 1.5}, "it must be an integer"),
+        ("train", {"steps": True}, "train.steps is true"),
+        ("train", {"steps": 1.5}, "train.steps is 1.5"),
         ("train", {"seed": -1}, "train.seed is -1"),
         ("train", {"precision": "fp8"}, "train.precision"),
-        ("model", {"heads": 3}, "model.width 16 cannot be shared equally by model.heads 3"),
+        ("model", {"heads": 3}, "model.width 16 .*model.heads 3"),
         ("model", {"dropout": 1.0}, "model.dropout"),
         ("model", {"preset": "gpt3"}, "model.preset"),
         ("model", {"bias": "yes"}, "model.bias"),
         ("optim", {"lr": float("nan")}, "finite"),
         ("optim", {"beta2": 1.0}, "optim.beta2"),
-        ("schedule", {"warmup_steps": 21}, "schedule.warmup_steps 21 is more than train.steps 20"),
-        ("schedule", {"min_lr": 1.0}, "above optim.lr"),
+        ("schedule", {"warmup_steps": 21}, "schedule.warmup_steps 21 .*train.steps 20"),
+        ("schedule", {"min_lr": 1.0}, "optim.lr"),
         ("schedule", {"kind": "linear"}, "schedule.kind"),
-        ("sample", {"prompts": "the "}, 'sample.prompts is "the "; it must be a list of strings'),
+        ("sample", {"prompts": "the "}, 'sample.prompts is "the "'),
         ("rehearsal", {"model": {"widht": 3}}, "rehearsal.model.widht"),
     ],
 )
-def test_a_wrong_key_or_value_is_named(table: str, keys: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(RecipeError, match=sentence.replace(".", r"\.").replace("?", r"\?")):
+def test_a_wrong_key_or_value_is_named(table: str, keys: dict[str, Any], facts: str) -> None:
+    with pytest.raises(RecipeError, match=re.sub(r"\.(?!\*)", r"\\.", facts)):
         parse_recipe(recipe_record(**{table: keys}))
 
 

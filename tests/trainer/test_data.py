@@ -170,38 +170,38 @@ def _edit(name: str, edit: Callable[[Any], Any]) -> Damage:
 
 
 BAD_DATA: dict[str, tuple[Damage, str]] = {
-    "missing shard": (lambda f, _: (f / "val_000000.bin").unlink(), "val_000000.bin is missing"),
-    "truncated": (_truncate, r"train_000001.bin is truncated: \d+ bytes, but data.json says \d+"),
-    "truncated, and announced so": (_announce_truncated, "train_000001.bin is truncated"),
-    "wrong magic": (_header(0, 123), "starts with 123, not with 20240520"),
-    "wrong version": (_header(1, 7), "has version 7; this trainer reads 1"),
-    "wrong length in header": (_header(2, 5), "says 5 tokens, but data.json says"),
-    "empty": (_rewrite([]), "train_000001.bin is empty"),
-    "too short": (_rewrite(list(range(16))), "hold 16 tokens; one window of model.context 16 needs one more"),
-    "token id": (_rewrite([1] * 40 + [999] + [1] * 40), "token id 999 at 40, but the vocabulary ends at 28"),
-    "other tokeniser": (_set("tokenizer", "name", value="gpt2"), 'made with the tokeniser "gpt2"'),
-    "other vocabulary": (_set("tokenizer", "sha256", value="0" * 64), "sha256 differs"),
-    "changed vocabulary": (_edit("vocab.json", lambda v: v | {"tokens_b64": v["tokens_b64"][::-1]}), "sha256 differs"),
-    "vocabulary size": (_set("tokenizer", "vocab_size", value=27), "has 27 tokens, but vocab.json has 28"),
+    "missing shard": (lambda f, _: (f / "val_000000.bin").unlink(), "val_000000.bin .*missing"),
+    "truncated": (_truncate, r"train_000001.bin .*truncated: \d+ bytes.* data.json .*\d+"),
+    "truncated, and announced so": (_announce_truncated, "train_000001.bin .*truncated"),
+    "wrong magic": (_header(0, 123), r"\b123\b.* 20240520"),
+    "wrong version": (_header(1, 7), r"version 7\b"),
+    "wrong length in header": (_header(2, 5), r"\b5 tokens.* data.json"),
+    "empty": (_rewrite([]), "train_000001.bin .*empty"),
+    "too short": (_rewrite(list(range(16))), "16 tokens.* model.context 16"),
+    "token id": (_rewrite([1] * 40 + [999] + [1] * 40), "token id 999 at 40.* 28"),
+    "other tokeniser": (_set("tokenizer", "name", value="gpt2"), 'tokeniser "gpt2"'),
+    "other vocabulary": (_set("tokenizer", "sha256", value="0" * 64), "sha256"),
+    "changed vocabulary": (_edit("vocab.json", lambda v: v | {"tokens_b64": v["tokens_b64"][::-1]}), "sha256"),
+    "vocabulary size": (_set("tokenizer", "vocab_size", value=27), "27 tokens.* vocab.json .*28"),
     "end of text": (_set("tokenizer", "eot_id", value=28), "end-of-text id 28"),
-    "not base64": (_edit("vocab.json", lambda v: v | {"tokens_b64": ["?"]}), "not base64"),
-    "dtype": (_set("dtype", value="uint32"), "the shards hold uint32"),
-    "version": (_set("v", value=2), "not in version 1"),
-    "no train shard": (_set("train", value=[]), 'no shard under "train"'),
-    "no val": (_set("val", value=None), '"val" in data.json is null'),
-    "held out and trained on": (_hold_out_what_is_trained_on, "val_000000.bin is both held out and trained on"),
-    "path out of the folder": (_set("train", 0, "name", value="../x.bin"), "is not the name of a shard"),
-    "a shard without tokens": (_set("train", 0, value={"name": "x.bin", "sha256": ""}), 'has no "tokens"'),
-    "no vocabulary": (lambda f, _: (f / "vocab.json").unlink(), "vocab.json cannot be read"),
-    "unknown prompt": (lambda f, _: (f / "prompts.json").write_text("[]"), "does not have the recipe's prompt"),
-    "prompt ids": (lambda f, _: (f / "prompts.json").write_text('[{"text": "the ", "ids": [99]}]'), "has no tokens of"),
-    "broken prompts": (lambda f, _: (f / "prompts.json").write_text("[{"), "prompts.json is not JSON"),
+    "not base64": (_edit("vocab.json", lambda v: v | {"tokens_b64": ["?"]}), "base64"),
+    "dtype": (_set("dtype", value="uint32"), "uint32"),
+    "version": (_set("v", value=2), "version 1"),
+    "no train shard": (_set("train", value=[]), '"train"'),
+    "no val": (_set("val", value=None), '"val" .*null'),
+    "held out and trained on": (_hold_out_what_is_trained_on, "val_000000.bin is both"),
+    "path out of the folder": (_set("train", 0, "name", value="../x.bin"), r"\.\./x\.bin"),
+    "a shard without tokens": (_set("train", 0, value={"name": "x.bin", "sha256": ""}), '"tokens"'),
+    "no vocabulary": (lambda f, _: (f / "vocab.json").unlink(), "vocab.json .*No such file"),
+    "unknown prompt": (lambda f, _: (f / "prompts.json").write_text("[]"), 'prompt.* "the "'),
+    "prompt ids": (lambda f, _: (f / "prompts.json").write_text('[{"text": "the ", "ids": [99]}]'), "prompts.json"),
+    "broken prompts": (lambda f, _: (f / "prompts.json").write_text("[{"), "prompts.json .*JSON"),
 }
 
 
 @pytest.mark.parametrize("name", BAD_DATA)
-def test_bad_data_is_exit_2_and_a_sentence(name: str, tmp_path: Path, train: Train) -> None:
-    damage, sentence = BAD_DATA[name]
+def test_bad_data_is_exit_2_and_named(name: str, tmp_path: Path, train: Train) -> None:
+    damage, facts = BAD_DATA[name]
     folder = write_data(tmp_path / "data")
     manifest = json.loads((folder / "data.json").read_text())
     damage(folder, manifest)
@@ -209,7 +209,7 @@ def test_bad_data_is_exit_2_and_a_sentence(name: str, tmp_path: Path, train: Tra
     assert train(recipe_record(), tmp_path / "out", folder) == 2
     (stop,) = events(tmp_path / "out")
     assert (stop["kind"], stop["reason"]) == ("stop", "error")
-    assert re.search(sentence, stop["message"])
+    assert re.search(facts, stop["message"])
 
 
 def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:

@@ -137,25 +137,25 @@ GOOD = {"context": [1], "endings": [[1], [2], [3], [4]], "label": 0}
 
 
 @pytest.mark.parametrize(
-    ("line", "sentence"),
+    ("line", "facts"),
     [
-        ("{", "line 2 of hellaswag.jsonl is not an item"),
-        (json.dumps(GOOD | {"label": 4}), "line 2 .* label of 0 to 3"),
+        ("{", "line 2 of hellaswag.jsonl"),
+        (json.dumps(GOOD | {"label": 4}), "line 2 .* label "),
         (json.dumps(GOOD | {"endings": [[1]]}), "line 2 .* four endings"),
-        (json.dumps(GOOD | {"context": [28]}), "line 2 .* token ids of this vocabulary"),
+        (json.dumps(GOOD | {"context": [28]}), "line 2 .* token ids"),
         (json.dumps(GOOD | {"endings": [[1], [2], [3], []]}), "line 2 .* token ids"),
-        (json.dumps({"context": [1]}), "line 2 .* not an item: 'endings'"),
+        (json.dumps({"context": [1]}), "line 2 .* 'endings'"),
         ("[" * 100_000, "line 2"),
-        (None, "hellaswag_items is 5, but hellaswag.jsonl in the data folder cannot be read"),
+        (None, "hellaswag_items is 5.* hellaswag.jsonl"),
         ("", "line 2"),
     ],
 )
 def test_items_that_are_none_are_refused_by_their_line(
-    tmp_path: Path, train: Train, line: str | None, sentence: str
+    tmp_path: Path, train: Train, line: str | None, facts: str
 ) -> None:
     folder = write_data(tmp_path / "data")
     if line is not None:
         (folder / FILE).write_text(json.dumps(GOOD) + "\n" + line + "\n")
     assert train(recipe_record(eval={"hellaswag_items": 5}), tmp_path / "out", folder) == 2
-    assert re.search(sentence, events(tmp_path / "out")[-1]["message"])
+    assert re.search(facts, events(tmp_path / "out")[-1]["message"])
     assert read_items(folder, 0, 28) == ()

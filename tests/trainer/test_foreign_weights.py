@@ -130,26 +130,26 @@ def test_of_a_pickle_nothing_is_run_and_nothing_else_is_taken(
 ) -> None:
     path = tmp_path / "ckpt.pt"
 
-    def refused(says: str) -> None:
+    def refused(fact: str) -> None:
         assert main([str(path), str(tmp_path / "init")]) == 2
-        assert says in capsys.readouterr().err
+        assert fact in capsys.readouterr().err
         assert not (tmp_path / "init").exists()
 
     nanogpt_checkpoint(path, config=Hostile(tmp_path / "ran"))
-    refused("holds more than tensors and plain values")
+    refused("more than tensors")
     path.write_bytes(pickle.dumps(Hostile(tmp_path / "ran")))
-    refused("is not a complete checkpoint of torch 1.6")
+    refused("torch 1.6")
     assert not (tmp_path / "ran").exists()
     path.write_bytes(path.read_bytes()[:20])
-    refused("is not a complete checkpoint")
+    refused("complete checkpoint")
     torch.save(
         {"wte.weight": torch.zeros(1).expand(1 << 20, 1 << 20), "h.0.attn.c_attn.weight": torch.zeros(3, 1)}, path
     )
-    refused("claims more numbers than are stored")
+    refused("numbers")
     torch.save({"layer.weight": torch.zeros(3)}, path)
-    refused("it is not a checkpoint of nanoGPT")
+    refused("nanoGPT")
     torch.save({"wte.weight": torch.zeros(3, 4), "h.0.attn.c_attn.weight": torch.zeros(12, 4)}, path)
-    refused("does not say its number of heads")
+    refused("heads")
     (tmp_path / "config.json").write_text(json.dumps({"model": {"n_head": 2}}))
     assert main([str(path), str(tmp_path / "init")]) == 0
 

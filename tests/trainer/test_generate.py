@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.refusals import lacking
 from tests.trainer import generate
 from tests.trainer.generate import TOKENS, write_state
 from tests.trainer.tiny_training import MODEL
@@ -81,42 +82,43 @@ def test_what_a_death_in_mid_save_has_left_is_no_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "sentence"),
+    ("prompt", "fact"),
     [
-        ("abZ", 'the character "Z" (U+005A) is not in the vocabulary'),
-        ("a\x1b", r'the character "\u001b" (U+001B) is not in the vocabulary'),
-        ("a\udc80", r'the character "\udc80" (U+DC80) is not in the vocabulary'),
-        ("", "cannot start with an empty prompt"),
+        ("abZ", '"Z" (U+005A)'),
+        ("a\x1b", r'"\u001b" (U+001B)'),
+        ("a\udc80", r'"\udc80" (U+DC80)'),
+        ("", "empty prompt"),
     ],
 )
 def test_a_prompt_with_an_unknown_character_is_refused_with_it(
-    weights: Path, capsys: pytest.CaptureFixture[str], prompt: str, sentence: str
+    weights: Path, capsys: pytest.CaptureFixture[str], prompt: str, fact: str
 ) -> None:
     code, said = ask(weights, capsys, f"--prompt={prompt}")
     assert code == 2
     assert said.startswith("refused: ")
-    assert sentence in said
+    assert fact in said
 
 
 def test_a_text_that_is_continued_is_not_searched_for(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = ask(weights, capsys, "--prompt=a", "--beams=4")
     assert code == 2
-    assert said == "refused: --beams does not apply to this model, which continues text by drawing, without search\n"
+    assert said.startswith("refused: --beams ")
 
 
 @pytest.mark.parametrize(
-    ("option", "sentence"),
+    ("option", "facts"),
     [
-        ("--seed=18446744073709551616", "--seed 18446744073709551616 is not between 0 and 9,223,372,036,854,775,807"),
-        ("--seed=-1", "--seed -1 is not between 0 and 9,223,372,036,854,775,807"),
-        ("--temperature=inf", "sample.temperature is inf; it must be a finite number"),
-        ("--temperature=-1", "sample.temperature is -1.0; it must be at least 0"),
+        ("--seed=18446744073709551616", ("--seed 18446744073709551616 ", "9,223,372,036,854,775,807")),
+        ("--seed=-1", ("--seed -1 ", "9,223,372,036,854,775,807")),
+        ("--temperature=inf", ("sample.temperature is inf",)),
+        ("--temperature=-1", ("sample.temperature is -1.0", "at least 0")),
     ],
 )
 def test_a_seed_or_temperature_out_of_range_is_refused(
-    weights: Path, capsys: pytest.CaptureFixture[str], option: str, sentence: str
+    weights: Path, capsys: pytest.CaptureFixture[str], option: str, facts: tuple[str, ...]
 ) -> None:
-    assert ask(weights, capsys, "--prompt=a", option) == (2, f"refused: {sentence}\n")
+    code, said = ask(weights, capsys, "--prompt=a", option)
+    assert (code, lacking(said, "refused: ", *facts)) == (2, [])
 
 
 def test_the_largest_seed_serves(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +135,7 @@ def test_weights_that_differ_from_the_manifest_are_refused(weights: Path, capsys
     content[-1] ^= 1
     weights.write_bytes(content)
     code, said = ask(weights, capsys, "--prompt=a")
-    assert (code, "is not the file that" in said) == (2, True)
+    assert (code, lacking(said, weights.name, "MANIFEST.json")) == (2, [])
 
 
 def test_the_prompts_ids_are_those_that_training_saw() -> None:
@@ -163,11 +165,11 @@ def test_what_is_not_this_models_checkpoint_is_refused(weights: Path) -> None:
 
 HUGE = {"layers": 2, "heads": 1, "width": 1 << 17, "context": 8}
 HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "a model of 800 GB": (lambda state: state["recipe"]["model"].update(HUGE), r"its recipe needs \[393216\]"),
-    "a step that no integer holds": (lambda state: state.update(step=1e999), "Infinity is not a number"),
-    "a step between two": (lambda state: state.update(step=7.5), "its step is not an integer"),
-    "a recipe that is a list": (lambda state: state.update(recipe=[]), "not an object"),
-    "a seed that no integer holds": (lambda state: state["recipe"]["train"].update(seed="x"), "not a valid"),
+    "a model of 800 GB": (lambda state: state["recipe"]["model"].update(HUGE), r"\[393216\]"),
+    "a step that no integer holds": (lambda state: state.update(step=1e999), "Infinity"),
+    "a step between two": (lambda state: state.update(step=7.5), "step .*integer"),
+    "a recipe that is a list": (lambda state: state.update(recipe=[]), "object"),
+    "a seed that no integer holds": (lambda state: state["recipe"]["train"].update(seed="x"), "valid"),
     "a tokeniser that is none": (lambda state: state["recipe"]["data"].update(tokenizer=[1]), "tokeni[sz]er"),
 }
 

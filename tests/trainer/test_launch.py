@@ -128,7 +128,7 @@ def run(argv: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=ROOT, env=surroundings, capture_output=True, text=True, timeout=120)
 
 
-def told(out: Path, kind: str, *keys: str) -> list[Any]:
+def fields(out: Path, kind: str, *keys: str) -> list[Any]:
     return [tuple(event[key] for key in keys) for event in events(out, kind)]
 
 
@@ -159,13 +159,13 @@ def test_memory_that_runs_out_in_one_of_two_costs_no_token(
     out = tmp_path / "out"
     done = run(launched(full(where, 2), in_parts(parallel=parallel), data, out))
     assert done.returncode == 0, done.stderr
-    assert told(out, "warning", "code", "step") == [("memory.micro_batch", step)]
+    assert fields(out, "warning", "code", "step") == [("memory.micro_batch", step)]
     message = events(out, "warning")[0]["message"]
     assert lacking(message, f"step {step}", "micro_batch 4 became 2", "2 portions") == []
-    assert message.endswith(f"; {step - (resumed or 0)} steps were lost")
-    started = told(out, "start", "parallel", "micro_batch", "resumed_from")
+    assert f"{step - (resumed or 0)} steps" in message
+    started = fields(out, "start", "parallel", "micro_batch", "resumed_from")
     assert started == [(parallel, 4, None), (parallel, 2, resumed)]
-    assert told(out, "stop", "reason") == [("done",)]
+    assert fields(out, "stop", "reason") == [("done",)]
     assert losses(out) == pytest.approx(losses(straight), rel=1e-5)
     assert read_checkpoint(out, 20).state["room"] == {"card": None, "planned": 4, "fits": 2}
 
@@ -187,11 +187,10 @@ def test_with_no_smaller_micro_batch_it_ends_as_out_of_memory(tmp_path: Path, da
     out = tmp_path / "out"
     done = run(launched(full(IN_ONE, 0), in_parts(micro_batch=2), data, out))
     assert done.returncode == OutOfMemory.exit_code, done.stderr
-    assert told(out, "start", "micro_batch") == [(2,), (1,)]
+    assert fields(out, "start", "micro_batch") == [(2,), (1,)]
     assert len(events(out, "warning")) == 1
-    assert told(out, "stop", "reason", "message") == [
-        ("out_of_memory", "one sequence of context 16 does not fit into the card's memory")
-    ]
+    ((reason, message),) = fields(out, "stop", "reason", "message")
+    assert (reason, "context 16" in message) == ("out_of_memory", True)
 
 
 @pytest.mark.slow
@@ -199,7 +198,7 @@ def test_another_failure_is_not_restarted_and_keeps_its_code(tmp_path: Path, dat
     out = tmp_path / "out"
     assert run(launched(NOT_A_NUMBER, in_parts(), data, out)).returncode == 3
     assert len(events(out, "start")) == 1
-    assert told(out, "stop", "reason") == [("nonfinite",)]
+    assert fields(out, "stop", "reason") == [("nonfinite",)]
 
 
 @pytest.mark.slow
@@ -207,7 +206,7 @@ def test_without_the_launcher_out_of_memory_ends_the_run(tmp_path: Path, data: P
     argv = command(in_parts(), data, tmp_path / "out")
     done = torchrun(full(IN_ONE, 2), argv, tmp_path)
     assert "exitcode  : 4" in done.stderr
-    assert told(tmp_path / "out", "stop", "reason") == [("out_of_memory",)]
+    assert fields(tmp_path / "out", "stop", "reason") == [("out_of_memory",)]
     assert "micro_batch 4 of" in events(tmp_path / "out", "stop")[0]["message"]
     assert (len(events(tmp_path / "out", "start")), read_room(tmp_path / "out")) == (1, {})
 
@@ -250,9 +249,9 @@ def test_restarted_processes_still_save_at_sigterm(tmp_path: Path, data: Path) -
 @pytest.mark.parametrize(
     ("beginning", "fitting", "begun", "end"),
     [
-        ("this one", [8, 8], 2, "memory ran out again with the smaller micro-batch"),
-        ("an earlier one", [8], 1, "memory ran out again with the smaller micro-batch"),
-        ("this one", [8, 4, 2], 3, "memory ran out 3 times; continue with less: --set train.micro_batch=2"),
+        ("this one", [8, 8], 2, "micro-batch"),
+        ("an earlier one", [8], 1, "micro-batch"),
+        ("this one", [8, 4, 2], 3, "--set train.micro_batch=2"),
     ],
 )
 def test_it_restarts_only_for_less_and_twice_at_most(
@@ -276,8 +275,10 @@ def test_it_restarts_only_for_less_and_twice_at_most(
     assert calls == [(2, argv[1:])] * begun
     if begun > 1:
         assert patience_s(tmp_path) == UNKNOWN_S, "to import torch and read the shards may take longer than any step"
-    assert told(tmp_path, "stop", "reason", "step", "message") == [("out_of_memory", 7, end)]
-    assert told(tmp_path, "warning", "message") == [("it ran out; 7 steps were lost",)] * (begun - 1)
+    ((reason, step, message),) = fields(tmp_path, "stop", "reason", "step", "message")
+    assert (reason, step, end in message) == ("out_of_memory", 7, True)
+    warnings = [message for (message,) in fields(tmp_path, "warning", "message")]
+    assert [lacking(message, "it ran out", "7 steps") for message in warnings] == [[]] * (begun - 1)
     passed_s = time.monotonic() - began_s
     assert all(event["elapsed_s"] <= passed_s + 0.001 for event in events(tmp_path)), "not since this was imported"
 

@@ -24,7 +24,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizers, "_from_tiktoken", lambda: None)
 
 
-def told(monkeypatch: pytest.MonkeyPatch, text: Path, recipe: Path, out: Path) -> int:
+def run_prepare(monkeypatch: pytest.MonkeyPatch, text: Path, recipe: Path, out: Path) -> int:
     monkeypatch.setattr(sys, "argv", ["prepare", str(text), "--recipe", str(recipe), "--out", str(out)])
     return main()
 
@@ -47,7 +47,7 @@ def test_its_folder_is_opened_and_holds_the_whole_text(
 ) -> None:
     text, out = tmp_path / "text", tmp_path / "out"
     text.write_text(("<|endoftext|>" if documents > 1 else "").join(STORIES), encoding="utf-8")
-    assert told(monkeypatch, text, own_recipe(tmp_path, tokenizer), out) == 0
+    assert run_prepare(monkeypatch, text, own_recipe(tmp_path, tokenizer), out) == 0
     data = open_data(out, tokenizer, PROMPTS)
     train, val = tokens_of(data, "train"), tokens_of(data, "val")
     assert str({"train": len(train), "val": len(val)}) in capsys.readouterr().out
@@ -62,23 +62,23 @@ def test_its_folder_is_opened_and_holds_the_whole_text(
 
 
 @pytest.mark.parametrize(
-    ("content", "tokenizer", "says"),
+    ("content", "tokenizer", "fact"),
     [
-        (b"two\n<|endoftext|>texts\n", "bpe", "bpe needs gpurun data prepare"),
+        (b"two\n<|endoftext|>texts\n", "bpe", "gpurun data prepare"),
         (b"caf\xe9 and more", "char", "'utf-8' codec"),
-        (b"", "char", "too short to hold out a part"),
+        (b"", "char", "too short"),
         (b"a", "char", "too short"),
     ],
 )
 def test_what_it_cannot_prepare_is_refused_and_leaves_nothing(
     content: bytes,
     tokenizer: str,
-    says: str,
+    fact: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "text").write_bytes(content)
-    assert told(monkeypatch, tmp_path / "text", own_recipe(tmp_path, tokenizer), tmp_path / "out") == 2
-    assert says in capsys.readouterr().err
+    assert run_prepare(monkeypatch, tmp_path / "text", own_recipe(tmp_path, tokenizer), tmp_path / "out") == 2
+    assert fact in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -105,28 +105,26 @@ def test_a_runs_checkpoint_starts_another_run(tmp_path: Path, train: Train, pres
 
 
 @pytest.mark.parametrize(
-    ("keys", "sentence"),
+    ("keys", "facts"),
     [
-        ({"width": 32}, r"wte\.weight is \[60, 16\] there and \[60, 32\] here"),
-        ({"vocab_size": 50}, r"wte\.weight is \[60, 16\] there and \[50, 16\] here"),
-        ({"context": 17}, r"wpe\.weight is \[16, 16\] there and \[17, 16\] here"),
-        ({"layers": 3}, r"has no h\.2\."),
-        ({"layers": 1}, r"has h\.1\..* which this model .* lacks"),
-        ({"bias": False}, "model.bias must have the other value"),
-        ({"preset": "modern", "bias": False, "tied": False}, 'has no h.0.attn.c_k.weight, which a model of .*"modern"'),
+        ({"width": 32}, r"wte\.weight .*\[60, 16\] .*\[60, 32\]"),
+        ({"vocab_size": 50}, r"wte\.weight .*\[60, 16\] .*\[50, 16\]"),
+        ({"context": 17}, r"wpe\.weight .*\[16, 16\] .*\[17, 16\]"),
+        ({"layers": 3}, r"h\.2\."),
+        ({"layers": 1}, r"h\.1\."),
+        ({"bias": False}, r"model\.bias"),
+        ({"preset": "modern", "bias": False, "tied": False}, r'h\.0\.attn\.c_k\.weight.*"modern"'),
         ({"heads": 4}, r"2 heads.* model\.heads is 4"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_another_shape_is_refused_by_name_and_changes_nothing(
-    tmp_path: Path, keys: dict[str, Any], sentence: str
-) -> None:
+def test_another_shape_is_refused_by_name_and_changes_nothing(tmp_path: Path, keys: dict[str, Any], facts: str) -> None:
     _, tensors = published()
     path = written(tmp_path / "model.safetensors", tensors)
     (tmp_path / "config.json").write_text(json.dumps({"n_head": 2}))
     ours = model(**keys)
     before = [p.clone() for p in ours.parameters()]
-    with pytest.raises(Refused, match=sentence):
+    with pytest.raises(Refused, match=facts):
         load_weights(ours, path)
     assert all(torch.equal(a, b) for a, b in zip(before, ours.parameters(), strict=True))
 
@@ -176,7 +174,7 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
     torch.save({"wte.weight": torch.zeros(2)}, tmp_path / "model.pt")
     for name in ("pytorch_model.bin", "model.pt"):
-        with pytest.raises(Refused, match=r"not a safetensors file .* never a pickle"):
+        with pytest.raises(Refused, match=r"safetensors .*pickle"):
             load_weights(model(), tmp_path / name)
     with pytest.raises(Refused, match="No such file"):
         load_weights(model(), tmp_path)

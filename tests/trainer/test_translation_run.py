@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from translation_lab import CONTEXT, lab_recipe, open_lab, written
 
+from tests.refusals import lacking
 from tests.trainer.tiny_training import Train, events, losses, run_command
 from trainer import generate
 from trainer import train as train_module
@@ -113,12 +114,11 @@ def test_a_checkpoint_translates_a_sentence_of_the_users(
     assert told["text"] == events(out, "sample")[-1]["text"], "as at the checkpoint: the same search, the same setting"
     assert (told["step"], told["beams"], told["tokens"] <= 5) == (6, 3, True)
     assert ask("abcdefgh", "--beams=1", "--tokens=9")[1]["tokens"] <= 9
-    assert ask("ab7")[1] == 'refused: the character "7" (U+0037) is not in the vocabulary'
-    refusal = ask("abc", "--temperature=0")[1]
-    assert refusal.startswith("refused: --temperature does not apply to this model, which translates")
-    assert ask("a" * 23)[1] == "refused: the prompt needs 25 positions with its start and end, but the model has 24"
+    assert lacking(ask("ab7")[1], "refused: ", '"7" (U+0037)') == []
+    assert ask("abc", "--temperature=0")[1].startswith("refused: --temperature ")
+    assert lacking(ask("a" * 23)[1], "refused: ", "25 positions", "24") == []
     assert ask("abc", "--beams=0")[0] == 2
-    assert ask(" ")[1] == "refused: the prompt is empty; there is nothing to translate"
+    assert lacking(ask(" ")[1], "refused: ", "empty") == []
 
 
 def test_words_that_the_vocabulary_does_not_know_are_named(

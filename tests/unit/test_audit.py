@@ -429,11 +429,11 @@ def test_a_journal_that_was_torn_and_repaired_is_sound(home: Home) -> None:
 
 
 LATER = [
-    (Event.INCIDENT, {"code": "leftover", "message": "a key is still there"}, "", "came after the receipt"),
+    (Event.INCIDENT, {"code": "leftover", "message": "a key is still there"}, "", "a key is still there"),
     (Event.INCIDENT, {"code": "create.late_gone", "message": "x", "id": "pod-2"}, "", ""),
-    (Event.INCIDENT, {"code": "create.late", "message": "pod-2", "id": "pod-2"}, "bound is void: pod-2", ""),
-    (Event.INCIDENT, {"code": "leftover", "message": "disk-1", "token": "x", "billed": True}, "bound is void", ""),
-    (Event.STEP_FAILED, {**FAILED, "step": "settle"}, "is newer than the receipt", ""),
+    (Event.INCIDENT, {"code": "create.late", "message": "pod-2", "id": "pod-2"}, "pod-2", ""),
+    (Event.INCIDENT, {"code": "leftover", "message": "disk-1", "token": "x", "billed": True}, "disk-1", ""),
+    (Event.STEP_FAILED, {**FAILED, "step": "settle"}, "newer", ""),
 ]
 
 

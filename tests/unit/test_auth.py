@@ -128,7 +128,7 @@ def test_the_environment_goes_first_unless_it_is_blank(home: Home, monkeypatch: 
     assert (found.secret.reveal(), found.source) == (KEY, "environment RUNPOD_API_KEY")
 
 
-@pytest.mark.parametrize(("content", "why"), [(None, "Is a directory"), (b"\xff\xfe", "it is not text")])
+@pytest.mark.parametrize(("content", "why"), [(None, "Is a directory"), (b"\xff\xfe", "not text")])
 def test_a_file_that_cannot_be_read_is_told_in_words(home: Home, content: bytes | None, why: str) -> None:
     """It said IsADirectoryError."""
     path = credentials.file_of("runpod", home)

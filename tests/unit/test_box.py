@@ -12,7 +12,7 @@ from gpurun.planning.verify_machine import check_box, check_nodes
 from gpurun.providers.catalog import all_offers
 from gpurun.remote.machine_facts import Gpu, LinkSpeed, MachineFacts, Node
 from tests.machine_words import A100, GIB, facts
-from tests.refusals import lacking
+from tests.refusals import lacking, refusal
 
 
 def offer(gpu: str = "A100 SXM", count: int = 8, vram_gb: int = 80) -> Offer:
@@ -216,18 +216,19 @@ TWO_NODES = offer(count=16).model_copy(update={"nodes": 2})
 
 
 @pytest.mark.parametrize(
-    ("seen", "code", "words"),
+    ("seen", "code", "named"),
     [
-        (nodes((8, A100), (7, A100), rate=None), "nodes.fewer_gpus", "2×8×A100 SXM 80G was ordered; torch on node n2"),
-        (nodes((8, A100), (8, "Tesla T4")), "box.other_gpu", "the instance has Tesla T4"),
-        (nodes((8, A100)), "nodes.fewer", "nodes that answered: 1"),
-        (nodes((8, A100), (8, A100), rate=0.11), "nodes.slow", "ran at 0.11 GB/s, and at less than 1 GB/s"),
+        (nodes((8, A100), (7, A100), rate=None), "nodes.fewer_gpus", ("2×8×A100 SXM 80G", "n2")),
+        (nodes((8, A100), (8, "Tesla T4")), "box.other_gpu", ("Tesla T4",)),
+        (nodes((8, A100)), "nodes.fewer", (": 1",)),
+        (nodes((8, A100), (8, A100), rate=0.11), "nodes.slow", ("0.11 GB/s", "1 GB/s")),
     ],
 )
-def test_every_node_is_looked_at_and_a_slow_network_is_refused(seen: LinkSpeed, code: str, words: str) -> None:
-    with pytest.raises(GpurunError, match=words) as error:
+def test_every_node_is_looked_at_and_a_slow_network_is_refused(
+    seen: LinkSpeed, code: str, named: tuple[str, ...]
+) -> None:
+    with refusal(GpurunError, code, *named):
         check_nodes(seen, facts(), TWO_NODES, Choices())
-    assert error.value.code == code
 
 
 def test_nodes_as_ordered_pass_and_an_accepted_slow_network_does() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import ceil
 
@@ -102,7 +103,7 @@ ENDLESS = resolve(load_recipe("gpt2-124m"), "full", ("train.steps=999999", "trai
 def test_more_time_than_the_longest_lease_is_refused_unpriced(cap: str | None) -> None:
     """Without a cap its end was in a year that no calendar has; with one, --hours 369863 was advised, and refused."""
     found = candidates(EIGHT, ENDLESS, LOAD, cap=parse_usd(cap) if cap else None)
-    assert {one.why_not for one in found} == {"takes over a year, longer than any lease"}
+    assert ["over a year" in offer.why_not for offer in found] == [True] * len(found)
     with refusal(NoOffer, "offer.none_fits", "over a year"):
         choose(found, LOAD, cap=parse_usd(cap) if cap else None)
 
@@ -157,13 +158,13 @@ def test_hours_buy_a_part_on_purpose_and_it_is_said() -> None:
     assert chosen.lease is not None
     assert chosen.lease.train_s == 1800
     assert not chosen.finishes
-    assert "0.5 h is less than" in chosen.why_not
+    assert "0.5 h " in chosen.why_not
 
 
 def test_the_hours_that_an_offer_is_said_to_need_are_enough() -> None:
     """`--hours 1.7` was told that 1.7 h are needed; it bought all but the last steps, for $31."""
     for short in plan(None, hours=0.01):
-        needed = float(short.why_not.split("less than the ")[1].split(" h ")[0])
+        *_, needed = map(float, re.findall(r"([\d.]+) h\b", short.why_not))
         assert next(one for one in plan(None, hours=needed) if one.offer == short.offer).finishes
 
 

@@ -27,6 +27,7 @@ from gpurun.readers.evidence.roster import ClassTask, new_roster
 from gpurun.readers.replay import Replayed
 from gpurun.readers.roster_audit import audit_roster
 from tests.command_line import gpurun
+from tests.refusals import lacking
 from tests.unit.class_samples import STATE_NAME, Lab, a_class, pack_again
 from tests.unit.ledger_samples import WEIGHTS
 
@@ -48,55 +49,56 @@ def test_of_forty_cards_the_twelve_forged_are_named_and_no_other(tmp_path: Path)
     honest = [lab(number, **kinds[number % 3]) for number in range(HONEST)]
     for run in honest:
         run.hand_in(into)
-    says: dict[str, str] = {}
+    facts: dict[str, tuple[str, ...]] = {}
 
-    def forged(name: str, run: Lab, problem: str) -> None:
+    def forged(name: str, run: Lab, *named: str) -> None:
         run.hand_in(into, name)
-        says[name] = problem
+        facts[name] = named
 
     signed_log = lab(28, device="cpu").forge(("device: cpu", "device: cuda"), ('"cpu"', '"cuda"'))
-    forged("a re-signed log.zip", signed_log, "names no card")
+    forged("a re-signed log.zip", signed_log, "no card")
     better = lab(29).forge(('"loss": 2.0,', '"loss": 1.58,'), ("loss 2.0000", "loss 1.5800"))
-    forged("re-signed losses.zip", better, "has loss 2.0 of step 120, but the events have 1.58")
+    forged("re-signed losses.zip", better, "loss 2.0 of step 120", "1.58")
     copied = lab(30)
     copied.state = {"recipe": honest[0].recipe}
-    forged("a copied checkpoint.zip", copied.again(), "was trained by another recipe: train.seed, train.challenge")
+    forged("a copied checkpoint.zip", copied.again(), "recipe", "train.seed", "train.challenge")
     shutil.copy(into / "lab-01.zip", into / "a copied card.zip")
     swapped = lab(32).hand_in(into, "a swapped checkpoint.zip")
     pack_again(swapped, lambda files: relisted(files, STATE_NAME, b'{"step": 120, "loss": 1.0}'))
-    says["a swapped checkpoint.zip"] = "is not the file that was collected"
-    forged("the challenge of another.zip", lab(33, words[34]), "is also used by ")
-    forged("and of the other.zip", lab(34), "is also used by ")
-    forged("no provider.zip", lab(35, endpoint="http://127.0.0.1:4010"), "")
+    facts["a swapped checkpoint.zip"] = (STATE_NAME,)
+    forged("the challenge of another.zip", lab(33, words[34]), "challenge", words[34])
+    forged("and of the other.zip", lab(34), "challenge", words[34])
+    forged("no provider.zip", lab(35, endpoint="http://127.0.0.1:4010"))
     first = lab(36)
-    forged("a chain that was begun again.zip", first, "one home also gave its place in the chain to")
+    forged("a chain that was begun again.zip", first, "one home", "chain")
     again = Lab(tmp_path / "anew", 37, words[37])
     shutil.copytree(first.home.keys, again.home.keys, dirs_exist_ok=True)
-    forged("the chain before.zip", Rebound(again, words[37]).run, "one home also gave its place in the chain to")
-    forged("a CPU's torch.zip", lab(38).forge(('"2.13.0"', '"2.13.0+cpu"')), "is built without it")
+    forged("the chain before.zip", Rebound(again, words[37]).run, "one home", "chain")
+    forged("a CPU's torch.zip", lab(38).forge(('"2.13.0"', '"2.13.0+cpu"')), "2.13.0+cpu")
     rentals = lab(31), lab(39)
     for run in rentals:
         run.token, run.instance_id = f"gr-{run.folder.name}-1", "pod-of-two"
-        forged(f"one rental twice, {run.number}.zip", run, "the rented machine runpod pod-of-two is also that of")
+        forged(f"one rental twice, {run.number}.zip", run, "runpod pod-of-two")
 
     began = time.process_time()
     found = check_class(cards_in(into), roster)
     assert time.process_time() - began < 40 * 0.06, "500 cards are to take 30 CPU-seconds"
     rows = {row.file: row for row in found}
-    for name, problem in says.items():
+    for name, named in facts.items():
         row = rows[name]
-        if not problem:
+        if not named:
             assert row.verdict == "not a provider", row
             assert row.notes, "--strict calls it a problem"
             continue
-        assert any(problem in said for said in row.problems), (name, row.problems)
+        assert any(lacking(problem, *named) == [] for problem in row.problems), (name, row.problems)
         assert row.verdict == "does not hold"
     for run in honest:
         row = rows[f"{run.folder.name}.zip"]
         assert (row.problems, row.student) == ([], f"Learner {run.number:02d}")
         assert row.verdict == ("gpu, rented", "smoke", "gpu, as the machine says")[run.number % 3]
     copy = rows["a copied card.zip"]
-    assert (copy.student, copy.checked) == ("Learner 01", ["the same card as lab-01.zip"]), "whose it is its word says"
+    assert copy.student == "Learner 01", "whose it is its word says"
+    assert ["lab-01.zip" in line for line in copy.checked] == [True]
     assert [row.student for row in found if row.verdict == "no card"] == ["Learner 33"], "whose word nobody used"
 
 
@@ -179,27 +181,27 @@ def without(files: dict[str, bytes], name: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("harm", "says"),
+    ("harm", "fact"),
     [
-        (bomb, "run.log has more than 16,384 KB"),
-        (traversal, "'../../evil', which is not part of any card"),
-        (absolute, "'/tmp/evil', which is not part of any card"),
-        (changed, "run.log is not the file that it lists"),
-        (future, "a newer gpurun made it (version 2)"),
-        (truncated, "not a zip file, or it was cut short"),
+        (bomb, "16,384 KB"),
+        (traversal, "'../../evil'"),
+        (absolute, "'/tmp/evil'"),
+        (changed, "run.log"),
+        (future, "version 2"),
+        (truncated, "zip file"),
         (torn, ""),
-        (many, "more than 200 entries"),
-        (pipe, "not a regular file"),
-        (text, "not a zip file"),
-        (keyless, "no receipt, or no public key"),
+        (many, "200 entries"),
+        (pipe, "regular file"),
+        (text, "zip file"),
+        (keyless, "public key"),
     ],
 )
-def test_what_is_no_card_is_named_and_nothing_hangs(card: Path, harm: Callable[[Path], None], says: str) -> None:
+def test_what_is_no_card_is_named_and_nothing_hangs(card: Path, harm: Callable[[Path], None], fact: str) -> None:
     harm(card)
     began = time.process_time()
     with pytest.raises(NoCard) as refused:
         read_card(card)
-    assert says in str(refused.value)
+    assert fact in str(refused.value)
     assert time.process_time() - began < 2
     (row,) = check_class([card], None)
     assert (row.verdict, len(row.problems)) == ("not a card", 1)
@@ -352,7 +354,7 @@ def test_one_card_cannot_cost_a_folder_more_than_its_time(three_cards: Path, mon
     monkeypatch.setattr(roster_audit, "_replayed", for_ever)
     rows = audit_roster(three_cards, "", clock, lambda _: None, replay=True, require_replay=False)
     assert limits == [300.0, 240.0], "a card five minutes, a folder two a card and three more"
-    assert "the time for this folder is over" in rows[2].notes[-1]
+    assert "folder" in rows[2].notes[-1]
     assert not any(row.problems for row in rows)
 
 
@@ -371,24 +373,25 @@ def test_an_honest_learner_who_hands_in_twice_is_not_accused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("task", "problem"),
+    ("task", "named"),
     [
-        (ClassTask(), ""),
-        (ClassTask(recipe="gpt2-124m", steps=120), ""),
-        (ClassTask(recipe="mini-gpt"), "it trained gpt2-124m, but the class was given mini-gpt"),
-        (ClassTask(steps=300), "its last checkpoint is of step 120, but the class was given 300 steps"),
-        (ClassTask(data="0123456789ab"), "but the class was given 0123456789ab…"),
-        (ClassTask(trainer="0123456789ab"), "it used another trainer than the class was given"),
+        (ClassTask(), ()),
+        (ClassTask(recipe="gpt2-124m", steps=120), ()),
+        (ClassTask(recipe="mini-gpt"), ("gpt2-124m", "mini-gpt")),
+        (ClassTask(steps=300), ("step 120", "300 steps")),
+        (ClassTask(data="0123456789ab"), ("0123456789ab…",)),
+        (ClassTask(trainer="0123456789ab"), ("trainer",)),
     ],
 )
-def test_what_a_class_was_given_is_held_against_each_card(tmp_path: Path, task: ClassTask, problem: str) -> None:
+def test_what_a_class_was_given_is_held_against_each_card(
+    tmp_path: Path, task: ClassTask, named: tuple[str, ...]
+) -> None:
     into = tmp_path / "cards"
     roster = new_roster("ml-2026", ["Ada"], 0.0, task)
     Lab(tmp_path, 0, roster.students[0].challenge).hand_in(into)
     (row,) = check_class(cards_in(into), roster)
     assert (row.recipe, row.steps) == ("gpt2-124m", 120)
-    assert bool(row.problems) == bool(problem), row.problems
-    assert problem in "".join(row.problems)
+    assert [lacking(problem, *named) for problem in row.problems] == [[]] * bool(named)
 
 
 def test_an_official_trainer_of_another_release_is_not_accused(tmp_path: Path) -> None:

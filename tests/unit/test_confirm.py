@@ -177,9 +177,8 @@ def test_one_sign_of_life_among_the_tries_is_enough(session: Session, folder: Ru
 )
 def test_what_tells_nothing_is_not_signed_as_an_end(session: Session, folder: RunFolder, seen: str) -> None:
     """Above all a laptop that is offline: to it every box in the world looks shut down."""
-    with refusal(VerificationFailed, "shutdown.cannot_tell") as told:
+    with refusal(VerificationFailed, "shutdown.cannot_tell", "--force"):
         confirm(session, "fox-41", None, always(seen))
-    assert "--force" in told.value.hint
     assert not (folder.path / "shutdown.json").exists()
 
 

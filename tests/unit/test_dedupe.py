@@ -24,6 +24,7 @@ from gpurun.data.source_file import Document, FileSpan
 from gpurun.data.sources import open_source
 from gpurun.data.split import EVERY
 from gpurun.data.tasks import write_task
+from tests.refusals import refusal
 from trainer import tokenizer as tokenizers
 from trainer.tokenizer import CharTokenizer
 
@@ -279,7 +280,7 @@ def test_a_task_is_written_without_its_duplicates(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kinds", [(), ("fuzzy",), ("near", "near")])
 def test_a_choice_that_is_none_is_refused(kinds: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="not a choice"):
+    with refusal(UsageError, "dedupe.kind", "--dedupe"):
         Dedupe(kinds)
 
 

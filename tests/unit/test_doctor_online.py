@@ -90,7 +90,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     return made
 
 
-def told(result: Result, level: str) -> str:
+def findings_of(result: Result, level: str) -> str:
     return "\n".join(f"{f['text']} → {f['hint']}" for f in result.data["findings"] if f["level"] == level)
 
 
@@ -99,34 +99,34 @@ def told(result: Result, level: str) -> str:
 
 def test_without_any_key_one_line_says_so_and_nothing_is_wrong(session: Session) -> None:
     result = doctor(session)
-    assert len(told(result, "warn").splitlines()) == 1
+    assert len(findings_of(result, "warn").splitlines()) == 1
     assert result.exit_code is ExitCode.DONE
 
 
 def test_it_says_the_planned_upload_rate_and_how_to_change_it(session: Session) -> None:
-    assert "20 Mbit/s" in told(doctor(session), "ok")
+    assert "20 Mbit/s" in findings_of(doctor(session), "ok")
     session.home.config.write_text("uplink = 48")
-    assert "48 Mbit/s" in told(doctor(Session(home=session.home, quiet=True)), "ok")
+    assert "48 Mbit/s" in findings_of(doctor(Session(home=session.home, quiet=True)), "ok")
 
 
 def test_offline_it_names_the_keys_and_asks_nobody(session: Session, cloud: Cloud) -> None:
     cloud.fails["verify"] = failing(AssertionError("it was asked"))
     result = doctor(session)
-    assert lacking(told(result, "ok"), "runpod", "RUNPOD_API_KEY") == []
-    assert "lambda" not in told(result, "warn"), "a cloud that one does not use is no fault"
+    assert lacking(findings_of(result, "ok"), "runpod", "RUNPOD_API_KEY") == []
+    assert "lambda" not in findings_of(result, "warn"), "a cloud that one does not use is no fault"
 
 
 def test_a_named_cloud_without_a_key_is_told_with_the_command(session: Session) -> None:
     result = doctor(session, ["lambda"], online=True)
-    assert "→ gpurun auth set lambda" in told(result, "warn")
+    assert "→ gpurun auth set lambda" in findings_of(result, "warn")
 
 
 def test_a_key_that_works_is_told_with_its_account_and_balance(session: Session, cloud: Cloud) -> None:
     account = {"balance_micros": usd("12.34"), "clock_ahead_s": -0.4}
     cloud.account = cloud.account.model_copy(update=account)
     result = doctor(session, online=True)
-    assert lacking(told(result, "ok"), "ada@example.com", "RUNPOD_API_KEY", "$12.34", "within 1 s") == []
-    assert (told(result, "warn"), told(result, "bad")) == ("", "")
+    assert lacking(findings_of(result, "ok"), "ada@example.com", "RUNPOD_API_KEY", "$12.34", "within 1 s") == []
+    assert (findings_of(result, "warn"), findings_of(result, "bad")) == ("", "")
     assert result.exit_code is ExitCode.DONE
     assert result.data["providers"][0]["account"]["balance_micros"] == usd("12.34")
 
@@ -135,7 +135,7 @@ def test_a_wrong_key_is_one_clear_line_and_exit_4(session: Session, cloud: Cloud
     refused = SetupError("auth.refused", "The key is not known there.", hint="gpurun auth set runpod")
     cloud.fails["verify"] = failing(refused)
     result = doctor(session, online=True)
-    assert told(result, "bad") == f"runpod: {refused.what} → {refused.hint}"
+    assert findings_of(result, "bad") == f"runpod: {refused.what} → {refused.hint}"
     assert result.exit_code is ExitCode.SETUP
 
 
@@ -143,7 +143,7 @@ def test_a_lacking_right_an_empty_account_or_wrong_clock_warns(session: Session,
     short = {"missing": ("ec2:DescribeInstances",), "balance_micros": usd(0), "clock_ahead_s": 75.0}
     cloud.account = cloud.account.model_copy(update=short)
     result = doctor(session, online=True)
-    warnings = told(result, "warn")
+    warnings = findings_of(result, "warn")
     assert lacking(warnings, "ec2:DescribeInstances", "1 m 15 s ahead") == []
     assert len(warnings.splitlines()) == 3
     assert result.exit_code is ExitCode.DONE
@@ -155,8 +155,8 @@ def test_a_key_sent_elsewhere_is_named_even_if_nothing_answers(
     monkeypatch.setenv("RUNPOD_API_BASE_URL", "http://127.0.0.1:9")
     cloud.fails["verify"] = failing(Unknown("connection refused"))
     result = doctor(session, online=True)
-    assert "http://127.0.0.1:9" in told(result, "warn")
-    assert "connection refused" in told(result, "bad")
+    assert "http://127.0.0.1:9" in findings_of(result, "warn")
+    assert "connection refused" in findings_of(result, "bad")
 
 
 # What was left there -------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_an_overdue_machine_outranks_all_and_is_not_touched(session: Session, cl
     cloud.machines = [machine(left_s=-7500)]
     result = doctor(session, online=True)
     overdue = ("pod-elk-33", "RUNNING", "$2.49/h", "2 h 05 m", "→ gpurun reap --provider runpod")
-    assert lacking(told(result, "bad"), *overdue) == []
+    assert lacking(findings_of(result, "bad"), *overdue) == []
     assert result.exit_code is ExitCode.MAY_BE_BILLING
     assert not cloud.changed
 
@@ -174,7 +174,7 @@ def test_an_overdue_machine_outranks_all_and_is_not_touched(session: Session, cl
 def test_an_undriven_machine_within_its_lease_is_a_warning(session: Session, cloud: Cloud) -> None:
     cloud.machines = [machine()]
     result = doctor(session, online=True)
-    assert "pod-elk-33" in told(result, "warn")
+    assert "pod-elk-33" in findings_of(result, "warn")
     assert result.exit_code is ExitCode.DONE
 
 
@@ -184,29 +184,29 @@ def test_a_machine_driven_here_is_fine_and_so_are_its_things(session: Session, c
     session.home.run("elk-33").journal.write_text(f'{{"token":"{cloud.machines[0].token}"}}\n')
     with RunLock(session.home.run("elk-33").lock):
         result = doctor(session, online=True)
-    assert "pod-elk-33" in told(result, "ok")
-    assert "pod-elk-33" not in told(result, "bad")
+    assert "pod-elk-33" in findings_of(result, "ok")
+    assert "pod-elk-33" not in findings_of(result, "bad")
 
 
 def test_a_machine_without_a_deadline_is_told(session: Session, cloud: Cloud) -> None:
     cloud.machines = [machine(left_s=None)]
     result = doctor(session, online=True)
-    assert lacking(told(result, "bad"), "pod-elk-33", "--destroy --anyones") == [], "nor whose it is"
+    assert lacking(findings_of(result, "bad"), "pod-elk-33", "--destroy --anyones") == [], "nor whose it is"
     assert result.exit_code is ExitCode.MAY_BE_BILLING
 
 
 def test_what_a_cloud_still_lists_of_its_dead_is_nothing(session: Session, cloud: Cloud) -> None:
     cloud.machines = [machine(left_s=-7500, state=InstanceState.GONE)]
     result = doctor(session, online=True)
-    assert (told(result, "bad"), told(result, "warn"), result.exit_code) == ("", "", ExitCode.DONE)
+    assert (findings_of(result, "bad"), findings_of(result, "warn"), result.exit_code) == ("", "", ExitCode.DONE)
 
 
 def test_things_left_over_are_a_warning_and_billed_ones_exit_9(session: Session, cloud: Cloud) -> None:
     cloud.things = [thing()]
-    assert "volume vol-1" in told(doctor(session, online=True), "warn")
+    assert "volume vol-1" in findings_of(doctor(session, online=True), "warn")
     cloud.things = [thing(billed=True)]
     result = doctor(session, online=True)
-    assert "and billed" in told(result, "bad")
+    assert "and billed" in findings_of(result, "bad")
     assert result.exit_code is ExitCode.MAY_BE_BILLING
 
 
@@ -217,11 +217,11 @@ def test_things_left_over_are_a_warning_and_billed_ones_exit_9(session: Session,
 def test_what_cannot_be_seen_is_never_called_nothing(
     session: Session, cloud: Cloud, verb: str, error: Exception
 ) -> None:
-    *_, nothing_left = told(doctor(session, online=True), "ok").splitlines()
+    *_, nothing_left = findings_of(doctor(session, online=True), "ok").splitlines()
     cloud.fails[verb] = failing(error)
     result = doctor(session, online=True)
-    assert nothing_left not in told(result, "ok")
-    assert len(told(result, "bad").splitlines()) == 1
+    assert nothing_left not in findings_of(result, "ok")
+    assert len(findings_of(result, "bad").splitlines()) == 1
     assert result.exit_code is ExitCode.SETUP
 
 
@@ -253,7 +253,7 @@ def test_a_bug_in_a_provider_is_not_taken_for_an_answer(session: Session, cloud:
 
 def test_own_machines_need_no_key(session: Session) -> None:
     result = doctor(session, ["local", "ssh"], online=True)
-    assert " ssh " in f"{told(result, 'ok')} "
+    assert " ssh " in f"{findings_of(result, 'ok')} "
     assert result.exit_code is ExitCode.DONE
 
 

@@ -19,6 +19,7 @@ from gpurun.core.paths import Home
 from gpurun.jobs.training.recipe import read_model
 from gpurun.ledger.run_lock import RunLock
 from tests.command_line import gpurun
+from tests.refusals import lacking
 from tests.tensor_file import as_tensors
 
 TEXT = "To be, or not to be, that is the question:\nWhether tis nobler in the mind to suffer\n" * 6
@@ -145,34 +146,31 @@ def test_what_was_packed_before_training_had_ended_says_so(notebook: Notebook) -
 
 
 @pytest.mark.parametrize(
-    ("harm", "says"),
+    ("harm", "fact"),
     [
-        (edited("plan.json", '"steps": 300', '"steps": 301'), "its recipe does not have the digest that it states"),
-        (edited("plan.json", '"platform": "kaggle"', '"platform": "moon"'), "not a notebook's, or is a newer gpurun's"),
-        (edited("plan.json", '"v": 1', '"v": 2'), "not a notebook's, or is a newer gpurun's"),
-        (
-            edited("plan.json", '"recipe": "course-lab"', '"recipe": "/etc/x.toml"'),
-            "not a notebook's, or is a newer gpurun's",
-        ),
-        (edited("plan.json", '"data_sha256": "', '"data_sha256": "0'), "not those that its notebook was made with"),
-        (edited("data/vocab.json", '"', "'"), "is not the vocabulary"),
-        (edited("run.log", "loss 1.5000", "loss 1.0000"), "the log's loss of step 300 (1.0000) is not the one in"),
-        (edited("checkpoints/000300.state.json", '"lr": 0.005', '"lr": 0.5'), "was trained by another recipe"),
-        (lambda files: {**files, "checkpoints/000300.model.safetensors": b"few"}, "has 3 bytes, but"),
-        (lambda files: {**files, "../../evil": b""}, "which is not part of any card"),
-        (lambda files: {**files, "run.log": bytes(64 << 20)}, "run.log has more than"),
-        (lambda files: {**files, "checkpoints/000001.optim.safetensors": bytes(80 << 20)}, "than its file holds"),
-        (lambda files: {name: one for name, one in files.items() if name != "events.jsonl"}, "was its last cell run"),
+        (edited("plan.json", '"steps": 300', '"steps": 301'), "digest"),
+        (edited("plan.json", '"platform": "kaggle"', '"platform": "moon"'), "newer gpurun"),
+        (edited("plan.json", '"v": 1', '"v": 2'), "newer gpurun"),
+        (edited("plan.json", '"recipe": "course-lab"', '"recipe": "/etc/x.toml"'), "newer gpurun"),
+        (edited("plan.json", '"data_sha256": "', '"data_sha256": "0'), "shards"),
+        (edited("data/vocab.json", '"', "'"), "vocabulary"),
+        (edited("run.log", "loss 1.5000", "loss 1.0000"), "step 300 (1.0000)"),
+        (edited("checkpoints/000300.state.json", '"lr": 0.005', '"lr": 0.5'), "optim.lr"),
+        (lambda files: {**files, "checkpoints/000300.model.safetensors": b"few"}, "3 bytes"),
+        (lambda files: {**files, "../../evil": b""}, "../../evil"),
+        (lambda files: {**files, "run.log": bytes(64 << 20)}, "run.log"),
+        (lambda files: {**files, "checkpoints/000001.optim.safetensors": bytes(80 << 20)}, "file holds"),
+        (lambda files: {name: one for name, one in files.items() if name != "events.jsonl"}, "events"),
     ],
 )
 def test_what_does_not_hold_leaves_nothing_behind(
-    notebook: Notebook, harm: Callable[[Files], Files], says: str, own_home: Path
+    notebook: Notebook, harm: Callable[[Files], Files], fact: str, own_home: Path
 ) -> None:
     path = notebook.train()
     packed_again(path, harm)
     done = gpurun("import", str(path))
     assert done.returncode != 0
-    assert says in " ".join(done.stderr.split())
+    assert fact in " ".join(done.stderr.split())
     assert not Home(own_home).run_names()
     assert not list(Home(own_home).staged.glob("*"))
 
@@ -226,14 +224,14 @@ def test_an_import_that_was_killed_is_finished(
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "code", "named"),
     [
-        (("course-lab", "--for", "sagemaker"), "colab, kaggle, jupyter"),
-        (("tiny-wikitext", "--for", "colab", "--data", "hf:karpathy/climbmix-gpt2"), "without a network"),
-        (("course-lab", "--for", "colab"), "--data"),
+        (("course-lab", "--for", "sagemaker"), "notebook.platform", "colab, kaggle, jupyter"),
+        (("tiny-wikitext", "--for", "colab", "--data", "hf:karpathy/climbmix-gpt2"), "notebook.public", "hf:karpathy"),
+        (("course-lab", "--for", "colab"), "data.missing", "--data"),
     ],
 )
-def test_what_no_notebook_can_be_made_of_is_refused(words: tuple[str, ...], says: str) -> None:
+def test_what_no_notebook_can_be_made_of_is_refused(words: tuple[str, ...], code: str, named: str) -> None:
     done = gpurun("notebook", *words)
     assert done.returncode != 0
-    assert says in " ".join(done.stderr.split())
+    assert lacking(" ".join(done.stderr.split()), f"[{code}]", named) == []

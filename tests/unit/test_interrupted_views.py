@@ -101,9 +101,9 @@ def test_ctrl_c_at_the_price_question_is_free_and_not_a_refusal(
     monkeypatch.setattr("gpurun.cli.commands.plan.shown", lambda *_: "the plan")
     monkeypatch.setattr(sys, "argv", ["gpurun", "train", "mini-gpt", "--max-cost", "5"])
     assert run_app(build_app()) == 130
-    asked, _, said = capsys.readouterr().err.partition("[y/N]")
-    assert "Spend up to $4" in asked
-    assert "nothing was started or spent" in said
+    question, _, said = capsys.readouterr().err.partition("[y/N]")
+    assert "$4" in question
+    assert "[input.interrupted]" in said
     assert Home(own_home).run_names() == []
 
 

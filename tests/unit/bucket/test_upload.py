@@ -316,7 +316,7 @@ def test_a_bucket_in_another_region_is_used_and_signed_for_there(s3: S3Emulator,
 
 
 @pytest.mark.parametrize(
-    ("region", "hint"), [("eu-west-1", "AWS_DEFAULT_REGION=eu-west-1"), ("", "bucket's own region")]
+    ("region", "hint"), [("eu-west-1", "AWS_DEFAULT_REGION=eu-west-1"), ("", "AWS_DEFAULT_REGION")]
 )
 def test_a_service_that_refuses_another_region_names_what_to_set(region: str, hint: str) -> None:
     place = parse_address("s3://shards/gpt")
@@ -326,14 +326,13 @@ def test_a_service_that_refuses_another_region_names_what_to_set(region: str, hi
     assert hint in error.hint
 
 
-@pytest.mark.parametrize(("ahead_s", "said"), [(3600.0, "60 min behind"), (-3600.0, "60 min ahead of")])
+@pytest.mark.parametrize(("ahead_s", "figure"), [(3600.0, "60 min behind"), (-3600.0, "60 min ahead")])
 def test_a_clock_too_far_off_for_s3_is_refused_by_how_much(
-    s3: S3Emulator, bucket: Bucket, ahead_s: float, said: str
+    s3: S3Emulator, bucket: Bucket, ahead_s: float, figure: str
 ) -> None:
     s3.ahead_s = ahead_s
-    with pytest.raises(SetupError, match=said) as refused:
+    with refusal(SetupError, "stage.clock", figure):
         bucket.look()
-    assert (refused.value.code, "Set this machine's clock" in refused.value.hint) == ("stage.clock", True)
 
 
 def test_a_url_never_shows_itself(s3: S3Emulator, bucket: Bucket) -> None:

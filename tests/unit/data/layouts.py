@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gpurun.core.errors import UsageError
 from gpurun.data.documents import documents_of
 from gpurun.data.layout import parse_layout
 from gpurun.data.source_file import Document, FileSpan
 from gpurun.data.sources import TextSource, open_source
+from tests.refusals import refusal
 
 
 def opened(path: Path, said: list[str] | None = None, **layout: Any) -> TextSource:
@@ -31,9 +30,6 @@ def texts(path: Path, **layout: Any) -> list[str]:
     return [document.text for document in documents(path, **layout)]
 
 
-def refused(path: Path, code: str, *says: str, **layout: Any) -> None:
-    with pytest.raises(UsageError) as error:
+def refused(path: Path, code: str, *facts: str, **layout: Any) -> None:
+    with refusal(UsageError, code, *facts):
         texts(path, **layout)
-    told = f"{error.value.what} {error.value.hint}"
-    assert error.value.code == code, told
-    assert [words for words in says if words not in told] == [], told

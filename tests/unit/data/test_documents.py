@@ -46,10 +46,9 @@ def texts(path: Path, layout: Layout = AS_FOUND) -> list[str]:
     return [document.text for document in documents_of(spans, layout)]
 
 
-def refused(path: Path, code: str, says: str, layout: Layout = AS_FOUND) -> None:
-    with pytest.raises(UsageError, match=says) as error:
+def refused(path: Path, code: str, *facts: str, layout: Layout = AS_FOUND) -> None:
+    with refusal(UsageError, code, *facts):
         texts(path, layout)
-    assert error.value.code == code
 
 
 STORY = st.text(alphabet="ab é\n<|", min_size=1, max_size=30).filter(lambda s: s.strip() and END not in s)
@@ -140,7 +139,7 @@ def test_rows_are_told_by_what_they_are_not_by_a_name(tmp_path: Path) -> None:
     for name, content in layouts.items():
         (tmp_path / name).write_text(content)
         assert texts(tmp_path / name, Layout(column="story")) == stories, name
-        refused(tmp_path / name, "data.no_text_column", "there are: .*story")
+        refused(tmp_path / name, "data.no_text_column", "story")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +155,7 @@ def test_what_is_no_text_is_refused_by_the_name_of_its_kind(tmp_path: Path) -> N
     contents = {
         "git-lfs pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n",
         "llm.c shard": struct.pack("<3i", 20240520, 1, 9) + bytes(2000),
-        r"llm.c shard of uint32 \(Llama 3\)": struct.pack("<3i", 20240801, 7, 9) + bytes(2000),
+        "llm.c shard of uint32 (Llama 3)": struct.pack("<3i", 20240801, 7, 9) + bytes(2000),
         "PDF": b"%PDF-1.7\n",
         "NumPy array": b"\x93NUMPY" + bytes(100),
         "JSON object": b'{\n "a": {\n  "b": 1\n }\n}\n',
@@ -170,12 +169,12 @@ def test_what_is_no_text_is_refused_by_the_name_of_its_kind(tmp_path: Path) -> N
 def test_a_pointer_among_texts_is_a_file_that_is_missing(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("A text.\n" * 50)
     (tmp_path / "b.txt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
-    refused(tmp_path, "data.no_text", "b.txt is not text: it is git-lfs pointer")
+    refused(tmp_path, "data.no_text", "b.txt", "git-lfs pointer")
 
 
 def test_a_byte_that_no_text_has_is_named_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "nul.txt").write_bytes(b"text " * 4000 + b"\0" + b"more")
-    refused(tmp_path / "nul.txt", "data.nul_byte", "nul.txt has a NUL byte at offset 20,000")
+    refused(tmp_path / "nul.txt", "data.nul_byte", "nul.txt", "NUL byte at offset 20,000")
     (tmp_path / "latin.txt").write_bytes(b"text " * 4000 + b"\xe9t\xe9")
     refused(tmp_path / "latin.txt", "data.not_utf8", "byte 0xe9 at offset 20000")
     (tmp_path / "wide.txt").write_bytes("wide".encode("utf-16"))
@@ -186,23 +185,23 @@ def test_a_packed_file_with_something_wrong_is_named(tmp_path: Path) -> None:
     raw = "".join(json.dumps({"text": os.urandom(200).hex()}) + "\n" for _ in range(200)).encode()
     for name, packed in (("a.gz", gzip.compress(raw)), ("a.zst", zstandard.ZstdCompressor().compress(raw))):
         (tmp_path / name).write_bytes(packed[: len(packed) // 2])
-        refused(tmp_path / name, "data.cut_short", f"{name} is damaged or cut short")
+        refused(tmp_path / name, "data.cut_short", name)
     (tmp_path / "b.gz").write_bytes(gzip.compress(raw) + b"<html>502 Bad Gateway</html>")
-    refused(tmp_path / "b.gz", "data.bytes_behind", "other bytes after the end of its gzip content")
+    refused(tmp_path / "b.gz", "data.bytes_behind", "b.gz", "gzip")
 
 
 @pytest.mark.parametrize(
-    ("row", "code", "says"),
+    ("row", "code", "fact"),
     [
-        ('{"text": 7}', "data.bad_line", "has int under 'text'"),
-        ('["no object"]', "data.bad_line", "is list, not an object"),
-        ('{"text": "cut', "data.bad_line", "is not JSON"),
-        ('{"other": "a"}', "data.no_text_column", "there are: other"),
+        ('{"text": 7}', "data.bad_line", "int under 'text'"),
+        ('["no object"]', "data.bad_line", " list"),
+        ('{"text": "cut', "data.bad_line", "JSON"),
+        ('{"other": "a"}', "data.no_text_column", ": other"),
     ],
 )
-def test_a_row_with_something_wrong_is_named_with_its_place(tmp_path: Path, row: str, code: str, says: str) -> None:
+def test_a_row_with_something_wrong_is_named_with_its_place(tmp_path: Path, row: str, code: str, fact: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n{"text": null}\n' + row + "\n")
-    refused(tmp_path / "a.jsonl", code, says)
+    refused(tmp_path / "a.jsonl", code, fact)
 
 
 def test_half_a_surrogate_pair_is_mended_where_it_enters(tmp_path: Path) -> None:
@@ -225,12 +224,12 @@ def test_a_parquet_column_that_is_not_text_is_refused_by_type(tmp_path: Path) ->
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for kind, value in ((arrow.binary(), b"a"), (arrow.list_(arrow.string()), ["a"]), (arrow.int64(), 1)):
         parquet.write_table(arrow.table({"text": arrow.array([value], kind)}), tmp_path / "a.parquet")
-        refused(tmp_path / "a.parquet", "data.no_text_column", "which is not text")
+        refused(tmp_path / "a.parquet", "data.no_text_column", str(kind).partition("<")[0])
     parquet.write_table(arrow.table({"story": ["a"]}), tmp_path / "a.parquet")
-    refused(tmp_path / "a.parquet", "data.no_text_column", r"there are: story \(string\)")
+    refused(tmp_path / "a.parquet", "data.no_text_column", "story (string)")
     raw = (tmp_path / "a.parquet").read_bytes()
     (tmp_path / "a.parquet").write_bytes(raw[: len(raw) // 2])
-    refused(tmp_path / "a.parquet", "data.cut_short", "damaged or cut short")
+    refused(tmp_path / "a.parquet", "data.cut_short", "a.parquet")
 
 
 def test_a_folder_holds_a_document_a_text_and_a_document_a_row(tmp_path: Path) -> None:
@@ -283,7 +282,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("gpurun.data.look.recognise", shut)
-    refused(tmp_path, "data.unreadable", "a.txt cannot be read: Permission denied")
+    refused(tmp_path, "data.unreadable", "a.txt", "Permission denied")
 
 
 def test_what_waits_of_a_million_files_is_small() -> None:

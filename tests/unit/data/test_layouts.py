@@ -50,7 +50,7 @@ def test_a_table_of_one_column_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(table(",", [["text"], *([story] for story in STORIES)]))
     assert texts(tmp_path / "a.csv") == STORIES
     (tmp_path / "b.csv").write_text("text\none\ntwo, and three\n")
-    refused(tmp_path / "b.csv", "data.table_in_doubt", "row 2 has 2 cells, the first row 1", "--delimiter none")
+    refused(tmp_path / "b.csv", "data.table_in_doubt", "row 2 has 2 cells", "--delimiter none")
     assert "two, and three" in texts(tmp_path / "b.csv", delimiter="none")[0]
 
 
@@ -65,10 +65,10 @@ def test_a_table_without_a_head_is_refused_until_it_is_said(tmp_path: Path) -> N
     rows = [[str(n % 5), story] for n, story in enumerate(STORIES)]
     for name in ("reviews.csv", "SMSSpamCollection"):
         (tmp_path / name).write_text(table("\t", rows))
-        refused(tmp_path / name, "data.table_in_doubt", "2 cells each by ',' or 2 cells each by tab", "--no-header")
-        refused(tmp_path / name, "data.table_in_doubt", "by ',' or 2", has_head=False, column="2")
-        refused(tmp_path / name, "data.table_in_doubt", "no column is named", has_head=False, delimiter="tab")
-        refused(tmp_path / name, "data.no_text_column", "there are: 1, 2", has_head=False, column="3", delimiter="tab")
+        refused(tmp_path / name, "data.table_in_doubt", "2 cells", "','", "tab", "--no-header")
+        refused(tmp_path / name, "data.table_in_doubt", "','", "tab", has_head=False, column="2")
+        refused(tmp_path / name, "data.table_in_doubt", "--text-column", has_head=False, delimiter="tab")
+        refused(tmp_path / name, "data.no_text_column", ": 1, 2", has_head=False, column="3", delimiter="tab")
         assert texts(tmp_path / name, has_head=False, column="2", delimiter="tab") == STORIES
         assert texts(tmp_path / name, delimiter="none")[0].startswith('0\t"It was day 0')
     (tmp_path / "one.csv").write_text(table(",", [[story] for story in STORIES]))
@@ -85,18 +85,18 @@ def test_a_quote_of_a_table_without_quoting_joins_no_rows(tmp_path: Path) -> Non
 def test_a_row_with_cells_unlike_the_first_is_named_before_work(tmp_path: Path) -> None:
     rows = [["id", "text"], *([str(n), "a"] for n in range(5000)), ["1", "b", "c"]]
     (tmp_path / "a.csv").write_text(table(",", rows))
-    refused(tmp_path / "a.csv", "data.table_in_doubt", "row 5001 has 3 cells, the first row 2")
-    refused(tmp_path / "a.csv", "data.table_in_doubt", "by ';'", delimiter=";")
+    refused(tmp_path / "a.csv", "data.table_in_doubt", "row 5001 has 3 cells")
+    refused(tmp_path / "a.csv", "data.table_in_doubt", "';'", delimiter=";")
     (tmp_path / "a.csv").rename(tmp_path / "a")
-    refused(tmp_path / "a", "data.table_in_doubt", "row 5001 has 3 cells, the first row 2")
+    refused(tmp_path / "a", "data.table_in_doubt", "row 5001 has 3 cells")
 
 
 def test_a_column_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(table(";", [["stars", "review"], *(["1", story] for story in STORIES)]))
-    refused(tmp_path / "a.csv", "data.no_text_column", "there are: stars, review", "--text-column", "--no-header")
+    refused(tmp_path / "a.csv", "data.no_text_column", "stars, review", "--text-column", "--no-header")
     assert texts(tmp_path / "a.csv", column="review") == STORIES
     (tmp_path / "b.csv").write_text(table(",", [["text", "text"], *([story, "other"] for story in STORIES)]))
-    refused(tmp_path / "b.csv", "data.table_in_doubt", "the first row is not a head")
+    refused(tmp_path / "b.csv", "data.table_in_doubt", "first row")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_flag_that_nothing_is_read_by_is_refused(tmp_path: Path, flag: str, la
         (tmp_path / "a").write_text("".join(json.dumps({"text": story}) + "\n" for story in STORIES))
     else:
         (tmp_path / "a").write_text("A text.\n" * 50)
-    refused(tmp_path / "a", "usage.unused", f"{flag} has no effect", **layout)
+    refused(tmp_path / "a", "usage.unused", flag, **layout)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_an_array_of_strings_is_rows_and_one_of_arrays_is_named(tmp_path: Path) 
     assert texts(tmp_path / "a.json") == STORIES
     refused(tmp_path / "a.json", "usage.unused", "--text-column", column="text")
     (tmp_path / "b.json").write_text(json.dumps([[story, 1] for story in STORIES]))
-    refused(tmp_path / "b.json", "data.no_text", "JSON array of arrays", "jq -c '.[] | {text: .[0]}'")
+    refused(tmp_path / "b.json", "data.no_text", "JSON", "jq -c '.[] | {text: .[0]}'")
     (tmp_path / "c.json").write_text(json.dumps([*STORIES, 5]))
     refused(tmp_path / "c.json", "data.bad_line", "it is int")
     for text in ('["Yes," he said.\n', "[1] see below\n", "[[link]] of a wiki\n", "[x] done\n"):
@@ -216,5 +216,5 @@ def test_globs_choose_files_and_one_that_fits_none_is_refused(tmp_path: Path) ->
     source = opened(tmp_path, include=("*.py",), exclude=("b.*",))
     assert [file.name for file in source.files] == ["a.py", "deep/c.py"]
     assert source.passed_over == {"not included": 1, "excluded": 1}
-    refused(tmp_path, "usage.include", "'*.rs' matches none of the 4 files", include=("*.py", "*.rs"))
+    refused(tmp_path, "usage.include", "'*.rs'", "4 files", include=("*.py", "*.rs"))
     refused(tmp_path, "usage.exclude", "'/d.txt'", exclude=("/d.txt",))

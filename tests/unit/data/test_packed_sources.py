@@ -150,7 +150,7 @@ def test_an_archive_that_is_encrypted_is_named(tmp_path: Path) -> None:
     raw = bytearray(zip_of({"a.txt": b"A text.\n" * 30}))
     raw[raw.index(b"PK\1\2") + 8] |= 1
     (tmp_path / "a.zip").write_bytes(bytes(raw))
-    refused(tmp_path / "a.zip", "data.archive", "a.txt in it is encrypted", "Unpack it")
+    refused(tmp_path / "a.zip", "data.archive", "a.txt", "encrypted", "Unpack it")
 
 
 def test_what_an_archive_says_of_its_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_what_an_archive_says_of_its_files_is_bounded(tmp_path: Path, monkeypatc
     header.type, header.size = tarfile.XHDTYPE, 3 << 30
     (tmp_path / "pax.tar.gz").write_bytes(gzip.compress(header.tobuf(tarfile.GNU_FORMAT) + bytes(32 << 20)))
     forget_own_peak()
-    refused(tmp_path / "pax.tar.gz", "data.cut_short", "a header of 3,221,225,472 bytes")
+    refused(tmp_path / "pax.tar.gz", "data.cut_short", "3,221,225,472 bytes")
     assert own_growth_bytes() < 256 << 20
     (tmp_path / "many.tar").write_bytes(tar_of({str(n): b"x" for n in range(20)}))
     monkeypatch.setattr(archive_members, "MOST_MEMBERS", 10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from gpurun.data.run_shards import order_for, prepared
 from gpurun.data.split import EVERY, bound_for, bound_for_few, hash_text
 from gpurun.data.tasks import UNFINISHED
 from gpurun.jobs.training.recipe import load_recipe, resolve
-from tests.refusals import refusal
+from tests.refusals import lacking, refusal
 
 ROOT = Path(__file__).parents[3]
 WORDS = "the quick brown fox jumps over a lazy dog while she sells sea shells — by the sea shore\n"
@@ -191,7 +192,7 @@ def test_characters_beyond_the_recipes_size_are_said(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abcdef" * 500 + "xyz")
     talk: list[str] = []
     prepare(PrepareOrder(str(tmp_path / "a.txt"), "char", tmp_path / "out", vocab_size=7), talk.append)
-    assert [line for line in talk if line.startswith("3 rarer characters, 0.10% of the text")]
+    assert [line for line in talk if lacking(line, "3 rarer", "0.10%") == []]
     assert "\ufffd" in b"".join(tokenizers.read_vocabulary(tmp_path / "out")).decode()
 
 
@@ -417,9 +418,9 @@ def test_what_is_said_of_the_disk_is_near_what_is_taken(corpus: Path, tmp_path: 
     order = PrepareOrder(str(corpus), "gpt2", tmp_path / "out", val_fraction=0.05, shard_tokens=10**6)
     monkeypatch.setattr(pipeline, "_ALLOWANCE", 1000.0)
     prepare(order, talk.append)
-    (said,) = [line for line in talk if line.startswith("the shards need about")]
+    (said,) = [line for line in talk if line.count(" GB") == 2]
     taken = sum(path.stat().st_size for path in (tmp_path / "out").glob("*.bin"))
-    assert 0.8 < float(said.split()[4]) * 1e6 / taken < 1.2
+    assert 0.8 < float(re.findall(r"[\d.]+", said)[0]) * 1e6 / taken < 1.2
 
 
 def test_a_corpus_under_a_batch_is_refused_and_leaves_nothing(corpus: Path, tmp_path: Path) -> None:
@@ -446,7 +447,7 @@ def test_the_second_run_takes_the_cache_and_gets_the_same(tmp_path: Path) -> Non
     talk: list[str] = []
     first, second = mini(tmp_path, "first"), mini(tmp_path, "second", talk.append)
     assert content(first) == content(second)
-    assert [line for line in talk if "in the cache" in line]
+    assert [line for line in talk if "cache" in line]
 
 
 @pytest.mark.parametrize(
@@ -504,4 +505,4 @@ def test_a_text_of_tomorrow_is_prepared_once(tmp_path: Path) -> None:
     talk: list[str] = []
     assert content(mini(tmp_path, "second")) != {}
     assert content(mini(tmp_path, "third", talk.append)).keys() == content(first).keys()
-    assert [line for line in talk if "in the cache" in line]
+    assert [line for line in talk if "cache" in line]

@@ -182,7 +182,7 @@ def test_a_stream_that_is_cut_anywhere_leaves_nothing_half_there(box: Box) -> No
     assert wire.settle() == ""
 
 
-def told(name: str, size_bytes: int) -> dict[str, Any]:
+def listed_file(name: str, size_bytes: int) -> dict[str, Any]:
     return {"name": name, "bytes": size_bytes, "sha256": "0" * 64}
 
 
@@ -190,8 +190,8 @@ LYING: dict[str, tuple[dict[str, Any], str]] = {
     "a part too few": ({"parts": []}, "wrong_digest"),
     "another part": ({"parts": ["0" * 64] * 4}, "wrong_digest"),
     "a file too few": ({"files": []}, "wrong_digest"),
-    "another size": ({"files": [told("bundle/a.py", 8), told("data/x.bin", 1)]}, "wrong_digest"),
-    "a file that never came": ({"files": [told("data/y", 5)]}, "wrong_digest"),
+    "another size": ({"files": [listed_file("bundle/a.py", 8), listed_file("data/x.bin", 1)]}, "wrong_digest"),
+    "a file that never came": ({"files": [listed_file("data/y", 5)]}, "wrong_digest"),
     "no list": ({"files": 1}, "usage"),
 }
 
@@ -262,7 +262,8 @@ def test_a_sender_that_falls_silent_is_given_up(box: Box) -> None:
 
     argv = box.agent_argv("receive", "--codec", "gzip", "--sha256", wire.id)
     reply = box.machine.call(argv, stdin=slow(), timeout_s=20)
-    assert json.loads(reply.stdout)["error"]["message"] == "nothing arrived for 1 s"
+    error = json.loads(reply.stdout)["error"]
+    assert (error["code"], "1 s" in error["message"]) == ("stalled", True)
     assert shipped_tree(box) == {}
 
 

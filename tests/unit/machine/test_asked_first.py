@@ -28,7 +28,7 @@ from gpurun.remote.ssh import ExpectedKey, Jump
 from tests.command_line import gpurun
 from tests.emulators import sshd
 from tests.emulators.proxy import Proxy
-from tests.refusals import lacking
+from tests.refusals import lacking, refusal
 
 pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
 
@@ -75,14 +75,11 @@ REFUSALS: dict[str, tuple[Callable[[Path], str], str]] = {
     "a file where its folder should be": (with_a_file_in_its_way, "'.gpurun': "),
     "a menu for a terminal": (
         lambda _: "ForceCommand echo Choose 1 or 2; read word; echo A terminal is needed >&2; exit 1",
-        "A terminal is needed; on standard output: Choose 1 or 2",
+        "A terminal is needed",
     ),
-    "another shell in a start-up file": (lambda _: "ForceCommand exec sh", "it said nothing"),
-    "another cipher": (
-        lambda _: "Ciphers chacha20-poly1305@openssh.com",
-        "it offers chacha20-poly1305@openssh.com; gpurun supports aes128-gcm@openssh.com, ",
-    ),
-    "no Python": (without_python, "no python3 of 3.8 or newer"),
+    "another shell in a start-up file": (lambda _: "ForceCommand exec sh", "[ssh.no_programs]"),
+    "another cipher": (lambda _: "Ciphers chacha20-poly1305@openssh.com", "aes128-gcm@openssh.com"),
+    "no Python": (without_python, "python3"),
 }
 
 
@@ -149,15 +146,15 @@ def test_an_unusable_key_is_reported_before_connecting(place: Place, tmp_path: P
     (tmp_path / "locked8").write_bytes(pem(key, form.PrivateFormat.PKCS8, b"canary"))
     (tmp_path / "id.ppk").write_text("PuTTY-User-Key-File-3: ssh-ed25519\n")
     (tmp_path / "text").write_text("a letter")
-    told = {
-        "locked": "has a passphrase",
-        "locked8": "has a passphrase",
-        "id.ppk": "is PuTTY's",
-        "text": "not a usable private key",
+    causes = {
+        "locked": "passphrase",
+        "locked8": "passphrase",
+        "id.ppk": "PuTTY",
+        "text": "private key",
         "none": "No such file",
     }
-    for name, why in told.items():
-        with pytest.raises(SetupError, match=why):
+    for name, why in causes.items():
+        with refusal(SetupError, "ssh.identity", name, why):
             place.machine(client_key=tmp_path / name).call(["true"], timeout_s=20)
     assert asked(place, place.server.port, tmp_path / "locked")[0] == 4
     assert place.server.connections == 0
@@ -190,7 +187,7 @@ def test_a_jump_host_is_asked_too_and_both_host_keys_are_kept(place: Place, own_
     jump = ("--jump", f"{bastion.user}@127.0.0.1:{bastion.port}")
     code, said = asked(place, box.port, place.client, "plan", *jump)
     assert code == 0, said
-    assert "host key of 127.0.0.1, " in said
+    assert "host key" in said
     assert "direct-tcpip" in bastion.log
     assert (box.connections, bastion.connections) == (2, 3), "for each host key, and for the question"
     known = json.loads((own_home / "known_hosts.json").read_text())
@@ -254,7 +251,7 @@ def test_an_agent_shows_its_keys_in_turn(place: Place, tmp_path: Path, monkeypat
         subprocess.run(["ssh-add", "-q", place.client], check=True)
         assert place.machine(client_key="agent").call(["true"], timeout_s=20).exit_code == 0
     code, said = asked(place, place.server.port, "agent", "plan")
-    assert (code, "holds no key" in said) == (4, True)
+    assert (code, "ssh.identity" in said) == (4, True)
 
 
 def test_a_password_only_box_is_not_told_to_add_a_key(place: Place) -> None:

@@ -160,7 +160,7 @@ def test_a_text_that_holds_a_key_is_refused_without_showing_it(tmp_path: Path, w
     folder = write(tmp_path, {"notes.py": text, "shard.bin": b"\0" + text, "near.py": b"mask-" + text[:9]})
     (refusal,) = survey({"data": folder}).refusals
     assert (refusal.code, refusal.path) == ("pack.secret", str(tmp_path / "notes.py"))
-    assert refusal.reason == f"it holds what looks like {what}"
+    assert what in refusal.reason
     assert not survey({"data": folder}, [refusal.path]).refusals
 
 

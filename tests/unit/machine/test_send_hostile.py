@@ -58,7 +58,7 @@ def says(kind: str, content: bytes) -> Lie:
 
 
 def test_a_machine_that_took_in_another_pack_is_not_trained_on(box: Box) -> None:
-    with refusal(FarRefusal, "far.nonsense", "a different pack"):
+    with refusal(FarRefusal, "far.nonsense", "pack"):
         Lying(box, settle=another_pack).unpack(Pack(survey(FILES)))
 
 
