@@ -178,9 +178,9 @@ MBIT = 125_000
     [
         ([], None, "20 Mbit/s, assumed"),
         ([(48 * MBIT, 1.0)], None, "20 Mbit/s, assumed"),
-        ([(4800 * MBIT, 100.0)], None, "48 Mbit/s, as an earlier run had"),
-        ([(4800 * MBIT, 100.0), (900 * MBIT, 90.0), (6000 * MBIT, 100.0)], None, "48 Mbit/s, as 3 earlier runs had"),
-        ([(900 * MBIT, 90.0)] * 9 + [(4800 * MBIT, 100.0)] * 5, None, "48 Mbit/s, as 5 earlier runs had"),
+        ([(4800 * MBIT, 100.0)], None, "48 Mbit/s, as in an earlier run"),
+        ([(4800 * MBIT, 100.0), (900 * MBIT, 90.0), (6000 * MBIT, 100.0)], None, "48 Mbit/s, as in 3 earlier runs"),
+        ([(900 * MBIT, 90.0)] * 9 + [(4800 * MBIT, 100.0)] * 5, None, "48 Mbit/s, as in 5 earlier runs"),
         ([(4800 * MBIT, 100.0)], 100.0, "100 Mbit/s, as configured"),
         ([], 10_000.0, "10000 Mbit/s, as configured"),
         ([], 0.75, "0.75 Mbit/s, as configured"),

@@ -72,7 +72,7 @@ def test_a_strangers_run_is_shown_and_asked_about_once(shell: Shell) -> None:
     assert code == 0
     for words in ("[run.baseline] of gpurun.toml", "python train.py --lr 3e-4", "numpy<2", "SEED", "STEPS", "1xA100"):
         assert words in shown
-    assert "on what you rent" in shown
+    assert "on the rented machine" in shown
     assert shell.run("--max-cost", "5", "--yes", "baseline")[0] == 0, "without a terminal: it was agreed to"
     first, second = shell.requests
     assert first == second
