@@ -90,7 +90,7 @@ def test_two_files_are_one_text_and_what_is_left_out_is_counted(tmp_path: Path) 
         ("a\tb\na b\n", "text.tsv", "Line 2 of .* has 1 columns"),
         ("a\tb\tc\n", "text.tsv", "Line 1 of .* has 3 columns"),
         ("a\nb\n", "text.tsv,other", "has 2 lines, .* has 1"),
-        ("a\tb\n", "text.tsv", "no pair for"),
+        ("a\tb\n", "text.tsv", "no pairs for"),
         ("a\tb\n", "absent.tsv", "cannot be read"),
     ],
 )

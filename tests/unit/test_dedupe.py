@@ -279,7 +279,7 @@ def test_a_task_is_written_without_its_duplicates(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kinds", [(), ("fuzzy",), ("near", "near")])
 def test_a_choice_that_is_none_is_refused(kinds: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="not a choice"):
+    with pytest.raises(UsageError, match="not a list of kinds"):
         Dedupe(kinds)
 
 

@@ -263,7 +263,7 @@ def test_two_files_are_a_parallel_text_wherever_it_is_run(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("recipe", "prompt", "says"),
     [
-        ("mini-gpt", "", "the tokeniser char no end of text"),
+        ("mini-gpt", "", "char has no end-of-text token"),
         ("annotated-transformer", "a man sees the dog " * 8, "has 40 tokens; model.context leaves room for 22"),
     ],
 )

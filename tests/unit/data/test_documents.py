@@ -140,7 +140,7 @@ def test_rows_are_told_by_what_they_are_not_by_a_name(tmp_path: Path) -> None:
     for name, content in layouts.items():
         (tmp_path / name).write_text(content)
         assert texts(tmp_path / name, Layout(column="story")) == stories, name
-        refused(tmp_path / name, "data.no_text_column", "there are: .*story")
+        refused(tmp_path / name, "data.no_text_column", "it has: .*story")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_packed_file_with_something_wrong_is_named(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(packed[: len(packed) // 2])
         refused(tmp_path / name, "data.cut_short", f"{name} is damaged or cut short")
     (tmp_path / "b.gz").write_bytes(gzip.compress(raw) + b"<html>502 Bad Gateway</html>")
-    refused(tmp_path / "b.gz", "data.bytes_behind", "other bytes after the end of its gzip content")
+    refused(tmp_path / "b.gz", "data.bytes_behind", "unknown bytes after the end of its gzip content")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_packed_file_with_something_wrong_is_named(tmp_path: Path) -> None:
         ('{"text": 7}', "data.bad_line", "has int under 'text'"),
         ('["no object"]', "data.bad_line", "is list, not an object"),
         ('{"text": "cut', "data.bad_line", "is not JSON"),
-        ('{"other": "a"}', "data.no_text_column", "there are: other"),
+        ('{"other": "a"}', "data.no_text_column", "it has: other"),
     ],
 )
 def test_a_row_with_something_wrong_is_named_with_its_place(tmp_path: Path, row: str, code: str, says: str) -> None:
@@ -227,7 +227,7 @@ def test_a_parquet_column_that_is_not_text_is_refused_by_type(tmp_path: Path) ->
         parquet.write_table(arrow.table({"text": arrow.array([value], kind)}), tmp_path / "a.parquet")
         refused(tmp_path / "a.parquet", "data.no_text_column", "which is not text")
     parquet.write_table(arrow.table({"story": ["a"]}), tmp_path / "a.parquet")
-    refused(tmp_path / "a.parquet", "data.no_text_column", r"there are: story \(string\)")
+    refused(tmp_path / "a.parquet", "data.no_text_column", r"it has: story \(string\)")
     raw = (tmp_path / "a.parquet").read_bytes()
     (tmp_path / "a.parquet").write_bytes(raw[: len(raw) // 2])
     refused(tmp_path / "a.parquet", "data.cut_short", "damaged or cut short")

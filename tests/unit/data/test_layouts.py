@@ -65,10 +65,15 @@ def test_a_table_without_a_head_is_refused_until_it_is_said(tmp_path: Path) -> N
     rows = [[str(n % 5), story] for n, story in enumerate(STORIES)]
     for name in ("reviews.csv", "SMSSpamCollection"):
         (tmp_path / name).write_text(table("\t", rows))
-        refused(tmp_path / name, "data.table_in_doubt", "2 cells each by ',' or 2 cells each by tab", "--no-header")
+        refused(
+            tmp_path / name,
+            "data.table_in_doubt",
+            "2 cells each, split at ',' or 2 cells each, split at tab",
+            "--no-header",
+        )
         refused(tmp_path / name, "data.table_in_doubt", "by ',' or 2", has_head=False, column="2")
         refused(tmp_path / name, "data.table_in_doubt", "no column is named", has_head=False, delimiter="tab")
-        refused(tmp_path / name, "data.no_text_column", "there are: 1, 2", has_head=False, column="3", delimiter="tab")
+        refused(tmp_path / name, "data.no_text_column", "it has: 1, 2", has_head=False, column="3", delimiter="tab")
         assert texts(tmp_path / name, has_head=False, column="2", delimiter="tab") == STORIES
         assert texts(tmp_path / name, delimiter="none")[0].startswith('0\t"It was day 0')
     (tmp_path / "one.csv").write_text(table(",", [[story] for story in STORIES]))
@@ -93,7 +98,7 @@ def test_a_row_with_cells_unlike_the_first_is_named_before_work(tmp_path: Path) 
 
 def test_a_column_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(table(";", [["stars", "review"], *(["1", story] for story in STORIES)]))
-    refused(tmp_path / "a.csv", "data.no_text_column", "there are: stars, review", "--text-column", "--no-header")
+    refused(tmp_path / "a.csv", "data.no_text_column", "it has: stars, review", "--text-column", "--no-header")
     assert texts(tmp_path / "a.csv", column="review") == STORIES
     (tmp_path / "b.csv").write_text(table(",", [["text", "text"], *([story, "other"] for story in STORIES)]))
     refused(tmp_path / "b.csv", "data.table_in_doubt", "the first row is not a head")
@@ -204,9 +209,9 @@ def test_json_without_texts_among_others_is_skipped_and_counted(tmp_path: Path) 
     source = opened(tmp_path)
     assert source.passed_over == {"JSON without 'text'": 2, "table without 'text'": 1}
     assert [file.name for file in source.files] == ["a.ts"]
-    refused(tmp_path / "tsconfig.json", "data.no_text_column", "there are: compilerOptions")
+    refused(tmp_path / "tsconfig.json", "data.no_text_column", "it has: compilerOptions")
     (tmp_path / "a.ts").unlink()
-    refused(tmp_path, "data.no_text_column", "list.json", "there are: id")
+    refused(tmp_path, "data.no_text_column", "list.json", "it has: id")
 
 
 def test_globs_choose_files_and_one_that_fits_none_is_refused(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_val_says_what_is_held_out_wherever_it_lies(tmp_path: Path) -> None:
 def test_contradictory_split_names_are_refused_until_decided(tmp_path: Path) -> None:
     for name in ("train.txt", "test.txt", "notes.txt"):
         (tmp_path / name).write_text(lines(name))
-    refused(tmp_path, "data.split_in_doubt", "notes.txt may be either", "--exclude", "--val none")
+    refused(tmp_path, "data.split_in_doubt", "the purpose of notes.txt is unclear", "--exclude", "--val none")
     assert {one.text.split()[0] for one in documents(tmp_path, exclude=("notes.txt",))} == {"train.txt"}
     assert len(opened(tmp_path, val="none").files) == 3
 

@@ -150,7 +150,7 @@ def test_an_archive_that_is_encrypted_is_named(tmp_path: Path) -> None:
     raw = bytearray(zip_of({"a.txt": b"A text.\n" * 30}))
     raw[raw.index(b"PK\1\2") + 8] |= 1
     (tmp_path / "a.zip").write_bytes(bytes(raw))
-    refused(tmp_path / "a.zip", "data.archive", "a.txt in it is encrypted", "Unpack it")
+    refused(tmp_path / "a.zip", "data.archive", "a.txt is encrypted", "Unpack it")
 
 
 def test_what_an_archive_says_of_its_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
