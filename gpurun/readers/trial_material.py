@@ -1,4 +1,4 @@
-"""The report's view of a sweep: each of its trials as a separate run, the best first."""
+"""Presents each trial of a sweep as a separate run in the report, the best trial first."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from gpurun.view.report.series import Mark, Told
 
 
 def materials_of(home: Home, sight: Sight, now: float) -> list[RunMaterial]:
-    """Return what the report needs about a run; for a sweep, one item for each trial that has begun."""
+    """Return what the report needs about a run, in a list; for a sweep, one item for each trial that has begun."""
     whole, job = material_of(home, sight, now), sight.plan.job
     events: dict[int, list[TrialEvent]] = {}
     for event in events_of(sight.folder.events) if isinstance(job, SweepJob) else ():
         if isinstance(event, TrialEvent) and event.trial is not None:
             before = events.get(event.trial, [])
-            kept = before if event.is_restored or event.seconds else []  # One that is begun again has no past.
+            kept = before if event.is_restored or event.seconds else []  # A new start drops its events.
             events[event.trial] = [*kept, later_of_trial(before[-1] if before else None, event)]
     if not isinstance(job, SweepJob) or not events:
         return [whole]
     paid_s = {number: 0.0 if told[-1].is_restored else told[-1].seconds or 0.0 for number, told in events.items()}
     cost, all_s = whole.cost_micros, sum(paid_s.values())
     found = [
-        _material(whole, job, told, None if cost is None else share_of(cost, paid_s[number], all_s))
+        _trial_material(whole, job, told, None if cost is None else share_of(cost, paid_s[number], all_s))
         for number, told in sorted(events.items(), key=lambda pair: (pair[1][-1].rank, pair[0]))
     ]
     notes = [note for note in whole.notes if note != "It reported no loss."]
     return [replace(one, notes=tuple(notes) if one is found[0] else ()) for one in found]
 
 
-def _material(whole: RunMaterial, job: SweepJob, events: list[TrialEvent], micros: Micros | None) -> RunMaterial:
-    """Return one trial as a run: its settings are those of the sweep's job, with its own filled in."""
+def _trial_material(whole: RunMaterial, job: SweepJob, events: list[TrialEvent], micros: Micros | None) -> RunMaterial:
+    """Return one trial as a run: the settings of the sweep's job, with the trial's own settings filled in."""
     last, params = events[-1], dict(events[-1].params)
     known = {name: params.get(name, "") for name in job.sweep.space}
     trained: Job | None = job.with_settings(known) if all(known.values()) else None
-    words = tuple(_filled(word, params) for word in job.argv)
+    words = tuple(_fill_placeholders(word, params) for word in job.argv)
     return replace(
         whole,
         run=f"{whole.run}/{last.trial:03d}",
@@ -50,7 +50,7 @@ def _material(whole: RunMaterial, job: SweepJob, events: list[TrialEvent], micro
         state=last.state,
         resolved=trained.resolved if trained else {},
         parameters=trained.parameters or None if trained else None,
-        told=_told(events, micros),
+        told=_trial_curves(events, micros),
         receipt=None,
         no_receipt=last.state,
         spent_micros=micros,
@@ -59,8 +59,8 @@ def _material(whole: RunMaterial, job: SweepJob, events: list[TrialEvent], micro
     )
 
 
-def _told(events: list[TrialEvent], micros: Micros | None) -> Told:
-    """Return the curve of one trial, in its own steps, tokens and seconds, and with its share of the dollars."""
+def _trial_curves(events: list[TrialEvent], micros: Micros | None) -> Told:
+    """Return one trial's curves, with its own steps, tokens and seconds, and its share of the cost."""
     told, last = Told(), events[-1]
     told.steps, told.seconds = last.steps, last.seconds or 0.0
     validated = None
@@ -79,7 +79,7 @@ def _told(events: list[TrialEvent], micros: Micros | None) -> Told:
     return told
 
 
-def _filled(word: str, params: dict[str, str]) -> str:
+def _fill_placeholders(word: str, params: dict[str, str]) -> str:
     for name, value in params.items():
         word = word.replace(f"{{{name}}}", value)
     return word

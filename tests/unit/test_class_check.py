@@ -69,10 +69,10 @@ def test_of_forty_cards_the_twelve_forged_are_named_and_no_other(tmp_path: Path)
     forged("and of the other.zip", lab(34), "is also used by ")
     forged("no provider.zip", lab(35, endpoint="http://127.0.0.1:4010"), "")
     first = lab(36)
-    forged("a chain that was begun again.zip", first, "one home also gave its place in the chain to")
+    forged("a chain that was begun again.zip", first, "it has the same position in the chain of a home as")
     again = Lab(tmp_path / "anew", 37, words[37])
     shutil.copytree(first.home.keys, again.home.keys, dirs_exist_ok=True)
-    forged("the chain before.zip", Rebound(again, words[37]).run, "one home also gave its place in the chain to")
+    forged("the chain before.zip", Rebound(again, words[37]).run, "it has the same position in the chain of a home as")
     forged("a CPU's torch.zip", lab(38).forge(('"2.13.0"', '"2.13.0+cpu"')), "is built without it")
     rentals = lab(31), lab(39)
     for run in rentals:
@@ -329,7 +329,7 @@ def test_one_card_cannot_cost_a_folder_more_than_its_time(three_cards: Path, mon
     monkeypatch.setattr(roster_audit, "_replayed", for_ever)
     rows = audit_roster(three_cards, "", clock, lambda _: None, replay=True, require_replay=False)
     assert limits == [300.0, 240.0], "a card five minutes, a folder two a card and three more"
-    assert "the time for this folder is over" in rows[2].notes[-1]
+    assert "the time limit for this folder was reached" in rows[2].notes[-1]
     assert not any(row.problems for row in rows)
 
 
@@ -355,7 +355,7 @@ def test_an_honest_learner_who_hands_in_twice_is_not_accused(tmp_path: Path) -> 
         (ClassTask(recipe="mini-gpt"), "it trained gpt2-124m, but the class was given mini-gpt"),
         (ClassTask(steps=300), "its last checkpoint is of step 120, but the class was given 300 steps"),
         (ClassTask(data="0123456789ab"), "but the class was given 0123456789ab…"),
-        (ClassTask(trainer="0123456789ab"), "it used another trainer than the class was given"),
+        (ClassTask(trainer="0123456789ab"), "it did not use the trainer that the class was given"),
     ],
 )
 def test_what_a_class_was_given_is_held_against_each_card(tmp_path: Path, task: ClassTask, problem: str) -> None:

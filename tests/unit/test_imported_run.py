@@ -154,15 +154,21 @@ def test_what_was_packed_before_training_had_ended_says_so(notebook: Notebook) -
             edited("plan.json", '"recipe": "course-lab"', '"recipe": "/etc/x.toml"'),
             "not a notebook's, or is a newer gpurun's",
         ),
-        (edited("plan.json", '"data_sha256": "', '"data_sha256": "0'), "not those that its notebook was made with"),
+        (edited("plan.json", '"data_sha256": "', '"data_sha256": "0'), "differ from the shards in the notebook"),
         (edited("data/vocab.json", '"', "'"), "is not the vocabulary"),
         (edited("run.log", "loss 1.5000", "loss 1.0000"), "the log's loss of step 300 (1.0000) is not the one in"),
         (edited("checkpoints/000300.state.json", '"lr": 0.005', '"lr": 0.5'), "was trained by another recipe"),
         (lambda files: {**files, "checkpoints/000300.model.safetensors": b"few"}, "has 3 bytes, but"),
         (lambda files: {**files, "../../evil": b""}, "which is not part of any card"),
         (lambda files: {**files, "run.log": bytes(64 << 20)}, "run.log has more than"),
-        (lambda files: {**files, "checkpoints/000001.optim.safetensors": bytes(80 << 20)}, "than its file holds"),
-        (lambda files: {name: one for name, one in files.items() if name != "events.jsonl"}, "was its last cell run"),
+        (
+            lambda files: {**files, "checkpoints/000001.optim.safetensors": bytes(80 << 20)},
+            "than its packed size allows",
+        ),
+        (
+            lambda files: {name: one for name, one in files.items() if name != "events.jsonl"},
+            "perhaps the last cell ran",
+        ),
     ],
 )
 def test_what_does_not_hold_leaves_nothing_behind(
@@ -214,7 +220,7 @@ def test_an_import_that_was_killed_is_finished(
     path, synced, home = notebook.train(), list[Path](), Home(own_home)
     with monkeypatch.context() as patched:
         patched.setattr("gpurun.readers.imported_run.fsync_folder", synced.append)
-        patched.setattr("gpurun.readers.imported_run.close_import", lambda *_: 1 / 0)
+        patched.setattr("gpurun.readers.imported_run.finish_import", lambda *_: 1 / 0)
         gpurun("import", str(path), "--name", "fox-41")
     assert home.runs in synced  # A power cut does not take the run's name away again.
     assert "fox-41" in gpurun("ps").stdout
