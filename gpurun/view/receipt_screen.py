@@ -244,12 +244,12 @@ def _instance(machine: ReceiptMachine | None) -> str:
 
 def _imported(predicate: Predicate) -> list[Cell]:
     """Return the origin of a run that was imported from a notebook."""
-    told_of = predicate["asked"].get("imported")
-    if told_of is None:
+    notebook_facts = predicate["asked"].get("imported")
+    if notebook_facts is None:
         return []
-    by = f"made by gpurun {told_of['gpurun_version']}"
-    place = f"from a notebook on {told_of['platform']}, as it reported"
-    return [place, by, _hashed("evidence", told_of["evidence_sha256"])]
+    by = f"made by gpurun {notebook_facts['gpurun_version']}"
+    place = f"from a notebook on {notebook_facts['platform']}, as it reported"
+    return [place, by, _hashed("evidence", notebook_facts["evidence_sha256"])]
 
 
 def _machine(predicate: Predicate) -> list[Cell]:

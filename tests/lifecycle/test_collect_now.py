@@ -282,7 +282,7 @@ def test_of_a_run_that_is_over_it_says_what_is_at_home(session: Session) -> None
 
 @pytest.mark.parametrize(
     ("key", "told_as", "words"),
-    [("missing", "lost", "Lost with it"), ("left", "left", "Not downloaded, because newer ones were")],
+    [("missing", "lost", "Lost with it"), ("left", "left", "Not downloaded, because newer files were")],
 )
 def test_after_the_end_it_names_what_was_lost_and_what_was_left(
     session: Session, monkeypatch: pytest.MonkeyPatch, key: str, told_as: str, words: str

@@ -62,6 +62,6 @@ def test_a_wheel_demonstrates_plans_trains_and_walks_the_first_tutorial(python: 
                 said = typed(python, tmp_path, *shlex.split(line)[1:])
             else:
                 subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
-    assert "are the same to the bit" in said
+    assert "are bit-identical" in said
     doctor = json.loads(typed(python, tmp_path, "doctor", "--json"))
     assert doctor["ok"] is True

@@ -200,7 +200,7 @@ def test_an_agent_killed_every_time_is_left_within_minutes(world: World) -> None
 # A machine that trains and is silent
 
 
-def told_of(world: World) -> list[tuple[str, str]]:
+def notebook_facts(world: World) -> list[tuple[str, str]]:
     return [(one["code"], one["message"]) for one in world.all_of(Event.INCIDENT) if one["code"] in (SILENT, HEARD)]
 
 
@@ -209,7 +209,7 @@ def test_a_silent_machine_is_reported_once_with_time_and_cost(
 ) -> None:
     dead_for(world, "poll", 600.0)
     assert world.drive() is ExitCode.DONE
-    (silent, message), (heard, again) = told_of(world)
+    (silent, message), (heard, again) = notebook_facts(world)
     assert (silent, heard) == (SILENT, HEARD)
     assert utc(world.clock.wall())[11:13] in message
     assert lacking(message, world.cloud.name, format_rate(world.plan.offer.rate_micros_per_hour)) == []
@@ -220,7 +220,7 @@ def test_a_silent_machine_is_reported_once_with_time_and_cost(
 def test_a_minutes_cut_and_a_closed_lid_do_not_count_as_silence(world: World) -> None:
     doze_in(world, "poll", 3600.0)
     assert world.drive() is ExitCode.DONE
-    assert told_of(world) == []
+    assert notebook_facts(world) == []
 
 
 def test_a_silent_machine_is_given_up_after_the_users_limit(
@@ -249,4 +249,4 @@ def test_where_nobody_is_reached_from_here_nothing_is_given_up(world: World) -> 
 
     world.cloud.read = read  # type: ignore[method-assign]
     assert world.drive() is ExitCode.DONE
-    assert "offline" in told_of(world)[0][1]
+    assert "offline" in notebook_facts(world)[0][1]

@@ -224,4 +224,4 @@ def test_an_overdue_run_is_red_in_ps_despite_its_supervisor(world: World) -> Non
         listed = ps(session, all_runs=False)
     assert listed.exit_code is ExitCode.MAY_BE_BILLING
     assert "OVERDUE" in listed.text
-    assert "under its supervisor" in listed.after
+    assert "its supervisor runs" in listed.after

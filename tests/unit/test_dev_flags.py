@@ -22,7 +22,7 @@ from tests.command_line import gpurun
         (["--upload", "nowhere"], "There is no folder"),
         (["--sync", "5s"], "is out of range: files can be downloaded"),
         (["--idle", "10s"], "is out of range: an idle job can be stopped"),
-        (["--pip", "numpy"], "--pip installs on a rented machine or a box, not here"),
+        (["--pip", "numpy"], "--pip installs packages on another machine, not on this computer"),
         (["--outputs", "../x"], "is not in the command's folder"),
         (["--gpu", "2x8xH100"], "node"),
         (["--hours", "0"], "hours"),

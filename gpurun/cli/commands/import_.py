@@ -32,10 +32,10 @@ def import_(
     with run_name(session, name) as run:
         folder, code = import_run(evidence.expanduser(), run, session.home, session.clock)
     receipt = read_receipt(session.home, folder)
-    told, verdict = receipt.predicate, receipt.predicate["verdict"]
-    steps = ", ".join(str(one["step"]) for one in told["checkpoint"]["files"] if one["kind"] == "weights")
+    predicate, verdict = receipt.predicate, receipt.predicate["verdict"]
+    steps = ", ".join(str(one["step"]) for one in predicate["checkpoint"]["files"] if one["kind"] == "weights")
     lines = [
-        f"{run}: {told['training']['outcome']}, checkpoints of step {steps or '—'}, signed here as imported.",
+        f"{run}: {predicate['training']['outcome']}, checkpoints of step {steps or '—'}, signed here as imported.",
         f"  {verdict['is']}: {verdict['says']}. {verdict.get('not_shown', '')}",
         "  If its session is still running, you must end it: gpurun cannot, and did not see it end.",
     ]

@@ -1,4 +1,4 @@
-"""`gpurun notebook`: write a self-contained notebook for a platform that gpurun cannot control from outside."""
+"""Implements `gpurun notebook`: writes a self-contained notebook for a platform that gpurun cannot control."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpurun.cli.options import RecipeArgument, Set, challenged
+from gpurun.cli.options import RecipeArgument, Set, challenge_override
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -38,7 +38,7 @@ def notebook(
     url: Annotated[
         str, typer.Option("--url", metavar="URL", help="Add Colab's badge, for a notebook at this URL.")
     ] = "",
-    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write to this file, else RECIPE.ipynb.")] = "",
+    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write to this file (default RECIPE.ipynb).")] = "",
 ) -> Result:
     """Write a notebook that trains a recipe on Colab, Kaggle or Jupyter and saves evidence to import."""
     from gpurun.cli.commands.plan import run_name
@@ -47,7 +47,7 @@ def notebook(
     from gpurun.data.run_shards import prepared
     from gpurun.jobs.training.recipe import load_recipe, resolve
     from gpurun.planning.transfer import public_shards
-    from gpurun.readers.notebook_file import PLATFORMS, badge_to, notebook_of, told_of
+    from gpurun.readers.notebook_file import PLATFORMS, badge_to, notebook_facts, notebook_of
     from gpurun.view.number_format import format_bytes
 
     if platform not in PLATFORMS:
@@ -57,7 +57,7 @@ def notebook(
         what = f"--url adds the badge of Colab, but this notebook is for {platform}."
         raise UsageError("notebook.badge", what, hint="Add --for colab, or leave --url out.")
     badge = badge_to(url) if url else ""
-    given = (*overrides, *challenged(session, challenge))
+    given = (*overrides, *challenge_override(session, challenge))
     resolved = resolve(load_recipe(recipe), "full", given, processes=1)
     if resolved.tables.train.init_from:
         what = "train.init_from names weights, but a notebook cannot include them."
@@ -68,11 +68,11 @@ def notebook(
     with run_name(session, "") as run:
         into, say = session.home.staged_data(run), session.talk_when_slow()
         shards = prepared(resolved.record, data or None, into=into, cache=session.home.shards, say=say)
-        content = notebook_of(resolved, shards, told_of(resolved, shards, given, platform), minutes, badge=badge)
+        content = notebook_of(resolved, shards, notebook_facts(resolved, shards, given, platform), minutes, badge=badge)
     path = Path(output or f"{resolved.name}.ipynb").expanduser()
     write_bytes(path, content, flag="-o")
-    told = {"file": str(path), "bytes": len(content), "recipe": resolved.name, "recipe_sha256": resolved.sha256}
+    fields = {"file": str(path), "bytes": len(content), "recipe": resolved.name, "recipe_sha256": resolved.sha256}
     text = f"Wrote {path}, {format_bytes(len(content))}. Open it there, choose a GPU, run all cells, end the session."
     return Result(
-        data=told, text=text, after="Then import the file that it lets you download: gpurun import evidence.zip"
+        data=fields, text=text, after="Then import the file that you download there: gpurun import evidence.zip"
     )

@@ -59,8 +59,8 @@ def pack(
         "bytes": seen.total_bytes,
         "packed_bytes": packed_bytes,
     }
-    told = f"{output}: {format_files(len(seen.files))}, {packed_bytes:,} bytes, {pack.manifest_sha256}"
-    return Result(data=data, text="" if output == "-" else told)
+    summary = f"{output}: {format_files(len(seen.files))}, {packed_bytes:,} bytes, {pack.manifest_sha256}"
+    return Result(data=data, text="" if output == "-" else summary)
 
 
 def _listing(session: Session, seen: Survey) -> Result:
