@@ -1,1 +1,1 @@
-"""The command line: parse, call, and hand a Result to the one place that renders it."""
+"""Implements the command line: parses the arguments, calls a command, and renders its Result."""

@@ -1,4 +1,4 @@
-"""Define the command tree. The module of a verb is imported only to run the verb or show its help."""
+"""Define the command tree. A command's module is imported only to run the command or to show its help."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ VERBS = {
     "data": "Make shards from text, and check them.",
     "config": "Show the settings and where each one comes from.",
 }
-"""Each verb with the first line of its docstring in `gpurun.cli.commands.VERB` (see `module_of`)."""
+"""Each command, with the first line of its function's docstring in its module (see `module_of`)."""
 
 GROUPS = {
     "Rent and train": ("offers", "plan", "train", "run", "dev", "sweep", "stop", "resume", "collect", "destroy"),
@@ -77,11 +77,11 @@ GROUPS = {
     "Data": ("data", "recipes", "pack", "rm"),
     "Set-up": ("help", "doctor", "auth", "aws", "config", "version"),
 }
-"""The groups of verbs in the help."""
+"""The groups of commands in the help."""
 
 
 def module_of(verb: str) -> str:
-    """Return the module of a verb: hyphens become underscores, and a Python keyword gets one at the end."""
+    """Return the name of a command's module: hyphens become underscores; one is added to a Python keyword."""
     return verb.replace("-", "_") + ("_" if keyword.iskeyword(verb) else "")
 
 
@@ -96,17 +96,17 @@ OTHER_WORDS = {
     "bill": "audit --against-bill", "login": "auth set", "key": "auth set", "keys": "auth status", "check": "doctor",
     "settings": "config show", "verify": "audit", "test": "train --dry-run", "demo": "train --dry-run",
 }  # fmt: skip
-"""Words that users of other tools type, and the verb that does it here."""
+"""Commands of other tools, with gpurun's command for the same purpose."""
 
 
 class LazyVerbs(TyperGroup):
-    """Group the VERBS, and import each one lazily."""
+    """Show the VERBS in groups, and import each command's module only when it is needed."""
 
     def __init__(self, **given: Any) -> None:
-        super().__init__(**given | {"commands": dict.fromkeys(VERBS)})  # Their names serve "Did you mean".
+        super().__init__(**given | {"commands": dict.fromkeys(VERBS)})  # Click suggests these names in "Did you mean".
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the verb, or its group of verbs, from its module; None if there is no such verb."""
+        """Import and return a command, or a group of commands; None if it does not exist."""
         if cmd_name not in VERBS:
             return None
         module = import_module(f"gpurun.cli.commands.{module_of(cmd_name)}")
@@ -114,7 +114,7 @@ class LazyVerbs(TyperGroup):
         return group.commands.get(cmd_name, group)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the verbs into the help, group by group, without importing any."""
+        """Write the commands into the help, in groups, without importing their modules."""
         wide = max(map(len, VERBS))
         for title, names in GROUPS.items():
             with formatter.section(title):
@@ -158,7 +158,7 @@ def run_app(app: typer.Typer) -> int:
     except typer.TyperException as wrong:
         if type(wrong).__name__ == "NoArgsIsHelpError":
             return render_result("", False, Result(text=str(wrong), exit_code=ExitCode.USAGE), None)
-        # The command that was parsed: "gpurun ps", or just "gpurun" for an unknown verb.
+        # The command that was parsed: "gpurun ps", or just "gpurun" for an unknown command.
         said_by = getattr(getattr(wrong, "ctx", None), "command_path", "gpurun")
         what, hint = wrong.format_message(), f"{_example(wrong)}See: {said_by} --help"
         if (found := _NO_VERB.match(what)) and found[1] in OTHER_WORDS:
@@ -167,11 +167,11 @@ def run_app(app: typer.Typer) -> int:
         return render_result("", "--json" in sys.argv, Result(errors=(error,), exit_code=ExitCode.USAGE), None)
     except OutputLost as loss:
         return without_output(loss, Result(), None)
-    except OSError as error:  # Typer prints help itself.
+    except OSError as error:  # Typer itself prints the help, which can fail.
         if error.errno != errno.ENOSPC:
             raise
         return without_output(make_output_lost(error), Result(), None)
-    except SystemExit as left:  # Typer exits this way if the reader of its help has left.
+    except SystemExit as left:  # Typer exits this way if the help's reader has closed the pipe.
         if not isinstance(left.__context__, BrokenPipeError):
             raise
         return without_output(make_output_lost(left.__context__), Result(), None)
@@ -179,7 +179,7 @@ def run_app(app: typer.Typer) -> int:
 
 
 def _example(wrong: Any) -> str:
-    """Return an example of the verb if an argument is missing."""
+    """Return a sentence with an example if an argument is missing; else ""."""
     command = getattr(getattr(wrong, "ctx", None), "command", None)
     examples = [
         line.strip() for line in str(getattr(command, "help", "")).splitlines() if line.strip().startswith("$ ")
@@ -192,7 +192,7 @@ def main() -> None:
     """Run the command line and exit with its code."""
     os.environ.setdefault(
         "PYDANTIC_DISABLE_PLUGINS", "__all__"
-    )  # Searching for plugins takes longer than ranking offers.
+    )  # Searching for plugins would take longer than most commands.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # The terminal may not be UTF-8, or a file name may not be valid text.
     code = run_app(build_app())

@@ -13,7 +13,7 @@ from gpurun.view.budget_screen import BudgetRow, HoldRow
 
 
 def budget_rows(session: Session) -> list[BudgetRow]:
-    """Return the rows of the month and of all mandates, or only of the mandate in force."""
+    """Return the rows of the month and of all mandates; under a mandate, only its own row."""
     month = MonthBudget(session.home, session.clock)
     names = [session.bounds.mandate.id] if session.bounds else [name for name, _ in mandates_of(session.home)]
     return [_row(month, month.limit()), *(mandate_row(session, name) for name in names)]

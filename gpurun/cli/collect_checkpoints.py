@@ -1,4 +1,4 @@
-"""List which files of a run are downloaded and which exist only on its machine; download finished ones first."""
+"""Download a run's finished files, and list which files are downloaded and which exist only on its machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from gpurun.remote.messages import Manifest, ManifestFile
 from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.view.number_format import format_bytes, format_files
 
-# In these phases the machine may have finished files; before, it has none; afterwards, it is being ended.
+# In these phases the machine may have finished files. Before it has none, and afterwards it is being destroyed.
 _ALIVE = (Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED, Phase.HELD)
 _BEFORE = (Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY)
 _TELL_S = 5.0
@@ -48,15 +48,15 @@ _MOST_NAMED = 6
 
 
 def copy_result_files(result: Result, sight: Sight, place: Path) -> Result:
-    """Copy each file of a result into a folder, and return the result with that folder."""
+    """Copy a result's files to the folder `place`, and return the result with that folder added."""
     files = [ManifestFile(**file) for file in result.data["here"]]
     copy_out(sight.folder.artifacts, files, place)
-    copied = f"Copied to {place}: {format_files(len(files))}, digests verified."
-    return replace(result, data={**result.data, "to": str(place)}, text=f"{result.text}\n{copied}")
+    summary = f"Copied to {place}: {format_files(len(files))}, digests verified."
+    return replace(result, data={**result.data, "to": str(place)}, text=f"{result.text}\n{summary}")
 
 
 def collected(session: Session, sight: Sight, wanted: Only) -> Result:
-    """Download the requested files if the machine is alive; list what is here and what is not."""
+    """Download the requested files if the machine is alive; list which files are here and which are not."""
     name, phase = sight.folder.name, sight.state.phase
     if phase in _BEFORE:
         hint = f"gpurun attach {name} shows how far it is."
@@ -65,12 +65,12 @@ def collected(session: Session, sight: Sight, wanted: Only) -> Result:
     if phase not in _ALIVE and sight.state.shared == "kept" and instance is not None:
         instance = over(instance)
     elif phase not in _ALIVE:
-        return _of_the_past(session, sight, wanted)
+        return _collect_ended(session, sight, wanted)
     far = MachineConnector(sight.folder, sight.plan, session.clock)(instance or get_instance(sight.state))
-    held = _held(sight)
+    held = _held_lines(sight)
     try:
         budget = EgressBudget.of(sight.folder, sight.plan)
-        brought = bring_now(far, sight.folder, wanted, session.clock, _telling(session), budget)
+        brought = bring_now(far, sight.folder, wanted, session.clock, _progress_printer(session), budget)
     except (CollectFailed, UsageError) as error:
         if held and error.code == "checkpoint.none":
             return Result(data=_data(sight, wanted, Manifest(), (), ()), text="\n".join(held))
@@ -80,11 +80,11 @@ def collected(session: Session, sight: Sight, wanted: Only) -> Result:
         return _from_bucket(session, sight, wanted)
     finally:
         far.close()
-    return _brought(sight, wanted, brought)
+    return _download_result(sight, wanted, brought)
 
 
 def parse_only(only: str) -> Only:
-    """Return the choice that was typed; UsageError for any other word."""
+    """Return the value of --only; UsageError if it is not allowed."""
     for known in ONLY:
         if only == known:
             return known
@@ -92,7 +92,7 @@ def parse_only(only: str) -> Only:
     raise UsageError("usage.only", f"--only {only!r} is not one of {', '.join(ONLY)}.", hint=hint)
 
 
-def _telling(session: Session) -> Callable[[ManifestFile, int], None]:
+def _progress_printer(session: Session) -> Callable[[ManifestFile, int], None]:
     """Return a callback that prints the progress of a large file every few seconds."""
     last_mono = session.clock.monotonic()
 
@@ -105,34 +105,34 @@ def _telling(session: Session) -> Callable[[ManifestFile, int], None]:
     return tell
 
 
-def _brought(sight: Sight, only: Only, brought: Brought) -> Result:
-    """Return what is here now, and what would be lost with the machine."""
+def _download_result(sight: Sight, only: Only, brought: Brought) -> Result:
+    """Return the result of a download: the files here, and the files that would be lost with the machine."""
     name = sight.folder.name
     lines = [_here(sight, brought.manifest, brought.here)]
     older = {file.name for file in spare(brought.manifest)}
     beside = [file for file in brought.left if file.name in older]
     left = [file for file in brought.left if file.name not in older]
     if left:
-        lines.append(f"Only on the machine: {_named(left)}.")
+        lines.append(f"Only on the machine: {_count_and_names(left)}.")
         lines.append(f"gpurun destroy {name} would lose them; gpurun stop {name}, or the run's end, downloads them.")
     elif not beside:
         lines.append("All finished files are downloaded.")
     if beside:
-        lines.append(f"Only on the machine, older than the newest and not the best: {_named(beside)}.")
+        lines.append(f"Only on the machine, older than the newest and not the best: {_count_and_names(beside)}.")
         lines.append("They are downloaded only with --only all, or if the newest is damaged.")
-    lines += _held(sight) or ["The run continues."]
+    lines += _held_lines(sight) or ["The run continues."]
     return Result(data=_data(sight, only, brought.manifest, brought.here, brought.left), text="\n".join(lines))
 
 
-def _held(sight: Sight) -> list[str]:
-    """Return why and until when a machine is held, which other files it has, and how to fetch them by hand."""
+def _held_lines(sight: Sight) -> list[str]:
+    """Return lines for a machine that is held: why, until when, its other files, and how to copy them by hand."""
     state, instance = sight.state, sight.state.instance
     if state.phase is not Phase.HELD or instance is None:
         return []
     ended = last_typed(sight.records, TrainObserved)
     lines = [f"The machine is {held_word(state)}; gpurun destroy {sight.folder.name} ends it now."]
     for kind, heading, spelled in (
-        ("elsewhere", "Files outside of what is downloaded", str),
+        ("elsewhere", "Files outside the folders that are downloaded", str),
         ("unpublished", "Finished files that could not be listed", shown),
     ):
         left = ((ended and ended.outputs) or {}).get(kind) or {}
@@ -142,33 +142,33 @@ def _held(sight: Sight) -> list[str]:
             more = " and more" if left["files"] > len(files) else ""
             lines.append(f"{heading}: {names}{more}.")
     home = Home(sight.folder.home)
-    with suppress(GpurunError, OSError):  # The way in is a convenience; the result does not depend on it.
+    with suppress(GpurunError, OSError):  # The line with scp is optional.
         for way in write_entries(home):
             if way.run == sight.folder.name and way.entry is not None:
                 lines.append(f"By hand: scp -r -F {shlex.quote(str(config_of(home)))} {way.entry.alias}:PATH .")
     return lines
 
 
-def _of_the_past(session: Session, sight: Sight, only: Only) -> Result:
-    """Collect from a run that has ended: download from the bucket what is still missing here."""
+def _collect_ended(session: Session, sight: Sight, only: Only) -> Result:
+    """Collect from a run that has ended: download from the bucket the files that are missing here."""
     collected = last_brought(sight.records)
     # The last known state of a lost machine may be old; the bucket may have newer checkpoints.
     is_old = collected is None or (isinstance(collected, CollectObserved) and collected.remembered)
     if not _place_of(sight) or not (is_old or (collected and collected.missing)):
-        return _at_home(sight, only, collected)
+        return _verify_downloaded(sight, only, collected)
     try:
         return _from_bucket(session, sight, only, collected)
     except (SetupError, BucketLost) as error:
         if is_old or collected is None or _step_at_home(collected, only) is None:
             raise
-        session.say(f"{error.what} Using what was downloaded before.")
-        return _at_home(sight, only, collected)
+        session.say(f"{error.what} Using the files that were downloaded earlier.")
+        return _verify_downloaded(sight, only, collected)
 
 
 def _step_at_home(collected: FilesBrought, only: Only) -> int | None:
     """Return the step of the newest or best checkpoint if it was downloaded completely."""
     step = collected.latest if only == "last" else (collected.best or {}).get("step")
-    weights = [file["name"] for file in collected.files if (file["kind"], file["step"]) == ("weights", step)]
+    weights = [one["name"] for one in collected.files if (one["kind"], one["step"]) == ("weights", step)]
     lost = {_stem(name) for name in collected.missing}
     return None if only == "all" or not weights or lost & {_stem(name) for name in weights} else step
 
@@ -189,15 +189,15 @@ def _is_ahead(collected: FilesBrought, manifest: Manifest, only: Only) -> bool:
 
 
 def _place_of(sight: Sight) -> str:
-    """Return where the run's machine uploads to in the bucket; "" if it does not."""
-    starts = (record.typed for record in reversed(sight.records) if sight.plan.choices.stage)
-    return next((start.pushed for start in starts if isinstance(start, TrainIntended | TrainStarted)), "")
+    """Return the address in the bucket that the run's machine uploads to; "" if it does not upload."""
+    starts = (one.typed for one in reversed(sight.records) if sight.plan.choices.stage)
+    return next((one.pushed for one in starts if isinstance(one, TrainIntended | TrainStarted)), "")
 
 
 def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBrought | None = None) -> Result:
     """Download the requested files from the bucket; the first failure is raised.
 
-    A newer or better checkpoint that is already here is preferred to one in the bucket.
+    If a checkpoint on this computer is newer or better than the bucket's, nothing is downloaded.
     """
     name, inventory = sight.folder.name, Inventory(sight.folder)
 
@@ -207,12 +207,12 @@ def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBro
     found = bring_pushed(
         sight.folder, sight.plan.choices.stage, _place_of(sight), session.clock,
         choose=lambda manifest: [] if is_home_ahead(manifest) else select_files(manifest, only, name),
-        tell=_telling(session),
+        tell=_progress_printer(session),
     )  # fmt: skip
     if is_home_ahead(found.manifest):
-        return _at_home(sight, only, collected)
+        return _verify_downloaded(sight, only, collected)
     if not found.manifest.files:
-        hint = f"Files that were downloaded before are in {inventory.artifacts}."
+        hint = f"Files that were downloaded earlier are in {inventory.artifacts}."
         raise UsageError("checkpoint.none", f"{name} has uploaded nothing to the bucket.", hint=hint)
     if found.missing:
         raise next(iter(found.missing.values()))
@@ -220,28 +220,26 @@ def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBro
     left = [file for file in found.manifest.files if file.name not in here_names and not inventory.has(file)]
     manifest, here = found.manifest, found.here
     if only == "all" and collected is not None:
-        manifest, here = _with_home(found.manifest, found.here, collected, inventory)
-    lines = [_here(sight, manifest, here), "The files came from the bucket, where the machine had uploaded them."]
-    lines += [f"Only in the bucket: {_named(left)}."] if left else []
+        manifest, here = _merge_with_downloaded(found.manifest, found.here, collected, inventory)
+    lines = [_here(sight, manifest, here), "They were downloaded from the bucket, to which the machine uploads."]
+    lines += [f"Only in the bucket: {_count_and_names(left)}."] if left else []
     return Result(data=_data(sight, only, manifest, here, left), text="\n".join(lines))
 
 
-def _with_home(
+def _merge_with_downloaded(
     manifest: Manifest, here: Sequence[ManifestFile], collected: FilesBrought, inventory: Inventory
 ) -> tuple[Manifest, tuple[ManifestFile, ...]]:
-    """Merge the files from the bucket with those downloaded before; return the newest and best of both."""
-    listed = _listed(collected, inventory.folder)
+    """Merge the bucket's manifest and files with the files downloaded earlier; return the merged manifest and files."""
+    downloaded = _listed(collected, inventory.folder)
     names = {file.name for file in here}
-    files = (*here, *(file for file in listed.files if file.name not in names and inventory.has(file)))
-    latest = max((listing.latest for listing in (manifest, listed) if listing.latest is not None), default=None)
-    best = min(
-        (listing.best for listing in (manifest, listed) if listing.best), key=lambda best: best.val_loss, default=None
-    )
+    files = (*here, *(file for file in downloaded.files if file.name not in names and inventory.has(file)))
+    latest = max((one.latest for one in (manifest, downloaded) if one.latest is not None), default=None)
+    best = min((one.best for one in (manifest, downloaded) if one.best), key=lambda best: best.val_loss, default=None)
     return manifest.model_copy(update={"latest": latest, "best": best}), files
 
 
 def _listed(collected: FilesBrought, folder: RunFolder) -> Manifest:
-    """Return the files that the record lists as downloaded; VerificationFailed if the list was changed."""
+    """Return the recorded list of downloaded files as a manifest; VerificationFailed if the list was altered."""
     try:
         files = read_stated_files(folder, collected.files, collected.listed)
         fields = {"latest": collected.latest, "best": collected.best, "files": files}
@@ -251,12 +249,12 @@ def _listed(collected: FilesBrought, folder: RunFolder) -> Manifest:
         raise VerificationFailed("collect.altered", f"The list of {folder.name}'s files: {error}.", hint=hint) from None
 
 
-def _at_home(sight: Sight, only: Only, collected: FilesBrought | None) -> Result:
-    """Check the downloaded files of a run that has ended again, and list what was lost."""
+def _verify_downloaded(sight: Sight, only: Only, collected: FilesBrought | None) -> Result:
+    """Verify the downloaded files of a run that has ended, and list the files that were lost."""
     name, inventory = sight.folder.name, Inventory(sight.folder)
     if collected is None:
         hint = f"To see why: gpurun receipt {name}. The files in {inventory.artifacts} were not all checked."
-        raise UsageError("checkpoint.none", f"{name} is over, and its files were never collected.", hint=hint)
+        raise UsageError("checkpoint.none", f"{name} has ended, and its files were not downloaded.", hint=hint)
     manifest = _listed(collected, sight.folder)
     lost = missing_of(sight.folder, collected.missing, collected.missing_files)
     left = collected.left if isinstance(collected, CollectObserved) else []
@@ -273,13 +271,13 @@ def _at_home(sight: Sight, only: Only, collected: FilesBrought | None) -> Result
             f"Lost with it: {', '.join(map(shown, lost[:_MOST_NAMED]))}{' and more' if lost[_MOST_NAMED:] else ''}."
         )
     if left:
-        lines.append(f"Not downloaded, because newer ones were: {', '.join(left)}.")
+        lines.append(f"Not downloaded, because newer files were: {', '.join(left)}.")
     return Result(data={**_data(sight, only, manifest, files, ()), "lost": lost, "left": left}, text="\n".join(lines))
 
 
 def _chosen_of_whole(manifest: Manifest, not_here: Set[str], only: Only, name: str) -> list[ManifestFile]:
-    """Return the requested files; an incomplete checkpoint is skipped for the newest complete one."""
-    lost = {_stem(lost_name) for lost_name in not_here}
+    """Return the requested files; if the newest checkpoint is incomplete, the newest complete one is used."""
+    lost = {_stem(one) for one in not_here}
     weights = [file for file in manifest.files if file.kind == "weights" and _stem(file.name) not in lost]
     whole = {file.step for file in weights}
     if only == "best" and manifest.best and manifest.best.step not in whole:
@@ -303,14 +301,14 @@ def _here(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile]) -> st
         if manifest.best.step == manifest.latest:
             marks[manifest.latest] = f"the newest and the best, val loss {manifest.best.val_loss:.4f}"
     steps = sorted({file.step for file in files if file.kind == "weights"})
-    kept = ", ".join(f"step {step} ({marks[step]})" if step in marks else f"step {step}" for step in steps)
+    listed = ", ".join(f"step {step} ({marks[step]})" if step in marks else f"step {step}" for step in steps)
     size = f"{format_files(len(files))}, {format_bytes(sum(file.bytes for file in files))}"
-    checkpoints = f"{kept or 'no checkpoint'}; " if sight.plan.job.terms.has_model else ""
+    checkpoints = f"{listed or 'no checkpoint'}; " if sight.plan.job.terms.has_model else ""
     return f"At home, digests verified: {checkpoints}{size}, in {sight.folder.artifacts}"
 
 
-def _named(files: Sequence[ManifestFile]) -> str:
-    """Return the count and size of the files, and the first names."""
+def _count_and_names(files: Sequence[ManifestFile]) -> str:
+    """Return the number and total size of the files, and the first names."""
     names = ", ".join(shown(file.name) for file in files[:_MOST_NAMED]) + (" and more" if files[_MOST_NAMED:] else "")
     return f"{format_files(len(files))}, {format_bytes(sum(file.bytes for file in files))} ({names})"
 

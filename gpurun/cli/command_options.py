@@ -21,12 +21,12 @@ _ALONE = (".py", ".ipynb")
 """The kinds of script that are uploaded without their folder, unless --upload names one."""
 _SIGNALS = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 _OUTPUT_ROOTS = ("~/", "/workspace/", "/root/", "/home/")
-"""Where outputs may lie outside the command's folder; the machine resolves its own home."""
+"""Where outputs may be outside the command's folder; the machine replaces ~ by its own home."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def command_request(session: Session, **typed: Any) -> Request:
-    """Return the request for a command, checked; --from fills what was not typed from the earlier run."""
+    """Return the checked request for a command; with --from, missing values are taken from the earlier run."""
     from gpurun.core.errors import UsageError
     from gpurun.core.run_plan import Request
 
@@ -39,7 +39,7 @@ def command_request(session: Session, **typed: Any) -> Request:
     if typed["command"]:
         request = request.model_copy(update={"command": _command(typed)})
     elif typed["continues"] is None:
-        hint = "Name one: gpurun run --gpu 1xT4 --max-cost 2 train.py, or gpurun run … -- torchrun train.py."
+        hint = "For example: gpurun run --gpu 1xT4 --max-cost 2 train.py, or gpurun run … -- torchrun train.py."
         raise UsageError("run.no_command", "There is no command to run.", hint=hint)
     if typed["dry_run"] and typed["hours"] is None:
         request = request.model_copy(update={"hours": typed["dry_run_seconds"] / 3600})
@@ -49,7 +49,7 @@ def command_request(session: Session, **typed: Any) -> Request:
         request = command_as_before(request, session.home, usual_providers(session))
     if session.bounds:
         session.bounds.demand_below_root(
-            "--pip", [path for text in typed["pip"] if (path := Path(text).expanduser()).exists()]
+            "--pip", [path for one in typed["pip"] if (path := Path(one).expanduser()).exists()]
         )
     command = _with_pip(request, typed["pip"])
     if command and typed["challenge"]:
@@ -73,8 +73,8 @@ def _command(typed: dict[str, Any]) -> Command:
         outputs=parse_globs("--outputs", typed["outputs"], is_wide=True) or EVERYTHING,
         checkpoints=next(iter(parse_globs("--checkpoint-glob", [typed["checkpoint_glob"]])), ""),
         resume_arg=typed["resume_arg"],
-        env=dict(_pair(text) for text in typed["env"]),
-        secrets=tuple(_name("--secret", name) for name in typed["secret"]),
+        env=dict(_pair(one) for one in typed["env"]),
+        secrets=tuple(_name("--secret", one) for one in typed["secret"]),
         include=parse_upload_globs("--include", typed["include"]),
         exclude=parse_upload_globs("--exclude", typed["exclude"]),
         total_steps=typed["total_steps"],
@@ -86,19 +86,19 @@ def _command(typed: dict[str, Any]) -> Command:
 
 
 def _relative(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of the command; a lone script is called by its file name, since its folder stays here."""
+    """Return the command's words; a single script is called by its file name, because its folder is not uploaded."""
     first = Path(argv[0])
     return (first.name, *argv[1:]) if first.suffix in _ALONE else tuple(argv)
 
 
 def _folder(argv: Sequence[str], upload: str) -> str:
-    """Return what is uploaded: the folder of --upload, else a lone script, else the working folder."""
+    """Return the path to upload: the folder of --upload, else a single script, else the working folder."""
     from gpurun.core.errors import UsageError
 
     if upload:
         place = Path(upload).expanduser().absolute()
         if not place.is_dir():
-            raise UsageError("run.upload", f"There is no folder {place}.", hint="Name one: --upload .")
+            raise UsageError("run.upload", f"There is no folder {place}.", hint="Name an existing folder: --upload .")
         return str(place)
     script = Path(argv[0]).expanduser().absolute()
     if script.suffix not in _ALONE:
@@ -108,26 +108,26 @@ def _folder(argv: Sequence[str], upload: str) -> str:
     return str(script)
 
 
-def parse_globs(flag: str, values: Sequence[str], *, is_wide: bool = False) -> tuple[str, ...]:
-    """Return the globs that a flag names, with commas between or one by one, all below the command's folder.
+def parse_globs(flag: str, typed: Sequence[str], *, is_wide: bool = False) -> tuple[str, ...]:
+    """Return the globs in a flag's values, which may be separated by commas; UsageError outside the command's folder.
 
-    With `is_wide` they may also lie below the home of the machine or below /workspace. The local shell may have
-    expanded `~` to the home of this computer, so that is undone.
+    With `is_wide`, globs below the machine's home or /workspace are also allowed. If the local shell has expanded `~`
+    to this computer's home, that is reverted.
     """
     from gpurun.core.errors import UsageError
 
     found, here = list[str](), str(Path.home()).rstrip("/") + "/"
-    for glob in (glob.strip().removeprefix("./") for words in values for glob in words.split(",") if glob.strip()):
+    for glob in (glob.strip().removeprefix("./") for words in typed for glob in words.split(",") if glob.strip()):
         shown = f"~/{glob.removeprefix(here)}" if is_wide and here != "/" and glob.startswith(here) else glob
         parts = PurePosixPath(shown).parts
         is_elsewhere = ".." in parts or shown.startswith(("/", "~"))
         is_allowed = is_wide and ".." not in parts and len(parts) > 1 and shown.startswith(_OUTPUT_ROOTS)
         if is_elsewhere and not is_allowed:
-            where = " or below ~ or /workspace" if is_wide else ", where --from would look for it"
+            where = ", or below ~ or /workspace" if is_wide else ", where --from looks for it"
             what = f"{flag} {glob!r} is not in the command's folder{where}, so it would not be downloaded."
             raise UsageError("run.glob", what, hint=f"Let the command write into its folder: {flag} 'out/**'")
         hidden = [part for part in parts if part.startswith(".") and part != ".cache"] if is_elsewhere else []
-        if hidden:  # Hidden folders hold keys and logins.
+        if hidden:  # Hidden folders contain keys and logins.
             what = f"{flag} {glob!r} names {hidden[0]}: ~/.cache is the only hidden folder that is downloaded."
             raise UsageError("run.glob", what, hint=f"Let the command write elsewhere: {flag} 'out/**'")
         found.append(shown)
@@ -135,7 +135,7 @@ def parse_globs(flag: str, values: Sequence[str], *, is_wide: bool = False) -> t
 
 
 def parse_upload_globs(flag: str, globs: Sequence[str]) -> tuple[str, ...]:
-    """Return the globs of uploads, in the syntax of .gitignore; all must lie in the command's folder."""
+    """Return a flag's globs, in the syntax of .gitignore; UsageError if one is outside the command's folder."""
     from gpurun.core.errors import UsageError
 
     for glob in globs:
@@ -165,12 +165,12 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _name(flag: str, name: str) -> str:
-    """Check the name of a variable, and return it; the names that gpurun reserves are refused."""
+    """Return a variable's name after checking it; UsageError for invalid names, and names that gpurun reserves."""
     from gpurun.core.errors import UsageError
 
     if not _NAME.fullmatch(name) or name.startswith("GPURUN_"):
         what = f"{flag} {name!r} is not a valid variable name."
-        raise UsageError("run.env", what, hint="Letters, digits and _; not GPURUN_…")
+        raise UsageError("run.env", what, hint="Use letters, digits and _; names with GPURUN_ are reserved.")
     return name
 
 
@@ -181,19 +181,19 @@ def _with_pip(request: Request, wanted: Sequence[str]) -> Command | None:
     if not wanted or request.command is None:
         return request.command
     if not request.dry_run:
-        rehearse = ", or rehearse: --dry-run installs it in a separate environment"
+        rehearse = ", or use --dry-run, which installs it in a separate environment"
         refuse_pip_here(request, f"Install it yourself, and leave --pip out{rehearse}.")
-    lines = tuple(line for text in wanted for line in requirement_lines(text))
+    lines = tuple(line for one in wanted for line in requirement_lines(one))
     return request.command.model_copy(update={"pip": lines})
 
 
 def refuse_pip_here(request: Request, hint: str) -> None:
-    """Raise a UsageError if --pip would install on this computer."""
+    """Raise UsageError if --pip would install packages on this computer."""
     from gpurun.core.errors import UsageError
     from gpurun.core.places import place_kinds
 
     if place_kinds(request.providers) == {"here"}:
-        raise UsageError("run.pip_here", "--pip installs on a rented machine or a box, not here.", hint=hint)
+        raise UsageError("run.pip_here", "--pip installs packages on another machine, not on this computer.", hint=hint)
 
 
 def repeated(name: str, metavar: str, help_text: str) -> Any:
@@ -220,7 +220,7 @@ COMMAND = Shared(
             "",
         ),
         "upload": (make_text_option("--upload", "DIR", "Run in a copy of this folder."), ""),
-        "outputs": (repeated("--outputs", "GLOBS", "Download these files; else all new files."), []),
+        "outputs": (repeated("--outputs", "GLOBS", "Download these files (default: all new)."), []),
         "checkpoint_glob": (
             make_text_option("--checkpoint-glob", "GLOB", "Continue from outputs that match this glob."),
             "",
@@ -252,17 +252,17 @@ COMMAND = Shared(
         "include": (repeated("--include", "GLOB", "Upload this even if .gitignore excludes it."), []),
         "exclude": (repeated("--exclude", "GLOB", "Do not upload this."), []),
         "stop_signal": (
-            make_text_option("--stop-signal", "NAME", "Stop the command with this signal; else TERM."),
+            make_text_option("--stop-signal", "NAME", "Stop the command with this signal (default TERM)."),
             "TERM",
         ),
-        "grace": (numbered(int, "--grace", "S", "Let it save for this many seconds; else 60.", min=0, max=3600), 60),
+        "grace": (numbered(int, "--grace", "S", "Let it save for so many seconds (default 60).", min=0, max=3600), 60),
         "output_gb": (
-            numbered(float, "--output-gb", "GB", "Download at most this much; else 2.", min=0.001, max=10_000),
+            numbered(float, "--output-gb", "GB", "Download at most this much (default 2).", min=0.001, max=10_000),
             2.0,
         ),
-        "disk": (numbered(int, "--disk", "GB", "Rent a disk of this size; else 50.", min=1, max=16_000), 50),
+        "disk": (numbered(int, "--disk", "GB", "Rent a disk this large (default 50).", min=1, max=16_000), 50),
         "dry_run_seconds": (
-            numbered(int, "--dry-run-seconds", "S", "Stop a rehearsal after this long; else 60.", min=1, max=3600),
+            numbered(int, "--dry-run-seconds", "S", "Stop a rehearsal after this long (default 60).", min=1, max=3600),
             60,
         ),
     },

@@ -23,11 +23,11 @@ _ADDRESS = re.compile(r"(https?|git|ssh|file)://[^\s]+|[A-Za-z0-9._-]+@[A-Za-z0-
 _WITH_SECRET = re.compile(r"https?://[^/\s]*@|//[^/@\s]*:[^/@\s]*@")
 """Matches a password, or a token used as the user name."""
 _NOT_HERE = ("stage", "log_to", "silent", "dry_run")
-"""The renting flags that a dev box does not take; their defaults apply."""
+"""The renting flags that `gpurun dev` does not have; their defaults apply."""
 
 
 def dev_box_request(session: Session, **typed: Any) -> tuple[Request, DevBoxWishes]:
-    """Return the request for a dev box, checked; --from fills what was not typed from the earlier box."""
+    """Return the checked request for a dev box; with --from, missing values are taken from the earlier box."""
     from gpurun.core.command import EVERYTHING, Command
     from gpurun.core.run_plan import Request
     from gpurun.jobs.commands.continued_dev_box import dev_box_as_before
@@ -73,17 +73,17 @@ def _demand_one_folder(typed: dict[str, Any]) -> None:
 
 
 def _folder(typed: dict[str, Any]) -> str:
-    """Return the folder to upload: --upload, else the working folder; "" if the machine fetches the files itself."""
+    """Return the folder to upload: --upload, else the working folder; "" if the machine gets its files elsewhere."""
     if typed["git"] or typed["continues"] is not None:
         return ""
     place = Path(typed["upload"] or ".").expanduser().absolute()
     if not place.is_dir():
-        raise UsageError("run.upload", f"There is no folder {place}.", hint="Name one: --upload .")
+        raise UsageError("run.upload", f"There is no folder {place}.", hint="Name an existing folder: --upload .")
     return str(place)
 
 
 def _address(text: str) -> str:
-    """Check the address of a public repository, and return it. It is stored in plan and journal: no secrets."""
+    """Return a public repository's address after checking that it has no password, because the plan stores it."""
     if text and not _ADDRESS.fullmatch(text):
         what = f"--git {text!r} is not the address of a repository."
         raise UsageError(
@@ -105,23 +105,23 @@ DEV_BOX = Shared(
             Annotated[float | None, typer.Option("--hours", metavar="H", help="End the box after this many hours.")],
             None,
         ),
-        "idle": (make_text_option("--idle", "DURATION", "End the box after this long without use; else 30m."), ""),
+        "idle": (make_text_option("--idle", "DURATION", "End the box after this long without use (default 30m)."), ""),
         "continues": (
             Annotated[
                 str | None, typer.Option("--from", metavar="RUN", help="Start with the files of an earlier box.")
             ],
             None,
         ),
-        "upload": (make_text_option("--upload", "DIR", "Work in a copy of this folder; else the current one."), ""),
+        "upload": (make_text_option("--upload", "DIR", "Work in a copy of this folder (default: current)."), ""),
         "git": (make_text_option("--git", "URL", "Work in a clone of this repository."), ""),
         "include": COMMAND.flags["include"],
         "exclude": COMMAND.flags["exclude"],
         "pip": COMMAND.flags["pip"],
         "jupyter": (flag("--jupyter", "Start JupyterLab on the box, with a tunnel to it."), False),
         "outputs": (repeated("--outputs", "GLOBS", "Also download these files from outside the folder."), []),
-        "sync": (make_text_option("--sync", "DURATION", "Download changed files this often; else 5m."), ""),
+        "sync": (make_text_option("--sync", "DURATION", "Download changed files this often (default 5m)."), ""),
         "output_gb": COMMAND.flags["output_gb"],
-        "disk": (numbered(int, "--disk", "GB", "Rent a disk of this size; else 50.", min=1, max=16_000), 50),
+        "disk": (numbered(int, "--disk", "GB", "Rent a disk this large (default 50).", min=1, max=16_000), 50),
     },
     dev_box_request,
 )

@@ -1,4 +1,4 @@
-"""Serve the user of a dev box: next commands, a shell with a tunnel to JupyterLab, and the question at its end."""
+"""Serve the user of a dev box: show commands, open a shell and a tunnel to JupyterLab, and ask before the end."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _has_begun(folder: RunFolder) -> bool:
 
 
 def work_there(session: Session, folder: RunFolder, on_interrupt: str, heard: Interrupts, *, has_shell: bool) -> Result:
-    """Follow a dev box until it can be used, print what to type next, and open a shell at a terminal."""
+    """Follow a dev box until it can be used, print the next commands, and open a shell if there is a terminal."""
     viewer = _UntilInUse(session, folder, on_interrupt)
     left = viewer.follow(heard)
     if not viewer.is_in_use:
@@ -73,7 +73,7 @@ def work_there(session: Session, folder: RunFolder, on_interrupt: str, heard: In
     try:
         place = _Place.of(session, sight)
     except GpurunError as error:  # The box keeps running.
-        session.say(f"The box does not answer now: {error.what} To try again: gpurun ssh {folder.name}")
+        session.say(f"The box does not respond now: {error.what} To try again: gpurun ssh {folder.name}")
         return left_running(session, sight)
     is_entered = place.is_here or place.way is not None
     if not (has_shell and is_entered and session.interactive and sys.stdout.isatty()):
@@ -88,18 +88,18 @@ def work_there(session: Session, folder: RunFolder, on_interrupt: str, heard: In
 
 @dataclass(frozen=True)
 class _Place:
-    """How to reach a dev box; `doors` has its folder, and `way` is None on this machine."""
+    """How to reach a dev box; `doors` has its folder, and `way` is None if the box is this machine."""
 
     sight: Sight
     doors: Doors
     way: WayIn | None
     why_not: str
-    told: str
+    ready_line: str
     config: Path
 
     @classmethod
     def of(cls, session: Session, sight: Sight) -> _Place:
-        """Ask the machine, and wait for JupyterLab if it was requested."""
+        """Ask the machine for its folder, and wait for JupyterLab if it was requested."""
         doors, name = doors_of(session, sight), sight.folder.name
         way, why_not = None, ""
         if not place_facts(sight.plan.offer.provider).is_here:
@@ -111,7 +111,7 @@ class _Place:
 
     @property
     def run(self) -> str:
-        """Give the run this name."""
+        """Return the run's name."""
         return self.sight.folder.name
 
     @property
@@ -121,7 +121,7 @@ class _Place:
 
     @property
     def editor(self) -> str:
-        """Return the command that opens its folder in VS Code."""
+        """Return the command that opens the box's folder in VS Code."""
         if self.is_here:
             return f"code {shlex.quote(self.doors.folder)}"
         return f"code --folder-uri {shlex.quote(f'vscode-remote://ssh-remote+{alias_of(self.run)}{self.doors.folder}')}"
@@ -129,7 +129,7 @@ class _Place:
     def lines(self) -> list[str]:
         """Return the commands to type next."""
         lab = self.doors.jupyter
-        lines = [self.told]
+        lines = [self.ready_line]
         lines += [f"  {self.why_not}"] if self.why_not else []
         if self.is_here:
             lines.append(f"  cd {shlex.quote(self.doors.folder)}")
@@ -150,14 +150,14 @@ class _Place:
         return [*lines, f"  gpurun stop {self.run}   download files, end machine, receipt"]
 
     def data(self) -> dict[str, object]:
-        """Return the same as data, without the token."""
+        """Return the same information as data, without JupyterLab's token."""
         lab = self.doors.jupyter
         fields = {"run": self.run, "folder": str(self.sight.folder.path), "there": self.doors.folder}
         return {**fields, "host": None if self.is_here else alias_of(self.run), "editor": self.editor,
                 "jupyter_port": lab.port if lab else None}  # fmt: skip
 
     def shell(self, session: Session) -> int:
-        """Open a shell in its folder at this terminal, and return its exit code."""
+        """Open a shell in the box's folder at this terminal, and return the shell's exit code."""
         if self.is_here:
             words = words_there(str(Path(self.doors.folder).parents[1]), [os.environ.get("SHELL") or "/bin/sh"])
             return subprocess.call(words, env=child_environment({"TERM": os.environ.get("TERM", "dumb")}))
@@ -178,7 +178,7 @@ class _Place:
 
 
 def _until(session: Session, sight: Sight) -> str:
-    """Return the line that states that the box is ready, what it costs, and when it ends."""
+    """Return a line that says that the box is ready, what it costs, and when it ends."""
     costs, idle_s = costs_on(sight, session.clock.wall()), sight.plan.choices.idle_s
     ends = (
         f"it ends after {format_duration(idle_s)} without use" if idle_s else "idle time does not end it (--idle off)"
@@ -244,13 +244,13 @@ def _after_shell(session: Session, folder: RunFolder, code: int) -> Result:
     question = f"[k]eep {folder.name} {until} (Enter)  [e]nd it now, and download its files"
     if not answer(session, question, flag="gpurun stop", on_interrupt="k").lower().startswith("e"):
         return kept
-    if not gives_up(session, folder.name, unsaved):
+    if not confirm_loss(session, folder.name, unsaved):
         return kept
     return stop_run(session, sight, "save", "ended by its user", leaves=unsaved is not None)
 
 
 def unsaved_of(session: Session, sight: Sight) -> Unsaved | None:
-    """Ask a dev box what would be lost with it; None, after a message, if it does not answer."""
+    """Ask a dev box which of its files are not downloaded; None, after a message, if the box does not respond."""
     far = MachineConnector(sight.folder, sight.plan, session.clock)(get_instance(sight.state))
     try:
         return far.unsaved()
@@ -261,7 +261,7 @@ def unsaved_of(session: Session, sight: Sight) -> Unsaved | None:
         far.close()
 
 
-def gives_up(session: Session, run: str, unsaved: Unsaved | None) -> bool:
+def confirm_loss(session: Session, run: str, unsaved: Unsaved | None) -> bool:
     """List what would be lost with a box, and ask; True if nothing is lost or the user agrees."""
     if unsaved is None or not (unsaved.files or unsaved.commits):
         return True
@@ -273,14 +273,14 @@ def gives_up(session: Session, run: str, unsaved: Unsaved | None) -> bool:
         session.say(f"Move them into its folder, or fetch them: gpurun ssh-config, then scp {alias_of(run)}:FILE .")
     if unsaved.commits:
         commits = "1 commit is" if unsaved.commits == 1 else f"{unsaved.commits} commits are"
-        session.say(f"{commits} not pushed, and .git is not downloaded. To keep them in a file that is:")
+        session.say(f"{commits} not pushed, and .git is not downloaded. To put them into a file that is downloaded:")
         session.say("  git bundle create commits.bundle --all")
     return answer(session, "Lose them? [y/N]", flag="--yes", on_interrupt="n").lower() in ("y", "yes")
 
 
-def leaves_what_is_lost(session: Session, sight: Sight) -> bool | None:
-    """Ask before `gpurun stop` ends a dev box; None if no question was possible, False for a no."""
+def confirm_stop_of_box(session: Session, sight: Sight) -> bool | None:
+    """Ask before `gpurun stop` ends a dev box; return None if the user could not be asked, False for a no."""
     if not (session.interactive and sight.state.phase is Phase.TRAINING):
         return None
     unsaved = unsaved_of(session, sight)
-    return None if unsaved is None else gives_up(session, sight.folder.name, unsaved)
+    return None if unsaved is None else confirm_loss(session, sight.folder.name, unsaved)

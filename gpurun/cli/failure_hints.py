@@ -1,4 +1,4 @@
-"""Suggest a remedy for a failed job, from the observations of the agent and the end of the log."""
+"""Suggest how to fix a failed job, from the agent's observations and the end of the log."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _SHARED_MEMORY = re.compile(r"out of shared memory|/dev/shm|shared memory object
 
 
 def failure_hint(sight: Sight, on: str = "") -> str:
-    """Return what to do about a failed job: remedies for recognised causes, then `on`, else its log and files."""
+    """Return a hint for a failed job: how to fix each recognised cause, then `on`, or where its log and files are."""
     folder, name = sight.folder, sight.folder.name
     saved = f" Files that were saved before are in {folder.artifacts}." if _has_files(folder) else ""
     return " ".join((*filter(None, _cures(sight)), on or f"To read its output: gpurun logs {name}.{saved}"))
 
 
 def _cures(sight: Sight) -> Iterator[str]:
-    """Yield a remedy for each cause that is visible. The log is untrusted, so it only affects hints."""
+    """Yield how to fix each recognised cause. The log is untrusted, so it affects only hints."""
     ended, words = last_typed(sight.records, TrainObserved), _log_tail(sight.folder)
-    assert ended is not None, "a job can only fail after it ended"
+    assert ended is not None, "a failed job has a record of its end"
     yield from sight.plan.job.cures(ended.message, words)
     if ended.reason == "idle":
-        yield "If the job should wait this long: --idle 4h, or --idle off."
+        yield "If the job may be idle for this long: --idle 4h, or --idle off."
     if ended.reason == "silent":
-        yield "If the job should be silent this long: --silent 2h, or leave --silent out."
+        yield "If the job may be silent for this long: --silent 2h, or leave --silent out."
     if whole(ended.oom_kills):
         yield "Rent a machine with more memory, or use fewer DataLoader workers and smaller batches."
     elif _SHARED_MEMORY.search(words):

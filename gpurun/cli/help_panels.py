@@ -1,4 +1,4 @@
-"""Show the flags of a verb in named panels, the most common ones first."""
+"""Show the flags of a command in named panels, the most common flags first."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     ),
     EVERY_VERB: ("--json", "--quiet", "--verbose", "--color", "--no-input", "--home", "--no-progress", "--help"),
 }  # fmt: skip
-"""The panel of each flag; a flag without a panel belongs to the verb and comes first."""
+"""The flags of each panel; a flag without a panel is specific to its command, and comes first."""
 _PANEL_OF = {flag: panel for panel, flags in PANELS.items() for flag in flags}
 _PLACE = {flag: place for flags in PANELS.values() for place, flag in enumerate(flags)}
 WIDE = 24
@@ -47,7 +47,7 @@ def long_name(option: Any) -> str:
 
 
 def panelled(options: list[Any]) -> dict[str, list[Any]]:
-    """Return the options of each panel in its order, without empty panels."""
+    """Return the options of each panel, in the order of the panels, without empty panels."""
     found: dict[str, list[Any]] = {panel: [] for panel in PANELS}
     for option in options:
         found[_PANEL_OF.get(long_name(option), OPTIONS)].append(option)
@@ -57,7 +57,7 @@ def panelled(options: list[Any]) -> dict[str, list[Any]]:
 
 
 class PanelledCommand(TyperCommand):
-    """Shows the flags of a verb's help in panels."""
+    """A command whose help shows the flags in panels."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and then the panels into the help."""
@@ -74,7 +74,7 @@ class PanelledCommand(TyperCommand):
 
 
 def make_verb_group(usual: str = "--help") -> type[TyperGroup]:
-    """Return a group of verbs that runs the verb `usual` if none is typed."""
+    """Return a class for a group of commands that runs the command `usual` if none is typed."""
 
     class Group(TyperGroup):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

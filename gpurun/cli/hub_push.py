@@ -14,8 +14,8 @@ from gpurun.core.installed_files import install_line
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
-def demand_push(name: str) -> None:
-    """Check what --push needs before anything is written: a valid name, the package and a login."""
+def require_push_setup(name: str) -> None:
+    """Raise an error, before anything is written, if --push lacks a valid name, its package or a login."""
     if not _NAME.fullmatch(name):
         raise UsageError("export.push_name", f"--push {name!r} is not the name of a model.", hint="Write OWNER/NAME.")
     if not _library().get_token():
@@ -24,9 +24,9 @@ def demand_push(name: str) -> None:
 
 
 def push(session: Session, folder: Path, name: str, *, yes: bool) -> str:
-    """Ask, upload a model's folder to a new private repository or an existing one, and return its address.
+    """Ask, upload a model's folder to an existing or a new private repository, and return the repository's address.
 
-    Raises Declined after a no, and SetupError with the hub's message if the hub refuses.
+    Declined if the user says no; SetupError, with the hub's message, if the hub refuses.
     """
     library = _library()
     api = library.HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
@@ -42,7 +42,7 @@ def push(session: Session, folder: Path, name: str, *, yes: bool) -> str:
     except (OSError, ValueError, library.errors.HfHubHTTPError) as error:
         what = " ".join(str(error).split())[:300] or type(error).__name__
         hint = f"The model is in {folder}; the same command with another folder uploads it again."
-        raise SetupError("export.not_pushed", f"The hub did not take {name}: {what}", hint=hint) from None
+        raise SetupError("export.not_pushed", f"The hub refused {name}: {what}", hint=hint) from None
     return str(address)
 
 

@@ -1,4 +1,4 @@
-"""Handle Ctrl-C, a closed terminal or a cancelled CI job; the effect depends on the phase, and is always announced."""
+"""Handle Ctrl-C, a closed terminal or a cancelled CI job; the effect depends on the run's phase, and is announced."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from gpurun.view.event_text import HEARD, SILENT
 _HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BEFORE_TRAINING = (Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED)
 ATTACHED = "attached"
-"""The value for `attach`: ending the view leaves the run, unless a person answers that it must stop."""
+"""The value for `attach`: a signal ends only the view, unless the user answers that the run must stop."""
 RESUMED = "resumed"
-"""The value for `resume`: before training, only the view ends; during training, a signal may stop the run."""
+"""The value for `resume`: a signal ends only the view before training; during training it may stop the run."""
 _GIVES_UP = ("ask", "stop")
 _STOPPING = {
     True: "Stopping: saving a checkpoint, downloading it, then destroying the instance.",
-    False: "Stopping: the command has its --grace to save, then its outputs are downloaded, and the instance ends.",
+    False: "Stopping: the command has --grace seconds to save, then its outputs are downloaded, and the instance ends.",
 }
 
 
 class Interrupts:
-    """Collects signals instead of dying from them, so that the viewer can answer them."""
+    """Collects signals, instead of ending the process, so that the viewer can react to them."""
 
     def __init__(self) -> None:
         self._heard: deque[int] = deque()
@@ -54,12 +54,12 @@ class Interrupts:
         self._heard.append(number)
 
     def take(self) -> int | None:
-        """Return the next signal, or None; each of several quick signals counts."""
+        """Return the next signal, or None; several signals in quick succession are all kept."""
         return self._heard.popleft() if self._heard else None
 
 
 def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
-    """Answer a signal; True if the viewer should leave the run. The supervisor carries out any request.
+    """React to a signal; return whether the viewer should leave the run. The supervisor carries out any request.
 
     `on_interrupt` is `ask`, `detach` or `stop`, or ATTACHED or RESUMED for a view of a run that another command began.
     """
@@ -68,7 +68,7 @@ def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bo
         return True
     is_on_its_way = sight.state.leg > 1 or waits_for_machine(
         sight.state
-    )  # On its way to another machine: a stop would lose work.
+    )  # The run is moving to another machine, so a stop would lose work.
     if phase in (*_BEFORE_TRAINING, Phase.GONE) and is_on_its_way:
         return _while_training(session, sight, number, on_interrupt)
     if phase in _BEFORE_TRAINING and not sight.state.start_asked:
@@ -77,7 +77,7 @@ def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bo
         session.say("Training has not started, so the instance is being destroyed.")
         ask_to_stop(sight.folder, "now", by="signal", reason="interrupted before training", signal=_name(number))
         return False
-    if phase in (Phase.SHIPPED, Phase.TRAINING):  # After a start request, its answer may have been lost.
+    if phase in (Phase.SHIPPED, Phase.TRAINING):  # In SHIPPED it may have begun too.
         return _while_training(session, sight, number, on_interrupt)
     if phase is Phase.TRAINED:
         session.say(f"The {sight.plan.job.terms.files} are being downloaded; that continues without this terminal.")
@@ -93,7 +93,10 @@ def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bo
 
 
 def _while_training(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
-    """Ask if a person can answer; else stop the run, because nothing would resume it, unless set to detach."""
+    """Ask if the user can answer; else stop the run, unless --on-interrupt is detach.
+
+    Without a user, nothing would resume the run.
+    """
     if number == signal.SIGINT and on_interrupt in ("ask", ATTACHED, RESUMED) and session.interactive:
         wish = _ask(session, sight)
     else:
@@ -121,15 +124,15 @@ def costs_on(sight: Sight, now: float) -> str:
 
 
 def decide_on_silence(session: Session, sight: Sight, message: str) -> bool:
-    """Ask what to do about a machine that has been silent for long; True if the viewer should leave the run.
+    """Ask what to do about a machine that has long been silent; return whether the viewer should leave the run.
 
-    If the machine answers again before the person does, it is not destroyed.
+    If the machine responds before the user answers, it is not destroyed.
     """
     session.say(f"{message[:1].upper()}{message[1:]}.")
     question = "[d]estroy it and lose its files  [l]eave this view  [k]eep waiting (Enter)"
     said = answer(session, question, flag="--give-up-after", on_interrupt="l")
     if said.startswith("d") and silence_of(look_at_run(session.home, sight.folder.name).records) is None:
-        session.say("The machine answers again, so it is not destroyed.")
+        session.say("The machine responds again, so it is not destroyed.")
     elif said.startswith("d"):
         ask_to_stop(sight.folder, "destroy", by="user", reason="it did not answer")
     return said.startswith("l")
@@ -156,7 +159,7 @@ def _ask(session: Session, sight: Sight) -> str:
 
 def answer(session: Session, question: str, *, flag: str, on_interrupt: str) -> str:
     """Ask, and return the answer in lower case, or `on_interrupt` after Ctrl-C."""
-    # A second Ctrl-C must end the question; our own handler would only record it.
+    # Ctrl-C must end the question, but our own handler would only record it.
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return session.ask(question, flag=flag).lower()

@@ -1,4 +1,4 @@
-"""Read keys during a live view without echoing them into the picture."""
+"""Read keys during a live view without showing them on the screen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Keyboard:
-    """Reads the terminal's keyboard from `open` to `close`; without a terminal of its own it reads nothing.
+    """Reads the keyboard from `open` to `close`; if the process has no terminal, it reads nothing.
 
     Ctrl-C and Ctrl-Z keep their meaning.
     """
@@ -25,7 +25,7 @@ class Keyboard:
         return self._before is not None
 
     def open(self) -> None:
-        """Turn off echo and line editing, but not in the background, where that would stop this process."""
+        """Turn off echo and line editing; do nothing in the background, where that would stop this process."""
         with suppress(OSError, ValueError, termios.error):
             keys = sys.stdin.fileno()
             if not os.isatty(keys) or os.tcgetpgrp(keys) != os.getpgrp():

@@ -11,7 +11,7 @@ HERE = "127.0.0.1"
 
 
 def is_free(port: int) -> bool:
-    """Return whether a port of this machine's loopback can be listened on."""
+    """Return whether this process can listen on a port of the loopback."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -23,9 +23,9 @@ def is_free(port: int) -> bool:
     return True
 
 
-def free_port(wanted: int) -> int:
-    """Return the first free port of this machine's loopback from `wanted` on."""
-    found = next((port for port in range(max(wanted, 1024), 65536) if is_free(port)), None)
+def free_port(first: int) -> int:
+    """Return the first free loopback port from `first` on; SetupError if there is none."""
+    found = next((port for port in range(max(first, 1024), 65536) if is_free(port)), None)
     if found is None:
-        raise SetupError("forward.no_port", "No port of this computer is free.", hint="Close what listens there.")
+        raise SetupError("forward.no_port", "No port of this computer is free.", hint="Close a program that uses one.")
     return found

@@ -1,4 +1,4 @@
-"""Allow only some verbs under a mandate: those that read, and those that start and end its own runs."""
+"""Allow only some commands under a mandate: commands that read, and commands that start and end its own runs."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ ALLOWED = frozenset(
         "help", "version",
     }
 )  # fmt: skip
-"""All other verbs are refused, also new ones: they may spend, reveal a key, or run code on this computer."""
+"""The commands that are allowed. Others may spend money, reveal a key, or run code on this computer."""
 
 
-def demand_verb(bounds: Bounds, name: str) -> None:
-    """Raise a UsageError for a verb that a mandate does not allow."""
+def require_allowed(bounds: Bounds, name: str) -> None:
+    """Raise UsageError for a command that a mandate does not allow."""
     if name not in ALLOWED:
         what = f"gpurun {name} is not allowed under a mandate; {bounds.left_words()}."
         raise UsageError("mandate.verb", what, hint="Ask the person who gave you the mandate to do it.")
 
 
-def demand_no_notices(bounds: Bounds, notify: str, program: str) -> None:
-    """Raise a UsageError for notices, because they send data anywhere or run a program here."""
+def refuse_notices(bounds: Bounds, notify: str, program: str) -> None:
+    """Raise UsageError for --notify and --exec, because they send data anywhere or run a program on this computer."""
     for flag, value in (("--notify", notify), ("--exec", program)):
         if value:
             what = f"{flag} is not allowed under a mandate; {bounds.left_words()}."

@@ -1,4 +1,4 @@
-"""`gpurun run NAME`: show what the name means, ask before a stranger's table, and let typed flags take precedence."""
+"""Resolve `gpurun run NAME`: show the name's command, ask before using an unapproved table, and apply typed flags."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gpurun.core.places import place_kinds
 from gpurun.jobs.commands.named_command import (
     NamedCommand,
     approve,
-    demand_clone,
     find_named,
     is_approved,
     refuse_unknown,
+    require_clone,
 )
 
 if TYPE_CHECKING:
     from gpurun.view.styled_text import Cell, Line
 
 _ADDED = ("env", "secret")
-"""Flags that add to the table; only an entry of the same name is replaced."""
+"""Flags whose typed values are added to the table's; only a value of the same name is replaced."""
 _ROWS = {
     "Uploads": ("upload", "data", "include", "exclude"),
     "Installs": ("pip", "image"),
@@ -38,7 +38,7 @@ _ROWS = {
 
 
 def with_named(session: Session, typed: dict[str, Any], flags: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """Return what was typed, with a name replaced by its `flags` in the table; typed flags take precedence.
+    """Return the typed values, with the name replaced by the flags in its table; typed flags take precedence.
 
     A word with a `/` or a dot is always a file, and words after `--` are always a command.
     """
@@ -53,16 +53,16 @@ def with_named(session: Session, typed: dict[str, Any], flags: Mapping[str, tupl
         return typed
     if more:
         what = f"{first} does not take arguments, but got {shlex.join(more)}."
-        raise UsageError("run.named_words", what, hint=f"Flags come first: gpurun run --max-cost 60 … {first}; for the "
-                         f"program of that name: gpurun run … -- {first}")  # fmt: skip
+        raise UsageError("run.named_words", what, hint=f"Flags come first: gpurun run --max-cost 60 … {first}; to run "
+                         f"a program of that name: gpurun run … -- {first}")  # fmt: skip
     if bool(named.sweep) != typed.get("is_sweep", False):
-        what = f"{named.place} defines a sweep, and its command needs the settings of a trial."
+        what = f"{named.place} defines a sweep, so its command cannot run without a trial's settings."
         raise UsageError("run.is_sweep", what, hint=f"gpurun sweep {first}")
     upload = typed["upload"] or named.upload or "."
     if named.repository:
-        demand_clone(named, Path(upload).expanduser().absolute())
+        require_clone(named, Path(upload).expanduser().absolute())
     values = named.flags
-    _demand_bounds(named, values, flags)
+    _require_within_bounds(named, values, flags)
     own = [name for name in values if name in session.typed and name not in ("command", *_ADDED)]
     cap = {} if "max_cost" in own else _lowered_cap(session, named)
     _show_and_ask(session, named, typed, own)
@@ -72,9 +72,9 @@ def with_named(session: Session, typed: dict[str, Any], flags: Mapping[str, tupl
 
 
 def _lowered_cap(session: Session, named: NamedCommand) -> dict[str, str]:
-    """Return the table's cap if it is below the user's own; UsageError if it is above.
+    """Return the table's cap if it is below the user's own cap; UsageError if it is above.
 
-    Without a cap of the user it is ignored, because a stranger's folder must not decide what is spent.
+    If the user has no cap, the table's cap is ignored, because a stranger's folder must not decide what is spent.
     """
     from gpurun.core.money import parse_usd
 
@@ -90,31 +90,31 @@ def _lowered_cap(session: Session, named: NamedCommand) -> dict[str, str]:
     return {"max_cost": named.max_cost, "cap_from": named.place}
 
 
-def _demand_bounds(named: NamedCommand, values: dict[str, Any], flags: Mapping[str, tuple[Any, Any]]) -> None:
-    """Raise a UsageError for a number that the flag would not accept."""
+def _require_within_bounds(named: NamedCommand, values: dict[str, Any], flags: Mapping[str, tuple[Any, Any]]) -> None:
+    """Raise UsageError for a number that is outside the flag's bounds."""
     for name, value in values.items():
         option = get_args(flags[name][0])[1]
         if (option.min is not None and value < option.min) or (option.max is not None and value > option.max):
             most = "" if option.max is None else f" to {option.max}"
-            what = f"{name} in {named.place} is {value}, and goes from {option.min}{most}."
+            what = f"{name} in {named.place} is {value}, but the allowed range is from {option.min}{most}."
             raise UsageError("run.table", what, hint="Write a number within these bounds.")
 
 
 def _flag_names(flags: Mapping[str, tuple[Any, Any]]) -> set[str]:
-    """Return the name in a table of every flag of `gpurun run`."""
+    """Return the name that each flag of `gpurun run` has in a table."""
     groups = (flags, STARTING.flags, COMMON)
     options = (get_args(kind)[1] for group in groups for kind, _ in group.values())
     words = (
         str(word) for option in options for word in (option.default, *(option.param_decls or ()))
-    )  # As Typer has it.
+    )  # Typer's names.
     return {word.removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
 
 
 def _show_and_ask(session: Session, named: NamedCommand, typed: dict[str, Any], own: Sequence[str]) -> None:
-    """Show what the name means; ask at a terminal before using a table that was not approved."""
+    """Show what the name would run; ask at a terminal before using a table that was not approved."""
     is_new = not named.is_packaged and not is_approved(named, session.home)
     if is_new and not session.interactive:
-        what = f"{named.place} needs approval at a terminal; --yes does not give it."
+        what = f"{named.place} must be approved at a terminal; --yes is not enough."
         verb = "sweep" if named.sweep else "run"
         hint = f"Read it, then run once at a terminal: gpurun {verb} --dry-run {named.name}"
         raise UsageError("run.not_approved", what, hint=hint)
@@ -125,16 +125,16 @@ def _show_and_ask(session: Session, named: NamedCommand, typed: dict[str, Any], 
         return
     providers = tuple(typed["provider"]) or usual_providers(session)
     is_here = typed["dry_run"] or place_kinds(providers) == {"here"}
-    where = "on this computer, with your rights" if is_here else "on what you rent"
-    print(shown, file=sys.stderr, flush=True)  # Even with --quiet: the user must see what they approve.
-    question = f"Run this {where}? You are asked again only after a change of the table. [y/N]"
+    where = "on this computer, with your rights" if is_here else "on the rented machine"
+    print(shown, file=sys.stderr, flush=True)  # Even with --quiet, the user must see what they approve.
+    question = f"Run this {where}? You will be asked again only if the table changes. [y/N]"
     if session.ask(question, flag="an answer at a terminal").lower() not in ("y", "yes"):
-        raise Declined("run.declined", "Nothing was uploaded, installed or started.", hint="Take another command.")
+        raise Declined("run.declined", "Nothing was uploaded, installed or started.", hint="Use another command.")
     approve(named, session.home)
 
 
 def _screen(session: Session, named: NamedCommand, typed: dict[str, Any], own: Sequence[str]) -> list[Line]:
-    """Return what would be run, uploaded, installed and passed on; only the names of variables."""
+    """Return lines with what would be run, uploaded, installed and passed on; variables only by name."""
     from gpurun.view.styled_text import Span, line
     from gpurun.view.table import fields
 
@@ -147,23 +147,23 @@ def _screen(session: Session, named: NamedCommand, typed: dict[str, Any], own: S
         ("In a copy of", [str(folder)]),
         *[(title, list(_values(named, keys))) for title, keys in _ROWS.items()],
         ("Variables", sorted(named.env)),
-        ("Your secrets", [Span(f"{name}: its value is handed over", "warn") for name in named.secret]),
+        ("Your secrets", [Span(f"{name}: its value is passed on", "warn") for name in named.secret]),
         ("You typed", [_typed(name, typed, named) for name in (*own, *(name for name in _ADDED if typed[name]))]),
     ]
     if named.max_cost and not session.settings["max_cost"].value and "max_cost" not in own:
-        rows.append(("Cap", ["max_cost applies only below a cap of your own: set one, or use --max-cost"]))
+        rows.append(("Cap", ["max_cost is ignored, because you have no cap: set one, or use --max-cost"]))
     return [line(), *fields(rows, session.style, label=16), line()]
 
 
 def _values(named: NamedCommand, keys: Sequence[str]) -> Iterator[str]:
-    """Yield the keys that the table sets, with their values."""
+    """Yield each key that the table sets, with its value."""
     for key in keys:
         if key in named.model_fields_set and (value := getattr(named, key)) not in ("", ()):
             yield f"{key} {', '.join(value) if isinstance(value, tuple) else value}"
 
 
 def _typed(name: str, typed: dict[str, Any], named: NamedCommand) -> str:
-    """Return a flag that overrides the table, with the table's value; only the names of variables."""
+    """Return a typed flag and the table's value that it overrides; variables only by name."""
     flag = f"--{name.replace('_', '-')}"
     if name in _ADDED:
         return f"{flag} {', '.join(word.partition('=')[0] for word in typed[name])}"

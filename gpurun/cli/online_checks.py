@@ -1,4 +1,4 @@
-"""Ask the clouds for `gpurun doctor --online`: does the key work, what may it do, and is anything left.
+"""Check the clouds for `gpurun doctor --online`: whether the key works, what it permits, and what is left over.
 
 Each provider is asked in its own thread with a time limit. Nothing is changed.
 """
@@ -32,7 +32,7 @@ _CLOCK_AHEAD_S = 60.0
 
 @dataclass(frozen=True)
 class Checked:
-    """The findings at one provider. `billing`: something there costs money without a local supervisor."""
+    """The findings at one provider; `billing` means that something costs money there without a local supervisor."""
 
     provider: str
     findings: tuple[Finding, ...]
@@ -42,7 +42,7 @@ class Checked:
 
 
 def check_online(session: Session, names: Sequence[str], *, limit_s: float = LIMIT_S) -> list[Checked]:
-    """Ask these providers; a missing key, a failure or a timeout becomes a finding."""
+    """Check these providers; a missing key, a failure or a timeout becomes a finding."""
     until = session.clock.monotonic() + limit_s
     running = [(name, _in_thread(session, name)) for name in names]
     checked = []
@@ -50,7 +50,7 @@ def check_online(session: Session, names: Sequence[str], *, limit_s: float = LIM
         try:
             checked.append(future.result(timeout=max(0.0, until - session.clock.monotonic())))
         except TimeoutError:
-            text = f"{name} did not answer within {limit_s:.0f} s"
+            text = f"{name} did not respond within {limit_s:.0f} s"
             checked.append(Checked(name, (Finding("bad", text, "try again; its machines were not checked"),)))
     return checked
 
@@ -62,7 +62,7 @@ def _in_thread(session: Session, name: str) -> Future[Checked]:
     def work() -> None:
         try:
             future.set_result(_check(session, name))
-        except BaseException as bug:  # noqa: BLE001 - raised again where the result is read.
+        except BaseException as bug:  # noqa: BLE001 - it is raised again where the result is read.
             future.set_exception(bug)
 
     Thread(target=work, name=f"check {name}", daemon=True).start()
@@ -94,7 +94,7 @@ def online_data(checked: Sequence[Checked]) -> dict[str, object]:
 
 def _check(session: Session, name: str) -> Checked:
     """Check one provider step by step; a failure becomes a finding and ends the check."""
-    findings = _elsewhere(name)
+    findings = _other_address(name)
     try:
         source = key_source(name, session.home) if name in CLOUDS else "no key needed"
         if source is None:
@@ -106,12 +106,12 @@ def _check(session: Session, name: str) -> Checked:
         left = _left_over(provider, session, orphans)
     except Unknown as error:
         return Checked(
-            name, (*findings, Finding("bad", f"{name} gave no clear answer: {error}", error.hint or "try again"))
+            name, (*findings, Finding("bad", f"{name} could not be checked: {error}", error.hint or "try again"))
         )
     except GpurunError as error:
         return Checked(name, (*findings, Finding("bad", f"{name}: {error.what}", error.hint)))
     findings += [_machine(orphan, session) for orphan in orphans]
-    findings += [_things(name, left)] if left else []
+    findings += [_leftover_finding(name, left)] if left else []
     if not orphans and not left:
         findings.append(Finding("ok", f"gpurun has left nothing at {name}"))
     red = ("overdue", "no deadline", "closed here")
@@ -122,13 +122,13 @@ def _check(session: Session, name: str) -> Checked:
 
 
 def _machines(provider: Provider, session: Session) -> list[Orphan]:
-    """Return every existing machine with gpurun's token, and its fate."""
+    """Return each existing machine with gpurun's token, and what reap would do with it."""
     swept = sweep([provider], session.home, session.clock, destroy_all=False, older_than_s=0.0, look_only=True)
     return [orphan for orphan in swept if orphan.instance.state is not InstanceState.GONE]
 
 
-def _elsewhere(name: str) -> list[Finding]:
-    """Return a warning if the key is sent to another address than the provider's."""
+def _other_address(name: str) -> list[Finding]:
+    """Return a warning if the key is sent to an address other than the provider's."""
     variable = OVERRIDES.get(name, "")
     if not os.environ.get(variable):
         return []
@@ -137,7 +137,7 @@ def _elsewhere(name: str) -> list[Finding]:
 
 
 def _account(account: Account, source: str) -> list[Finding]:
-    """Return findings on the account of the key, its permissions, its balance and the clock difference."""
+    """Return findings on the key's account, its permissions, its balance and the clock difference."""
     name = account.provider
     balance = "" if account.balance_micros is None else f", {format_usd(account.balance_micros)} left"
     found = [Finding("ok", f"{name}: key works ({account.identity}; from {source}){balance}")]
@@ -183,7 +183,7 @@ def _machine(orphan: Orphan, session: Session) -> Finding:
 
 
 def _left_over(provider: Provider, session: Session, orphans: Sequence[Orphan]) -> list[Leftover]:
-    """Return side resources without a visible machine and without a run that is driven here."""
+    """Return resources other than machines that belong to neither a visible machine nor a run driven here."""
     if not isinstance(provider, LeavesThings):
         return []
     needed = {orphan.instance.token for orphan in orphans}
@@ -195,7 +195,7 @@ def _left_over(provider: Provider, session: Session, orphans: Sequence[Orphan]) 
     ]
 
 
-def _things(name: str, left: Sequence[Leftover]) -> Finding:
+def _leftover_finding(name: str, left: Sequence[Leftover]) -> Finding:
     kinds = ", ".join(f"{thing.kind} {thing.id}" for thing in left[:4])
     more = f" and {len(left) - 4} more" if len(left) > 4 else ""
     billed = any(thing.billed for thing in left)

@@ -27,12 +27,12 @@ def ssh_argv(config: Path, entry: HostEntry, *options: str, command: str = "") -
 
 
 def tunnel_words(pairs: Iterable[tuple[int, int]]) -> list[str]:
-    """Return the arguments of ssh that forward ports between the loopbacks here and there."""
+    """Return the arguments of ssh that forward ports from this computer's loopback to the machine's."""
     return ["-N", *(word for here, there in pairs for word in ("-L", f"{HERE}:{here}:{HERE}:{there}"))]
 
 
 def tunnel_into_job(config: Path, way: WayIn, pairs: Iterable[tuple[int, int]], node: str) -> str:
-    """Return a command that forwards ports of a job's node; it works if the node admits the owner of a job."""
+    """Return a command that forwards ports of a job's node; it works if the node lets the job's owner log in."""
     over = ["-o", f"ProxyCommand={through(config, way.entry.alias)}"] if way.entry is not None else []
     return shlex.join(["ssh", *over, *tunnel_words(pairs), node])
 

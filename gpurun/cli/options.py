@@ -1,4 +1,4 @@
-"""Define the flags that several verbs share, and build a Request from them."""
+"""Define the flags that several commands share, and build a Request from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpurun.cli.verb import Shared
 
 if TYPE_CHECKING:
     from gpurun.core.run_plan import Request as Request
-else:  # The help of `plan` needs no more of it, and the real one loads pydantic.
+else:  # The help of `plan` needs only the name, and importing the real class loads pydantic.
     Request = object
 
 
@@ -36,8 +36,8 @@ def complete_run(incomplete: str) -> list[str]:
     from gpurun.core.paths import Home, default_home
 
     try:
-        return [folder.name for folder in Home(default_home()).folders() if folder.name.startswith(incomplete)]
-    except (GpurunError, OSError):  # A completion must not print an error into a half-typed command.
+        return [one.name for one in Home(default_home()).folders() if one.name.startswith(incomplete)]
+    except (GpurunError, OSError):  # A completion must not print an error into the command that is being typed.
         return []
 
 
@@ -70,15 +70,15 @@ def _complete_provider(incomplete: str) -> list[str]:
     return [name for name in PROVIDERS if name.startswith(incomplete)]
 
 
-NAMED, USUAL = "Name, unique beginning, or @last", "the only open run, else the last"
+NAMED, USUAL = "Name, unique beginning, or @last", "the only open run, or the last"
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=f"{NAMED}.", autocompletion=complete_run)]
 UsualRun = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help=f"{NAMED}; without: {USUAL}.", autocompletion=complete_run),
+    typer.Argument(metavar="RUN", help=f"{NAMED} (default: {USUAL}).", autocompletion=complete_run),
 ]
 Runs = Annotated[
     list[str],
-    typer.Argument(metavar="RUN", help=f"{NAMED}; without: {USUAL}.", autocompletion=complete_run),
+    typer.Argument(metavar="RUN", help=f"{NAMED} (default: {USUAL}).", autocompletion=complete_run),
 ]
 ACCEPT_SKIPPED = "Accept a folder where most files are skipped."
 RecipeArgument = Annotated[
@@ -113,11 +113,11 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every ques
 
 
 def request_from(session: Session, **typed: Any) -> Request:
-    """Return the request that was typed, checked, with the gaps filled from the settings and from --from."""
+    """Return the checked request from the typed flags; missing values come from --from and the settings."""
     from gpurun.core.run_plan import Request
 
     if typed["recipe"].endswith(".json"):
-        return _planned(session, **typed)
+        return _request_in_plan_file(session, **typed)
     settings, continues = session.settings, typed["continues"]
     renting = renting_from(session, **typed)
     trainer = str(Path(typed["trainer"]).expanduser().absolute()) if typed["trainer"] else ""
@@ -128,8 +128,13 @@ def request_from(session: Session, **typed: Any) -> Request:
     choices = renting["choices"].model_copy(update=own)
     kept = (f"train.keep_checkpoints={typed['keep_checkpoints']}",) if typed["keep_checkpoints"] else ()
     request = Request(
-        recipe=_whole(typed["recipe"] or (settings["recipe"].value if continues is None else "")),
-        overrides=(*typed["overrides"], *kept, *challenged(session, typed["challenge"]), *_init(typed)),
+        recipe=_absolute_recipe(typed["recipe"] or (settings["recipe"].value if continues is None else "")),
+        overrides=(
+            *typed["overrides"],
+            *kept,
+            *challenge_override(session, typed["challenge"]),
+            *_init_override(typed),
+        ),
         **{**renting, "choices": choices},
     )
     if continues is None:
@@ -139,8 +144,8 @@ def request_from(session: Session, **typed: Any) -> Request:
     return training_as_before(request, session.home, usual_providers(session))
 
 
-def _init(typed: dict[str, Any]) -> tuple[str, ...]:
-    """Return the override that starts a run from the weights of --init; UsageError if another flag names weights."""
+def _init_override(typed: dict[str, Any]) -> tuple[str, ...]:
+    """Return the override that makes a run start from the weights of --init; UsageError if two flags name weights."""
     if not typed["init"]:
         return ()
     from gpurun.core.errors import UsageError
@@ -148,7 +153,7 @@ def _init(typed: dict[str, Any]) -> tuple[str, ...]:
 
     for flag, is_said in (
         ("--from", bool(typed["continues"])),
-        ("--set train.init_from", any(override.startswith("train.init_from=") for override in typed["overrides"])),
+        ("--set train.init_from", any(one.startswith("train.init_from=") for one in typed["overrides"])),
     ):
         if is_said:
             what = f"--init and {flag} both name the weights to start from."
@@ -162,7 +167,7 @@ def usual_providers(session: Session) -> tuple[str, ...]:
 
 
 def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
-    """Return the fields of a Request for the flags of RENTING, with the defaults of the settings."""
+    """Return the fields of a Request for the flags of RENTING; missing values come from the settings."""
     from gpurun.core.command import checked_globs
     from gpurun.core.money import parse_usd
     from gpurun.core.run_plan import HOLD_S, Choices
@@ -171,7 +176,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
     if session.bounds and typed["continues"] is not None:
         from gpurun.cli.run_control import meant
 
-        meant(session, typed["continues"])  # The run is read from here on, so it must belong to the mandate.
+        meant(session, typed["continues"])  # The run is about to be read, so it must belong to the mandate.
     settings, price = session.settings, typed["price_per_hour"]
     cap = typed["max_cost"] or settings["max_cost"].value
     providers = tuple(typed["provider"]) or (usual_providers(session) if typed["continues"] is None else ())
@@ -205,18 +210,18 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             silent_s=silent_s(typed["silent"]) if typed["silent"] else None,
             hold_s=hold_s(typed["hold_on_failure"]) if typed["hold_on_failure"] else HOLD_S,
             queue_s=queue_s(typed["queue"]) if typed["queue"] else 0,
-            max_gpu_hours=_gpu_hours(typed["max_gpu_hours"]),
+            max_gpu_hours=_checked_gpu_hours(typed["max_gpu_hours"]),
             limit_s=limit_s(typed["time"]) if typed["time"] else 0,
             **{name: typed[name] for name in ("partition", "account", "qos")},
             slow_network=typed["slow_network"],
-            **_moving(session, typed),
+            **_moving_choices(session, typed),
             pass_env=checked_globs(typed["pass_env"]) if typed["pass_env"] else (),
         ),
     }
 
 
-def _moving(session: Session, typed: dict[str, Any]) -> dict[str, Any]:
-    """Return the choices for a run that continues on other machines; UsageError for a flag that needs --keep-going."""
+def _moving_choices(session: Session, typed: dict[str, Any]) -> dict[str, Any]:
+    """Return the choices for moving to other machines; UsageError for a flag that needs --keep-going."""
     from gpurun.core.errors import UsageError
     from gpurun.core.money import parse_usd
     from gpurun.core.run_plan import MOST_LEGS
@@ -229,7 +234,7 @@ def _moving(session: Session, typed: dict[str, Any]) -> dict[str, Any]:
     legs = MOST_LEGS if typed["legs"] is None else typed["legs"]
     if not 1 <= legs <= LONGEST_LEGS:
         what = f"--legs {legs} is out of range: it must be from 1 to {LONGEST_LEGS} machines."
-        raise UsageError("usage.legs", what, hint="Write for instance --legs 5")
+        raise UsageError("usage.legs", what, hint="For example: --legs 5")
     rate = parse_usd(typed["max_rate"], name="--max-rate", is_limit=False) if typed["max_rate"] else None
     return {
         "keep_going": is_on,
@@ -244,13 +249,13 @@ LONGEST_LEGS = 50
 _CHALLENGE = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{3,63}")
 
 
-def challenged(session: Session, challenge: str) -> tuple[str, ...]:
-    """Return the override that derives a run's seed from a teacher's challenge and the key that will sign."""
+def challenge_override(session: Session, challenge: str) -> tuple[str, ...]:
+    """Return the override that derives a run's seed from a teacher's challenge and the signing key; () without one."""
     return (f'train.challenge="{bound_challenge(session, challenge)}"',) if challenge else ()
 
 
 def bound_challenge(session: Session, challenge: str) -> str:
-    """Return a challenge with the id of the key that will sign the receipt: CHALLENGE:KEYID."""
+    """Return CHALLENGE:KEYID, which adds the id of the key that will sign the receipt."""
     from gpurun.core.errors import SetupError, UsageError
     from gpurun.ledger.signing import load_signer
 
@@ -269,13 +274,13 @@ def bound_challenge(session: Session, challenge: str) -> str:
 
 
 _BESIDE_PLAN = ("recipe", "max_cost", "dry_run", "accept_weak_lease")
-"""The arguments that are allowed with a plan file; the file contains everything else."""
+"""The arguments that are allowed with a plan file; the file defines everything else."""
 
 
-def _planned(session: Session, **typed: Any) -> Request:
-    """Return the request in a plan file, with the arguments that are allowed with it: cap, consent, rehearsal.
+def _request_in_plan_file(session: Session, **typed: Any) -> Request:
+    """Return the request in a plan file; only the cap, the consent and the rehearsal can be set by flags.
 
-    The file may come from a stranger, so the cap in the user's settings applies unless --max-cost is typed.
+    The file may come from a stranger, so its cap is not used: the cap is --max-cost, else that in the user's settings.
     """
     from gpurun.core.errors import UsageError
     from gpurun.core.money import parse_usd
@@ -300,13 +305,13 @@ def _planned(session: Session, **typed: Any) -> Request:
     return request.model_copy(update=update)
 
 
-def _whole(recipe: str) -> str:
-    """Return a bundled recipe's name unchanged, or a file's absolute path, so that `--from` finds it later."""
+def _absolute_recipe(recipe: str) -> str:
+    """Return a bundled recipe's name unchanged, and a file's path as absolute, so that `--from` finds it later."""
     return str(Path(recipe).expanduser().absolute()) if recipe.endswith(".toml") or "/" in recipe else recipe
 
 
 def read_script(path: str) -> str:
-    """Return the text of a script. It is stored with the run, so the file may change or vanish afterwards."""
+    """Return the text of a script. The text is stored with the run, so the file may change afterwards."""
     from gpurun.core.errors import UsageError
 
     try:
@@ -317,13 +322,13 @@ def read_script(path: str) -> str:
         raise UsageError("usage.setup", f"--setup {path} cannot be read: {why}.", hint=hint) from None
 
 
-def _gpu_hours(hours: float | None) -> float | None:
-    """Check the hours of --max-gpu-hours, and return them."""
+def _checked_gpu_hours(hours: float | None) -> float | None:
+    """Return the hours of --max-gpu-hours; UsageError if they are not positive."""
     from gpurun.core.errors import UsageError
 
     if hours is not None and not 0 < hours < 1e6:
         what = f"--max-gpu-hours {hours:g} is not a number of hours above 0."
-        raise UsageError("usage.max_gpu_hours", what, hint="Write for instance --max-gpu-hours 16")
+        raise UsageError("usage.max_gpu_hours", what, hint="For example: --max-gpu-hours 16")
     return hours
 
 
@@ -331,9 +336,9 @@ def _trackers(text: str) -> tuple[str, ...]:
     """Return the trackers of --log-to, or none if it was not typed."""
     if not text:
         return ()
-    from gpurun.readers.curve_log import checked_trackers
+    from gpurun.readers.curve_log import parse_trackers
 
-    return checked_trackers(text)
+    return parse_trackers(text)
 
 
 def flag(name: str, help_text: str) -> Any:
@@ -366,13 +371,13 @@ RENTING: dict[str, tuple[Any, Any]] = {
     "dry_run": (flag("--dry-run", "Rehearse on the CPU of this computer, for free."), False),
     "keep_going": (flag("--keep-going", "Continue on another machine if this one is lost."), False),
     "legs": (
-        Annotated[int | None, typer.Option("--legs", metavar="N", help="Use at most this many machines; else 5.")],
+        Annotated[int | None, typer.Option("--legs", metavar="N", help="Use at most this many machines (default 5).")],
         None,
     ),
-    "wait": (make_text_option("--wait", "DURATION", "Wait this long for the next machine; else 15m."), ""),
+    "wait": (make_text_option("--wait", "DURATION", "Wait this long for the next machine (default 15m)."), ""),
     "until": (make_text_option("--until", "HH:MM", "Wait until this time for the next machine."), ""),
     "max_rate": (make_text_option("--max-rate", "USD", "Rent no machine that costs more per hour."), ""),
-    "spot": (flag("--spot", "Rent a spot machine: cheaper, can be taken away."), False),
+    "spot": (flag("--spot", "Rent a spot machine: cheaper, but may be taken away."), False),
     "accept_weak_lease": (flag("--accept-weak-lease", "Rent even if only this computer ends the machine."), False),
     "lambda_guard": (flag("--lambda-guard", "Put a key on a Lambda machine so it can end itself."), False),
     "accept_cpu": (flag("--accept-cpu", "Train even if the machine has no CUDA device."), False),
@@ -381,7 +386,7 @@ RENTING: dict[str, tuple[Any, Any]] = {
     "setup_limit": (
         Annotated[
             float | None,
-            typer.Option("--setup-limit", metavar="MIN", help="Stop --setup after this many minutes; else 10."),
+            typer.Option("--setup-limit", metavar="MIN", help="Stop --setup after this many minutes (default 10)."),
         ],
         None,
     ),
@@ -393,10 +398,10 @@ RENTING: dict[str, tuple[Any, Any]] = {
         make_text_option("--give-up-after", "DURATION", "End a machine after this long without an answer."),
         "",
     ),
-    "idle": (make_text_option("--idle", "DURATION", "Stop a job that computes nothing this long, or off."), ""),
-    "silent": (make_text_option("--silent", "DURATION", "Stop a job that writes nothing this long, or off."), ""),
+    "idle": (make_text_option("--idle", "DURATION", "Stop a job after this long without computing, or off."), ""),
+    "silent": (make_text_option("--silent", "DURATION", "Stop a job after this long without output, or off."), ""),
     "hold_on_failure": (
-        make_text_option("--hold-on-failure", "MIN|off", "Keep the machine of a failed run this long; else 15."),
+        make_text_option("--hold-on-failure", "MIN|off", "Keep a failed run's machine this long (default 15)."),
         "",
     ),
     "host": (make_text_option("--host", "USER@HOST[:PORT]", "Use your own box, or its name in ~/.ssh/config."), ""),
@@ -411,7 +416,7 @@ RENTING: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
-    "queue": (make_text_option("--queue", "DURATION", "Let a job wait this long to start; else a day."), ""),
+    "queue": (make_text_option("--queue", "DURATION", "Let a job wait this long to start (default 1d)."), ""),
     "partition": (make_text_option("--partition", "NAME", "Use this partition of the cluster."), ""),
     "time": (make_text_option("--time", "DURATION", "Limit the job to this time on the cluster."), ""),
     "account": (make_text_option("--account", "NAME", "Charge the job to this account of the cluster."), ""),
@@ -428,7 +433,7 @@ RENTING: dict[str, tuple[Any, Any]] = {
         "",
     ),
 }
-"""The flags that define where a run happens and what it may cost; `train` and `run` share them."""
+"""The flags that define where a run takes place and what it may cost; `train` and `run` share them."""
 
 REQUEST = Shared(
     "request",
@@ -455,8 +460,8 @@ REQUEST = Shared(
         "accept_skipped": (flag("--accept-skipped", "Accept a folder where most files are skipped."), False),
         "warm": (flag("--warm", "Upload the compile cache of earlier runs."), False),
         "init": (make_text_option("--init", "FILE", "Start from these weights: safetensors or ckpt.pt."), ""),
-        "trainer": (make_text_option("--trainer", "DIR", "Use this trainer, a changed copy of gpurun's own."), ""),
-        "core_bundle": (make_text_option("--core-bundle", "FILE|URL", "Use these tasks of CORE, for eval.core."), ""),
+        "trainer": (make_text_option("--trainer", "DIR", "Use this trainer, a modified copy of gpurun's."), ""),
+        "core_bundle": (make_text_option("--core-bundle", "FILE|URL", "Use this bundle's tasks, for eval.core."), ""),
     },
     request_from,
 )
@@ -465,7 +470,7 @@ REQUEST = Shared(
 
 @dataclass(frozen=True)
 class Starting:
-    """Hold how a run is started and watched: its consent, its name, its notices."""
+    """How a run is started and watched: the user's consent, the run's name, its notices."""
 
     yes: bool
     detach: bool

@@ -1,4 +1,4 @@
-"""Show the news of a run: redrawn on a terminal, as lines, as JSON Lines, or not at all."""
+"""Show a run's new records and events: as a redrawn view on a terminal, as lines, as JSON Lines, or not at all."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class LivePane:
         return "q" in pressed
 
     def close(self) -> None:
-        """Keep the last picture, and restore the terminal."""
+        """Leave the last view on the screen, and restore the terminal."""
         self._keyboard.close()
         self._window.__exit__(None, None, None)
 
     def reopen(self) -> None:
-        """Take the terminal again."""
+        """Prepare the terminal for drawing again."""
         self._window = LiveWindow(sys.stderr, self._style)
         self._window.__enter__()
         if self._takes_keys:
@@ -70,13 +70,13 @@ class SilentPane:
         """Say nothing."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this pane does not change the terminal."""
 
     def reopen(self) -> None:
-        """Nothing was given back."""
+        """Do nothing: this pane does not change the terminal."""
 
     def is_left(self) -> bool:
-        """No keys are heard."""
+        """Return False: this pane does not read keys."""
         return False
 
 
@@ -92,7 +92,7 @@ class PlainPane(SilentPane):
         self._say(self._view.update(news.records, news.events, now, news.moving))
 
     def close(self) -> None:
-        """Print what was held back."""
+        """Print the lines that were held back."""
         self._say(self._view.rest(self._session.clock.wall()))
 
     def _say(self, lines: list[str]) -> None:
@@ -125,7 +125,7 @@ class JsonPane(SilentPane):
 
 
 def _leave() -> None:
-    """End the view because its reader has left, as if the terminal had been closed; the exit code is not 0."""
+    """End the view, as if the terminal had been closed, because the reader of the output has closed the pipe."""
     signal.raise_signal(signal.SIGHUP)
 
 

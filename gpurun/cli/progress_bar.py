@@ -14,7 +14,7 @@ _PLAIN_PERIOD_S = 10.0
 
 
 class ProgressBar:
-    """Redraws a line on a terminal, else prints one every few seconds. Silent with --json and --quiet."""
+    """Redraws a line on a terminal; elsewhere prints one every few seconds. Prints nothing with --json or --quiet."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -31,7 +31,7 @@ class ProgressBar:
             self._session.say(text)
 
     def show(self, figures: Mapping[str, int]) -> None:
-        """Draw the progress; the remaining time is estimated only from the work of this command."""
+        """Draw the progress; the remaining time is estimated only from work done by this command."""
         now = self._session.clock.monotonic()
         self._began = self._began or (now, figures["done_bytes"])
         if now < self._due or self._session.json:
@@ -49,6 +49,6 @@ class ProgressBar:
             self._due = now + _PLAIN_PERIOD_S
 
     def end(self) -> None:
-        """Keep the line and go to the next; a line without progress is erased."""
+        """End the line; erase it if it shows no progress."""
         print(self._drawn, end="", file=sys.stderr, flush=True)
         self._drawn = ""

@@ -1,7 +1,7 @@
-"""Check a recipe or a changed trainer by rehearsing it here, end to end, before anything is rented.
+"""Check a recipe or a modified trainer by rehearsing it on this computer, before anything is rented.
 
-The rehearsal is that of `--dry-run`: shards, supervisor, agent, trainer, collection, receipt. It uses a temporary home,
-so the user's runs and receipts are not affected; only the cache of tokenised text is shared.
+The rehearsal is the same as with `--dry-run`: shards, supervisor, agent, trainer, collection, receipt. It uses a
+temporary home, so that the user's runs and receipts are not affected; only the cache of tokenised text is shared.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _RUN = "rehearsal"
 
 @contextmanager
 def own_home(shared: Home) -> Iterator[Home]:
-    """Give a temporary home for a rehearsal; it shares the user's cache of tokenised text."""
+    """Yield a temporary home for a rehearsal, which shares the user's cache of tokenised text."""
     make_private(shared.prepare().cache)
     root = Path(tempfile.mkdtemp(prefix="check-", dir=shared.root))
     try:
@@ -53,7 +53,7 @@ def own_home(shared: Home) -> Iterator[Home]:
 
 
 def check_recipe(session: Session, name: str, home: Home) -> CheckRow:
-    """Plan and rehearse a recipe; GpurunError if either is impossible or the rehearsal fails."""
+    """Plan and rehearse a recipe, and return its row; GpurunError if the plan or the rehearsal fails."""
     recipe, clock = load_recipe(name), session.clock
     began = clock.monotonic()
     plan, folder = rehearsed(session, Request(recipe=name), home, "")
@@ -69,59 +69,57 @@ def check_recipe(session: Session, name: str, home: Home) -> CheckRow:
 
 
 def rehearsed(session: Session, request: Request, home: Home, trainer: str) -> tuple[Plan, RunFolder]:
-    """Rehearse a request from its beginning, in a home that is its own; TrainingFailed where it does not end well.
+    """Rehearse a request from its beginning in a temporary home; TrainingFailed if the rehearsal fails.
 
-    What concerns only the renting is left out. `trainer` is the folder of a changed trainer, or "". Such a one ends
-    after a part of the steps, and another process goes on from its checkpoint: on a spot machine it would have to.
+    Flags that concern only renting are ignored. `trainer` is the folder of a modified trainer, or "". A modified
+    trainer is stopped after some of the steps, and a new process continues from its checkpoint, as on a spot machine.
     """
     choices = Choices(trainer=trainer, core_bundle=request.choices.core_bundle)
     rehearsal = request.model_copy(update={"dry_run": True, "continues": "", "choices": choices})
     again = f"To look closer: gpurun train {request.recipe_word} --dry-run"
     again += f" --trainer {shlex.quote(request.choices.trainer)}" if request.choices.trainer else ""
     hint = f"{again}, then gpurun logs @last."
-    if not trainer or (part := _part_of(rehearsal)) is None:
+    if not trainer or (part := _shortened(rehearsal)) is None:
         return _rehearsed(session, rehearsal, home, _RUN, "", hint)
     _, first = _rehearsed(session, part, home, _RUN, "", hint)
     steps = look_at_run(home, first.name).plan.job.steps
-    hint = f"Its checkpoint has the optimiser's state (trainer/optim.py: optimizer_tensors). {again} trains it whole."
-    after = f", stopped after step {steps} and begun again from its checkpoint,"
+    hint = f"A checkpoint must have the optimiser's state (trainer/optim.py: optimizer_tensors). {again}"
+    after = f", stopped after step {steps} and continued from its checkpoint,"
     return _rehearsed(session, rehearsal.model_copy(update={"continues": _RUN}), home, f"{_RUN}-2", after, hint)
 
 
 def _rehearsed(
-    session: Session, request: Request, home: Home, name: str, how: str, hint: str
+    session: Session, rehearsal: Request, home: Home, name: str, how: str, hint: str
 ) -> tuple[Plan, RunFolder]:
-    plan = make_plan(TrainerProposal(request, Desk(name, home, session.clock, session.talk_when_slow())))
-    folder = create_run(home, request, plan)
+    plan = make_plan(TrainerProposal(rehearsal, Desk(name, home, session.clock, session.talk_when_slow())))
+    folder = create_run(home, rehearsal, plan)
     sight = _rehearse(home, folder, session.clock)
     if sight.state.outcome != "done":
-        what = f"The rehearsal of {request.recipe}{how} {_why(sight)}"
+        what = f"The rehearsal of {rehearsal.recipe}{how} {_how_it_failed(sight)}"
         raise TrainingFailed("recipes.rehearsal_failed", what, hint=hint)
     return plan, folder
 
 
-def _part_of(request: Request) -> Request | None:
-    """Return the rehearsal with half of its steps, or all but one if its schedule needs them; None for one step."""
-    recipe = load_recipe(request.recipe, own_reader(Path(request.choices.trainer)))
-    steps = resolve(recipe, "rehearsal", request.overrides).tables.train.steps
+def _shortened(rehearsal: Request) -> Request | None:
+    """Return the rehearsal with half of its steps, or more if its schedule needs them; None if it has only one step."""
+    recipe = load_recipe(rehearsal.recipe, own_reader(Path(rehearsal.choices.trainer)))
+    steps = resolve(recipe, "rehearsal", rehearsal.overrides).tables.train.steps
     for fewer in sorted({steps // 2, steps - 1} - {0}):
-        overrides = (*request.overrides, f"train.steps={fewer}")
+        overrides = (*rehearsal.overrides, f"train.steps={fewer}")
         try:
             resolve(recipe, "rehearsal", overrides)
         except UsageError:
             continue
-        return request.model_copy(update={"overrides": overrides})
+        return rehearsal.model_copy(update={"overrides": overrides})
     return None
 
 
 def _planned(name: str, plan: Plan) -> CheckRow:
-    """Return time and cost on the cheapest offer that finishes the recipe; empty if there is none."""
-    fitting = [
-        candidate for candidate in plan.candidates if candidate.finishes and candidate.expected_micros is not None
-    ]
+    """Return a row with the time and cost on the cheapest offer that finishes the recipe; empty if there is none."""
+    fitting = [one for one in plan.candidates if one.finishes and one.expected_micros is not None]
     if not fitting:
         return CheckRow(recipe=name)
-    cheapest = min(fitting, key=lambda candidate: candidate.expected_micros or 0)
+    cheapest = min(fitting, key=lambda one: one.expected_micros or 0)
     return CheckRow(
         recipe=name,
         offer=f"{cheapest.offer.provider} {cheapest.offer.label}",
@@ -131,23 +129,23 @@ def _planned(name: str, plan: Plan) -> CheckRow:
 
 
 def judge(row: CheckRow, name: str) -> None:
-    """Raise an error for a recipe that no offer finishes, or that learned nothing."""
+    """Raise NoOffer if no offer finishes the recipe, and TrainingFailed if its loss did not fall."""
     if row.planned_micros is None:
         what = f"No offer in the catalogue finishes {row.recipe}."
-        raise NoOffer("recipes.no_offer", what, hint=f"See why: gpurun plan {shlex.quote(name)}")
+        raise NoOffer("recipes.no_offer", what, hint=f"To see why: gpurun plan {shlex.quote(name)}")
     if row.first_loss is None or row.last_loss is None or not row.last_loss < row.first_loss:
         what = f"The rehearsal of {row.recipe} did not learn: its loss went from {row.first_loss} to {row.last_loss}."
-        raise TrainingFailed("recipes.learned_nothing", what, hint=_again(name))
+        raise TrainingFailed("recipes.learned_nothing", what, hint=_rehearse_command(name))
 
 
-def _again(name: str) -> str:
+def _rehearse_command(name: str) -> str:
     return f"To look closer: gpurun train {shlex.quote(name)} --dry-run, then gpurun logs @last."
 
 
 def _rehearse(home: Home, folder: RunFolder, clock: Clock) -> Sight:
-    """Drive the run until it is closed or its supervisor ends; its lease ends it in any case.
+    """Drive the run until it is closed or its supervisor ends; its lease limits the time.
 
-    On an interrupt, destroy it before raising KeyboardInterrupt, so that no trainer keeps running in a deleted folder.
+    On an interrupt, end the run before raising KeyboardInterrupt, so that no trainer keeps running in a deleted folder.
     """
     interrupted = False
     with Interrupts() as interrupts:
@@ -166,8 +164,8 @@ def _rehearse(home: Home, folder: RunFolder, clock: Clock) -> Sight:
     return sight
 
 
-def _why(sight: Sight) -> str:
-    """Return how a rehearsal failed, as the end of a sentence."""
+def _how_it_failed(sight: Sight) -> str:
+    """Return the end of a sentence that says how a rehearsal failed."""
     if sight.state.failure:
         return f"failed: {sight.state.failure.message}"
     if ended := last_typed(sight.records, TrainObserved):

@@ -1,6 +1,6 @@
 """Render a Result: data or text on standard output, errors and the next command on standard error.
 
-Standard output can be lost if its reader has left or the disk is full.
+Writing to standard output can fail, because its reader has closed the pipe or the disk is full.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpurun.core.paths import is_stream
 
 
 class OutputLost(Exception):
-    """Raised when standard output fails; `why` is empty if its reader has left, which is not an error."""
+    """Raised when writing to standard output fails; `why` is empty if its reader has closed the pipe."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))
@@ -45,12 +45,12 @@ def put_bytes(content: bytes) -> int:
 
 
 def write_file(path: Path, text: str, *, flag: str) -> int:
-    """Write a text to the file of a flag, completely or not at all, and return its size; SetupError if that fails."""
+    """Write a text atomically to the file that `flag` names, and return its size; SetupError if that fails."""
     return write_bytes(path, text.encode("utf-8"), flag=flag)
 
 
 def write_bytes(path: Path, content: bytes, *, flag: str) -> int:
-    """Write bytes to the file of a flag, like `write_file`."""
+    """Write bytes to the file that `flag` names, like `write_file`."""
     part = path.parent / f"{path.name}.part"
     try:
         if path.is_dir():
@@ -60,7 +60,7 @@ def write_bytes(path: Path, content: bytes, *, flag: str) -> int:
         part.write_bytes(content)
         part.rename(path)
     except OSError as error:
-        with suppress(OSError):  # If the file could not be created, it cannot be removed.
+        with suppress(OSError):  # There may be no file to remove.
             part.unlink(missing_ok=True)
         raise SetupError("output.cannot_write", f"{path} cannot be written: {error.strerror}.",
                          hint=f"Choose another path with {flag}, or free some space.") from None  # fmt: skip
@@ -68,13 +68,13 @@ def write_bytes(path: Path, content: bytes, *, flag: str) -> int:
 
 
 def make_output_lost(error: OSError) -> OutputLost:
-    """Return the error of a lost standard output; discard its buffer, or Python would complain at exit."""
+    """Return the error for a failed standard output; discard the buffer, so that Python does not fail at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return OutputLost(error)
 
 
 def render_result(name: str, as_json: bool, result: Result, session: Session | None) -> int:
-    """Show how a verb ended, as text or as the JSON envelope, and return its exit code."""
+    """Print a command's result, as text or as the JSON envelope, and return the exit code."""
     try:
         if as_json:
             from gpurun.view.envelope import envelope_json
@@ -90,17 +90,20 @@ def render_result(name: str, as_json: bool, result: Result, session: Session | N
 
 
 def without_output(loss: OutputLost, result: Result, session: Session | None) -> int:
-    """End without standard output: silently if its reader has left, else with an error; the run's code stays."""
+    """Return the exit code after standard output failed; print an error unless its reader closed the pipe.
+
+    An exit code that reports a failure of the run is kept.
+    """
     if not loss.why:
         return _talk(result, session)
-    hint = "Free some space, or write to another place."
+    hint = "Free some space, or write to another disk."
     error = SetupError("output.lost", f"Standard output cannot be written: {loss.why}.", hint=hint)
     code = result.exit_code or error.exit_code
     return _talk(replace(result, errors=(*result.errors, error), exit_code=code), session)
 
 
 def _talk(result: Result, session: Session | None) -> int:
-    """Print errors and the next command on standard error, and ignore the loss of that too."""
+    """Print errors and the next command on standard error; ignore a failure to do so."""
     from gpurun.view.error_text import error_text
     from gpurun.view.style import probe
 

@@ -1,4 +1,4 @@
-"""Define what a verb returns instead of printing."""
+"""Define the result that a command returns instead of printing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gpurun.core.errors import ExitCode, GpurunError
 
 @dataclass(frozen=True)
 class Result:
-    """Data for programs, text for people, and how the process ends.
+    """Data for programs, text for people, errors, and the exit code.
 
-    `text` goes to standard output as it is; `after` goes to standard error, last of all (the next command to type).
+    `text` is printed on standard output; `after`, usually the next command to type, is printed last on standard error.
     """
 
     data: Mapping[str, Any] = field(default_factory=dict)

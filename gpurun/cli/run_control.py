@@ -1,4 +1,4 @@
-"""Shared steps of verbs that act on a run: find it, request its end, and ensure that it has a supervisor."""
+"""Share the steps of commands that act on a run: find it, request its end, and ensure that it has a supervisor."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from gpurun.ledger.runs import Sight
 
 ANSWER_S = 20.0
-"""The time in which a supervisor must begin a requested end; then the command destroys the machine itself."""
+"""Seconds in which a supervisor must begin to end the run; after that, the command destroys the machine itself."""
 
 
 def meant(session: Session, run: str | None) -> str:
-    """Return the name of the run that was typed, or of the usual run, which is announced."""
+    """Return the name of the run that `run` refers to; if it is None, choose the usual run and print its name."""
     from gpurun.ledger.runs import find_run, usual_run
 
     if run is not None:
@@ -34,19 +34,19 @@ def meant(session: Session, run: str | None) -> str:
 
 
 def find_meant_run(session: Session, run: str | None) -> Sight:
-    """Return the current state of the run that is `meant`."""
+    """Return the current state of the run that `run` refers to; see `meant`."""
     from gpurun.ledger.runs import look_at_run
 
     return look_at_run(session.home, meant(session, run))
 
 
-def demand_here(session: Session, sight: Sight) -> None:
-    """Ask before resuming a run that another machine opened, because its supervisor may still be active there."""
+def confirm_resume_here(session: Session, sight: Sight) -> None:
+    """Ask before resuming a run that another computer started, because its supervisor may still run there; Declined."""
     opened = opened_of(sight.records).machine if sight.records else ""
     if not opened or opened == machine_id() or sight.owner is not None:
         return
     name = sight.folder.name
-    question = f"{name} was started on another machine, which may still be driving it. Resume it here? [y/N]"
+    question = f"{name} was started on another computer, which may still be driving it. Resume it here? [y/N]"
     if session.ask(question, flag="--here").lower() not in ("y", "yes"):
         raise Declined(
             "resume.declined", "Nothing was done.", hint=f"gpurun resume {name} --here resumes it without asking."
@@ -54,7 +54,7 @@ def demand_here(session: Session, sight: Sight) -> None:
 
 
 def log_in_again(session: Session, sight: Sight) -> None:
-    """Let a box or cluster ask the user for a login, which no supervisor can answer; a failure is only printed."""
+    """Let a box or cluster ask the user for a login, because a supervisor cannot answer; a failure is only printed."""
     from gpurun.core.cluster import NoAnswer
     from gpurun.planning.own_box import open_way
 
@@ -68,9 +68,9 @@ def log_in_again(session: Session, sight: Sight) -> None:
 
 
 def drive(session: Session, sight: Sight, *, to_its_end: bool = False) -> None:
-    """Ensure that an unfinished run has a supervisor. A run that must not continue gets one only to be ended.
+    """Ensure that an unfinished run has a supervisor. A run that must not continue gets one only `to_its_end`.
 
-    A run with a damaged journal gets no supervisor; its machines are found by their token.
+    VerificationFailed for a run with a damaged journal, which cannot have a supervisor.
     """
     from gpurun.lifecycle.supervisor import start_supervisor
 
@@ -88,12 +88,12 @@ def drive(session: Session, sight: Sight, *, to_its_end: bool = False) -> None:
 
 
 def _not_driven(sight: Sight, *, to_its_end: bool) -> VerificationFailed | None:
-    """Return why the run must not have a supervisor, or None."""
+    """Return the error that says why the run must not have a supervisor; None if it may have one."""
     from gpurun.ledger.journal import newer
 
     name, state = sight.folder.name, sight.state
     if sight.damage is not None:
-        hint = f"gpurun spends nothing more on it. To end what it may have left: gpurun destroy {name}"
+        hint = f"gpurun spends nothing more on it. To end machines that it may have left: gpurun destroy {name}"
         return VerificationFailed("journal.damaged", f"The journal of {name} is damaged: {sight.damage}.", hint=hint)
     if to_its_end or not sight.unfinished:
         return None
@@ -103,7 +103,7 @@ def _not_driven(sight: Sight, *, to_its_end: bool) -> VerificationFailed | None:
 def stop_run(
     session: Session, sight: Sight, how: How, reason: str, *, same_account: bool = False, leaves: bool = False
 ) -> Result:
-    """Request a stop and watch until the run is closed; a closed run is only shown.
+    """Request a stop and watch the run until it is closed; a closed run is only shown.
 
     With `leaves`, the user has agreed to lose the files that are not downloaded.
     """
@@ -113,7 +113,7 @@ def stop_run(
     if not sight.unfinished:
         return Result(
             data={"run": sight.folder.name, "state": sight.state.phase},
-            text=f"{sight.folder.name} is closed already; its receipt: gpurun receipt {sight.folder.name}",
+            text=f"{sight.folder.name} has already ended; its receipt: gpurun receipt {sight.folder.name}",
         )
     try:
         ask_to_stop(sight.folder, how, by="user", reason=reason, same_account=same_account, leaves=leaves)
@@ -121,23 +121,23 @@ def stop_run(
         if how != "destroy" or not sight.state.may_be_billing:
             raise
         what = f"The machine is gone, but its end could not be recorded: {unwritten.what}"
-        hint = "Free some space or fix the access; then get proof and receipt with: "
-        unwritable = SetupError(unwritten.code, what, hint=f"{hint}gpurun destroy {sight.folder.name}")
-        return _destroy_unrecorded(session, sight, unwritable)
+        hint = "Free some space or fix the permissions; then, for the proof and the receipt: "
+        error = SetupError(unwritten.code, what, hint=f"{hint}gpurun destroy {sight.folder.name}")
+        return _destroy_unrecorded(session, sight, error)
     drive(session, sight, to_its_end=True)
     ends_at_once = how == "destroy" or sight.state.phase in (Phase.CREATED, Phase.READY)
     if ends_at_once and not _is_begun(session, sight):
         run = sight.folder.name
-        what = f"The supervisor of {run} ({sight.owner or 'started just now'}) did not answer for {ANSWER_S:.0f} s."
-        hint = f"Kill it (kill -9), then get proof and receipt with: gpurun resume {run}"
+        what = f"The supervisor of {run} ({sight.owner or 'started just now'}) did not respond for {ANSWER_S:.0f} s."
+        hint = f"Kill it (kill -9); then, for the proof and the receipt: gpurun resume {run}"
         return _destroy_unrecorded(session, sight, RunHeld("supervisor.silent", what, hint=hint))
     result = follow_run(session, sight.folder, stream=False)
-    # The run was interrupted, but the user requested that, so it is a success.
+    # The user requested the interruption, so this is a success.
     return replace(result, exit_code=ExitCode.DONE) if result.exit_code is ExitCode.INTERRUPTED else result
 
 
 def _is_begun(session: Session, sight: Sight) -> bool:
-    """Return whether the supervisor begins to destroy, or has nothing to destroy, within ANSWER_S."""
+    """Return whether, within ANSWER_S, the supervisor begins to destroy the machine or there is no machine."""
     from gpurun.ledger.run_state import WORKING
     from gpurun.ledger.runs import look_at_run
 
@@ -148,8 +148,8 @@ def _is_begun(session: Session, sight: Sight) -> bool:
     return False
 
 
-def _destroy_unrecorded(session: Session, sight: Sight, reason: GpurunError) -> Result:
-    """Destroy a run's machine from here because its supervisor cannot; `reason` explains why the receipt must wait."""
+def _destroy_unrecorded(session: Session, sight: Sight, why: GpurunError) -> Result:
+    """Destroy a run's machine from this process; `why` is the error that says why there is no receipt yet."""
     from gpurun.lifecycle.supervisor import end_at_once
 
     run = sight.folder.name
@@ -161,16 +161,14 @@ def _destroy_unrecorded(session: Session, sight: Sight, reason: GpurunError) -> 
         hint = f"{error.hint} Then: gpurun destroy {run}"
         raise MayBeBilling("destroy.cannot_look", error.what, hint=hint) from error
     data = {"run": run, "destroyed": [sight.state.token]}
-    return Result(
-        data=data, text=f"Destroyed (proven): {sight.state.token}", errors=(reason,), exit_code=reason.exit_code
-    )
+    return Result(data=data, text=f"Destroyed (proven): {sight.state.token}", errors=(why,), exit_code=why.exit_code)
 
 
 def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False) -> Result:
     """Find and end the machines of a run with a damaged journal by their tokens, without writing to the journal.
 
-    Every provider of the plan is asked, because the damage may hide which one made the machine. An empty answer to the
-    key of another account does not prove that nothing is left.
+    Each provider of the plan is checked, because the damage may hide which provider made the machine. If the key
+    belongs to another account, an empty list does not prove that nothing is left.
     """
     from gpurun.lifecycle.instance.terminate import demand_account
     from gpurun.lifecycle.reaper import sweep_run
@@ -179,7 +177,7 @@ def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False)
     from gpurun.providers.registry import open_provider
 
     run, ended, left = sight.folder.name, list[str](), list[MayBeBilling]()
-    names = dict.fromkeys(candidate.offer.provider for candidate in sight.approved)
+    names = dict.fromkeys(one.offer.provider for one in sight.approved)
     for name in names:
         try:
             provider = open_provider(name, session.home, session.clock, sight.plan.choices, login=login_to)
@@ -192,9 +190,8 @@ def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False)
         except (Unknown, GpurunError) as error:
             why = error.what if isinstance(error, GpurunError) else str(error)
             hint = f"Try again: gpurun destroy {run}"
-            left.append(MayBeBilling("destroy.cannot_look", f"{name} does not report what exists: {why}.", hint=hint))
+            left.append(MayBeBilling("destroy.cannot_look", f"{name} did not list its machines: {why}.", hint=hint))
     if left:
         return Result(errors=tuple(left), exit_code=ExitCode.MAY_BE_BILLING)
-    clouds = ", ".join(names)
-    text = f"Destroyed (proven): {', '.join(ended)}" if ended else f"{run} has nothing at {clouds}."
+    text = f"Destroyed (proven): {', '.join(ended)}" if ended else f"{run} has nothing at {', '.join(names)}."
     return Result(data={"run": run, "destroyed": ended}, text=text)

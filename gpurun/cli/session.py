@@ -1,4 +1,4 @@
-"""Hold one invocation: the home, the clock, and the output style."""
+"""Define the context of one command: the home, the clock, the settings, and the output style."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Session:
-    """The common flags of every verb, and values derived from them."""
+    """The flags that all commands share, and values derived from them."""
 
     home: Home
     json: bool = False
@@ -46,7 +46,7 @@ class Session:
 
     @cached_property
     def bounds(self) -> Bounds | None:
-        """Return the bounds of this process's mandate; None without a mandate, an error if it is invalid."""
+        """Return the bounds of this process's mandate; None without a mandate. UsageError if the mandate is invalid."""
         if MANDATE_VARIABLE not in os.environ:
             return None
         from gpurun.ledger.mandate import MandateBudget, mandate_here
@@ -56,7 +56,7 @@ class Session:
         return Bounds(mandate, MandateBudget(self.home, self.clock, mandate.id), self.home) if mandate else None
 
     def desk(self, run: str) -> Desk:
-        """Return the desk on which a run of this name is planned."""
+        """Return the desk, which has what is needed to plan a run of this name."""
         from gpurun.planning.place import Desk
 
         return Desk(run, self.home, self.clock, self.talk_when_slow(), self.interactive, self.bounds)
@@ -76,7 +76,7 @@ class Session:
 
     @property
     def interactive(self) -> bool:
-        """Return whether a person can answer: input and error output are terminals, and no flag forbids it."""
+        """Return whether the user can be asked: input and error output are terminals, and no flag forbids questions."""
         return not (self.no_input or self.json) and sys.stdin.isatty() and sys.stderr.isatty()
 
     def say(self, text: str) -> None:
@@ -85,14 +85,14 @@ class Session:
             print(text, file=sys.stderr, flush=True)
 
     def ring(self, text: str) -> None:
-        """Ring the terminal's bell and have it notify (OSC 9), unless --quiet is set."""
+        """Ring the terminal's bell and show a desktop notification (OSC 9), unless --quiet is set."""
         from gpurun.core.untrusted import safe_line
 
         if self.interactive and not self.quiet:
             print(f"\a\x1b]9;{safe_line(text)}\x1b\\", end="", file=sys.stderr, flush=True)
 
     def talk_when_slow(self, after_s: float = 2.0) -> Callable[[str], None]:
-        """Return a printer for usually quick work: it prints with --verbose, or once `after_s` have passed."""
+        """Return a function that prints progress only with --verbose, or after `after_s` seconds have passed."""
         began = self.clock.monotonic()
 
         def talk(text: str) -> None:
@@ -102,7 +102,7 @@ class Session:
         return talk
 
     def ask(self, question: str, *, flag: str) -> str:
-        """Ask on the terminal; if no answer is possible, raise a UsageError that names the flag to use instead."""
+        """Ask on the terminal, and return the answer; UsageError, which names `flag`, if the user cannot be asked."""
         if not self.interactive:
             raise UsageError("input.needed", f"An answer is needed: {question}", hint=f"Give it as {flag}.")
         try:

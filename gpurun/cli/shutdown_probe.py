@@ -20,8 +20,8 @@ SPAN_S, PERIOD_S, PATIENCE_S = 10.0, 2.5, 3.0
 _MOST_PARTS = 16
 
 
-def knock(host: str, port: int, patience_s: float = PATIENCE_S) -> str:
-    """Return the result of a connection: `answers SSH`, one of QUIET, or an inconclusive answer."""
+def try_to_connect(host: str, port: int, patience_s: float = PATIENCE_S) -> str:
+    """Try to connect, and return the result: `answers SSH`, one of QUIET, or an inconclusive result."""
     try:
         line = socket.create_connection((host, port), timeout=patience_s)
     except ConnectionRefusedError:
@@ -37,7 +37,7 @@ def knock(host: str, port: int, patience_s: float = PATIENCE_S) -> str:
 
 
 def _greeting_of(line: socket.socket) -> str:
-    """Return what a box sends first. A silent box may be busy, which does not show that it is off."""
+    """Return a description of the first line that a box sends. A silent box may be busy, so it may still be on."""
     heard = b""
     try:
         for _ in range(_MOST_PARTS):
@@ -55,7 +55,7 @@ def _greeting_of(line: socket.socket) -> str:
 
 
 def box_login(receipt: Receipt, run: str) -> Login:
-    """Return the login of a receipt's box; UsageError if the user has no box to end."""
+    """Return the login of a receipt's box; UsageError if the run did not use the user's own box."""
     if receipt.signature not in (Signature.OK, Signature.UNSIGNED):
         raise VerificationFailed("receipt.signature", "The signature does not match the receipt.",
                                  hint=f"gpurun audit {run}")  # fmt: skip
@@ -66,20 +66,20 @@ def box_login(receipt: Receipt, run: str) -> Login:
                          hint=f"To see how it ended: gpurun receipt {run}")  # fmt: skip
     if "imported" in receipt.predicate["asked"]:
         what = f"{run} ran in a notebook, and gpurun cannot see its session."
-        raise UsageError("shutdown.no_box", what, hint="End the session where it ran; docs/ROUTES.md says where.")
+        raise UsageError("shutdown.no_box", what, hint="End the session on its platform; docs/ROUTES.md says where.")
     return parse_host(box_of(receipt), name="the box of the receipt")
 
 
-def knock_again_and_again(login: Login, clock: Clock, jump: str = "") -> list[Try]:
-    """Try to connect until the whole span has passed; stop at the first sign of life.
+def try_repeatedly(login: Login, clock: Clock, jump: str = "") -> list[Try]:
+    """Try to connect repeatedly for SPAN_S, and return all tries; stop if the box may still be on.
 
-    A box behind a jump host cannot be reached directly, whether it is on or off.
+    A box behind a jump host cannot be checked, because it can never be reached directly.
     """
     if jump:
-        return [Try(0.0, f"it is reached only by {jump}")]
+        return [Try(0.0, f"it can be reached only through {jump}")]
     tries: list[Try] = []
     for at_s in ticks(clock, PERIOD_S, float("inf")):
-        tries.append(Try(at_s, knock(login.host, login.port)))
+        tries.append(Try(at_s, try_to_connect(login.host, login.port)))
         if tries[-1].seen not in QUIET or at_s >= SPAN_S:
             break
     return tries
@@ -93,7 +93,7 @@ def describe_confirmation(made: Confirmation, session: Session) -> str:
     if not made.is_seen:
         return f"shutdown stated by you{unsigned} at {at}: {predicate['words']}"
     tries = predicate["checked"]["tries"]
-    seen = " and ".join(dict.fromkeys(attempt["seen"] for attempt in tries))
+    seen = " and ".join(dict.fromkeys(one["seen"] for one in tries))
     return f"shutdown confirmed{unsigned} at {at}: no SSH in {len(tries)} tries over {tries[-1]['at_s']:.0f} s ({seen})"
 
 

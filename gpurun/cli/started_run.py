@@ -1,4 +1,4 @@
-"""Take a run from plan to end: show it, ask, start it and follow it; shared by `train`, `run`, `dev` and `sweep`."""
+"""Show a plan, ask, start the run and follow it; `train`, `run`, `dev` and `sweep` share this."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def start_and_follow(
     before: Callable[[Plan], None] = lambda _: None,
     follow: Callable[[RunFolder, str, Interrupts], Result] | None = None,
 ) -> Result:
-    """Make the plan of a run, ask, do what comes `before`, start its supervisor, and follow it.
+    """Plan a run, ask, call `before` with the plan, start the supervisor, and follow the run until it ends.
 
-    A custom `follow` gets the folder, the answer to an interrupt, and the signals so far.
+    `follow` replaces the usual view; it gets the run's folder, the value of --on-interrupt, and the signals so far.
     """
     from gpurun.cli.commands.plan import run_name
     from gpurun.cli.interrupts import Interrupts as Heard
@@ -43,15 +43,15 @@ def start_and_follow(
         raise UsageError("usage.on_interrupt", f"--on-interrupt {on_interrupt!r} is not one of ask, detach, stop.",
                          hint="Leave the flag out, or choose one of the three.")  # fmt: skip
     if session.bounds:
-        from gpurun.cli.mandate_door import demand_no_notices
+        from gpurun.cli.mandate_door import refuse_notices
 
-        demand_no_notices(session.bounds, starting.notify, starting.program)
+        refuse_notices(session.bounds, starting.notify, starting.program)
     _hand_to_supervisor({"notify.url": starting.notify, "notify.exec": starting.program})
     with run_name(session, starting.name) as run:
         made = planned(run)
         _show_and_ask(session, made, yes=starting.yes)
         before(made)
-        # From here on a signal must be answered, because the supervisor rents and pays without this command.
+        # From here on the supervisor spends money, so a signal must be handled and not only end this process.
         with Heard() as heard:
             with budgets_of(session.home, session.clock, made.mandate).reserved(run, made.most_micros):
                 folder = create_run(session.home, request, made)
@@ -70,7 +70,7 @@ def start_and_follow(
 
 
 def _begun(plan: Plan) -> Result:
-    """Return the run that was started and what it may cost."""
+    """Return the result for a run that was started, with its maximum cost."""
     offer = plan.offer
     data = {
         "run": plan.run,
@@ -85,7 +85,7 @@ def _begun(plan: Plan) -> Result:
 
 
 def _hand_to_supervisor(variables: Mapping[str, str]) -> None:
-    """Pass --notify and --exec to the supervisor through the environment, so that no file of the run has them."""
+    """Pass --notify and --exec to the supervisor in the environment, so that they are not in any file of the run."""
     from gpurun.core.settings import check_setting, variable_of
 
     for key, value in variables.items():
@@ -95,16 +95,16 @@ def _hand_to_supervisor(variables: Mapping[str, str]) -> None:
 
 def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:
     """Print the plan; if it can spend money, require a cap, and ask unless --yes is set."""
-    from gpurun.cli.commands.plan import shown
+    from gpurun.cli.commands.plan import render_plan
     from gpurun.core.money import format_usd
 
     if not session.json:
-        session.say(shown(session, plan))
+        session.say(render_plan(session, plan))
     _ask_about_this_machine(session, plan, yes=yes)
     if not plan.worst_micros:
         return
     if plan.cap_micros is None:
-        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Set one: --max-cost 25.")
+        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Set a cap: --max-cost 25.")
     if yes:
         return
     this, most = format_usd(plan.worst_micros), format_usd(plan.most_micros)
@@ -114,7 +114,7 @@ def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:
         legs = f"{this} on the first machine, the rest on at most {plan.choices.legs - 1} more"
         question = f"Spend up to {format_usd(plan.cap_micros)} ({legs})? [y/N]"
     if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
-        raise Declined("train.declined", "Nothing was rented or spent.", hint="gpurun plan shows it again.")
+        raise Declined("train.declined", "Nothing was rented or spent.", hint="To see the plan again: gpurun plan.")
 
 
 def _ask_about_this_machine(session: Session, plan: Plan, *, yes: bool) -> None:
@@ -136,8 +136,8 @@ def _ask_about_this_machine(session: Session, plan: Plan, *, yes: bool) -> None:
         raise Declined("train.declined", "Nothing was installed or started.", hint="Leave --setup and --pip out.")
 
 
-def admitted(session: Session, name: str) -> bool | None:
-    """Ask whether to upload a template with the name of a key file; None if no answer is possible."""
+def ask_to_upload(session: Session, name: str) -> bool | None:
+    """Ask whether to upload a template that is named like a key file; None if the user cannot be asked."""
     if not session.interactive:
         return None
     question = f"Upload {name}? Its name suggests a key, but its content does not look like one. [y/N]"

@@ -24,11 +24,11 @@ _OF_A_COMMAND = (
 )  # fmt: skip
 """The flags that apply only to a command, not to a recipe."""
 _NOT_OF_A_TRIAL = ("resume_arg", "checkpoint_glob", "stop_signal", "challenge")
-"""The flags that a sweep does not take: a trial that was cut off starts over, and a challenge seeds one run."""
+"""The flags that a sweep does not have: an interrupted trial starts again, and a challenge seeds a single run."""
 
 
 def sweep_request(session: Session, **typed: Any) -> Request:
-    """Return the request for a sweep, checked; UsageError for settings that no trial could use."""
+    """Return the checked request for a sweep; UsageError if there is nothing to try."""
     from gpurun.core.errors import UsageError
     from gpurun.core.sweep import make_sweep, parse_axis
 
@@ -36,12 +36,12 @@ def sweep_request(session: Session, **typed: Any) -> Request:
     words, continues = typed["command"], typed["continues"]
     typed = {**{name: usual for name, (_, usual) in COMMAND.flags.items()}, **typed}
     if continues is not None:
-        return _continuing(session, typed, space, options)
+        return _continued_sweep_request(session, typed, space, options)
     if not words:
         hint = (
             "gpurun sweep mini-gpt --set lr=1e-3,3e-4; or gpurun sweep --set lr=1e-3,3e-4 -- python train.py --lr {lr}"
         )
-        raise UsageError("sweep.nothing", "A sweep needs a recipe or a command to try.", hint=hint)
+        raise UsageError("sweep.nothing", "A sweep needs a recipe or a command.", hint=hint)
     if len(words) == 1 and not _is_command(words):
         if (named := _table_of(session, words[0])) is not None:
             in_table = dict(named)
@@ -49,7 +49,7 @@ def sweep_request(session: Session, **typed: Any) -> Request:
             options = {**in_table, **{name: value for name, value in options.items() if value}}
             request = command_request(session, **typed, is_sweep=True)
             return request.model_copy(update={"sweep": make_sweep(space, options)})
-        return _of_recipe(session, typed, words[0], space, options)
+        return _recipe_sweep_request(session, typed, words[0], space, options)
     if not _is_command(words):
         what = f"{words[0]} is followed by more words, but a command must come after --."
         raise UsageError("sweep.words", what, hint=f"gpurun sweep --set … -- {' '.join(words)}")
@@ -57,10 +57,10 @@ def sweep_request(session: Session, **typed: Any) -> Request:
     return request.model_copy(update={"sweep": make_sweep(space, options)})
 
 
-def _of_recipe(
+def _recipe_sweep_request(
     session: Session, typed: dict[str, Any], recipe: str, space: Mapping[str, Axis], options: Mapping[str, Any]
 ) -> Request:
-    """Return the request of a recipe's sweep; a setting with a single value applies to every trial."""
+    """Return the request for a sweep of a recipe; a setting with a single value applies to all trials."""
     from gpurun.core.errors import UsageError
     from gpurun.core.sweep import make_sweep
 
@@ -76,21 +76,26 @@ def _of_recipe(
     return request.model_copy(update={"sweep": sweep})
 
 
-def _continuing(
+def _continued_sweep_request(
     session: Session, typed: dict[str, Any], space: Mapping[str, Axis], options: Mapping[str, Any]
 ) -> Request:
-    """Return the request of a sweep that continues an earlier one."""
+    """Return the request for a sweep that continues an earlier sweep."""
     from gpurun.cli.options import renting_from
+    from gpurun.core.errors import UsageError
     from gpurun.core.run_plan import Request
-    from gpurun.jobs.earlier_sweep import make_other_sweep, sweep_as_before
+    from gpurun.jobs.earlier_sweep import sweep_as_before
 
     if other := [*typed["command"], *space, *(name for name, value in options.items() if value)]:
-        raise make_other_sweep(typed["continues"], other[0])
+        what = f"A sweep with --from repeats the settings of the earlier sweep, so {other[0]} is not allowed with it."
+        raise UsageError("continue.other_sweep", what, hint=f"gpurun sweep --from {typed['continues']}")
     return sweep_as_before(Request(recipe="", **renting_from(session, **typed)), session.home, usual_providers(session))
 
 
 def _table_of(session: Session, name: str) -> dict[str, Any] | None:
-    """Return the `sweep` of [run.NAME] in the folder's file; None if there is no such table, UsageError if no sweep."""
+    """Return the `sweep` table of [run.NAME] in gpurun.toml; None if there is no [run.NAME].
+
+    UsageError if [run.NAME] has no `sweep`, or an invalid one.
+    """
     from gpurun.core.errors import UsageError
     from gpurun.core.settings import PROJECT_FILE, project_runs
 
@@ -113,18 +118,18 @@ def _table_of(session: Session, name: str) -> dict[str, Any] | None:
 
 
 def _space_in(table: Mapping[str, Any]) -> dict[str, Axis]:
-    """Return the settings of a table: a list of values, or a text in the syntax of --set."""
+    """Return a table's settings by name; each is a list of values, or a text in the syntax of --set."""
     from gpurun.core.sweep import axis_of, parse_axis
 
     found: dict[str, Axis] = {}
     for name, value in table.items():
-        texts = [str(item) for item in value] if isinstance(value, list) else None
+        texts = [str(one) for one in value] if isinstance(value, list) else None
         found |= {name: axis_of(name, texts)} if texts else dict([parse_axis(f"{name}={value}")])
     return found
 
 
 def _unique(axes: Any) -> dict[str, Axis]:
-    """Return the settings by name; UsageError for a name that is given twice."""
+    """Return the settings by name; UsageError if a name is given twice."""
     from gpurun.core.errors import UsageError
 
     found: dict[str, Axis] = {}
@@ -161,11 +166,11 @@ SWEEP = Shared(
             ],
             [],
         ),
-        "trials": (_number("--trials", "N", "Run this many trials; else all combinations, or 20.", min=0), 0),
+        "trials": (_number("--trials", "N", "Run N trials (default: the full grid, or 20).", min=0), 0),
         "sampler": (make_text_option("--sampler", "NAME", "Choose trials by grid, random or tpe (optuna's)."), ""),
-        "prune": (make_text_option("--prune", "NAME", "asha: end trials early that fall behind."), ""),
-        "keep": (_number("--keep", "K", "Download the K best trials; else 1.", min=0, max=100), 0),
-        "at_once": (_number("--at-once", "N", "Run this many trials on a card; else what fits.", min=0, max=64), 0),
+        "prune": (make_text_option("--prune", "NAME", "Use asha to end trials early that fall behind."), ""),
+        "keep": (_number("--keep", "K", "Download the K best (default 1).", min=0, max=100), 0),
+        "at_once": (_number("--at-once", "N", "Run N trials per GPU (default: as many as fit).", min=0, max=64), 0),
         "seed": (_number("--seed", "N", "Seed the sampler with this number.", min=0), 0),
         **{name: kind for name, kind in COMMAND.flags.items() if name not in ("command", *_NOT_OF_A_TRIAL)},
     },

@@ -1,4 +1,4 @@
-"""Run a remote program at this terminal over our own SSH connection, if OpenSSH is not installed."""
+"""Run a remote program at this terminal over gpurun's own SSH connection, for use if OpenSSH is not installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BLOCK = 32 << 10
 
 
 class _Channel(Protocol):
-    """The part of a channel that sends to a program's terminal."""
+    """The methods of an SSH channel that send to a program's terminal."""
 
     def sendall(self, s: bytes) -> object: ...
 
@@ -50,7 +50,7 @@ def run_here(entry: HostEntry, command: str, clock: Clock, *, at_terminal: bool)
             size = os.get_terminal_size(sys.stdin.fileno())
             channel.get_pty(os.environ.get("TERM", "vt100"), size.columns, size.lines)
         channel.exec_command(command)
-        with _raw() if at_terminal else _as_it_is(), _size_changes() as changed:
+        with _raw_terminal() if at_terminal else _as_it_is(), _size_changes() as changed:
             threading.Thread(target=_send, args=(channel, changed), daemon=True).start()
             errors = threading.Thread(target=_copy, args=(channel.recv_stderr, sys.stderr.fileno()), daemon=True)
             errors.start()
@@ -65,7 +65,7 @@ def run_here(entry: HostEntry, command: str, clock: Clock, *, at_terminal: bool)
 
 
 def _copy(receive: Callable[[int], bytes], to: int) -> None:
-    """Copy output until it ends or its reader has left."""
+    """Copy output until it ends or its reader has closed the pipe."""
     with suppress(OSError):
         while block := receive(_BLOCK):
             while block:
@@ -76,7 +76,7 @@ def _send(channel: _Channel, changed: int) -> None:
     """Send typed keys, and each new size of the terminal."""
     keys = sys.stdin.fileno()
     watched = [keys, changed]
-    with suppress(Exception):  # The channel has ended; its receiver notices that too.
+    with suppress(Exception):  # The channel may have ended; the receiving thread notices that.
         while True:
             ready = select.select(watched, [], [])[0]
             if changed in ready:
@@ -93,11 +93,11 @@ def _send(channel: _Channel, changed: int) -> None:
 
 
 @contextmanager
-def _raw() -> Iterator[None]:
-    """Deliver each key as it is typed, even Ctrl-C; always restore the terminal."""
+def _raw_terminal() -> Iterator[None]:
+    """Make the terminal deliver each key at once, even Ctrl-C; restore it at the end."""
     keys = sys.stdin.fileno()
     before = termios.tcgetattr(keys)
-    tty.setraw(keys, termios.TCSADRAIN)  # What was typed before is not lost.
+    tty.setraw(keys, termios.TCSADRAIN)  # TCSADRAIN keeps keys that were typed before.
     try:
         yield
     finally:
@@ -111,7 +111,7 @@ def _as_it_is() -> Iterator[None]:
 
 @contextmanager
 def _size_changes() -> Iterator[int]:
-    """Give a descriptor that becomes readable when the terminal changes its size."""
+    """Yield a file descriptor that becomes readable when the terminal's size changes."""
     read, write = os.pipe()
     before = signal.signal(signal.SIGWINCH, lambda *_: os.write(write, b"."))
     try:

@@ -1,4 +1,4 @@
-"""Print a line about unfinished runs without a supervisor, before any unrelated verb."""
+"""Print a line about unfinished runs without a supervisor, before any unrelated command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gpurun.core.journal_records import RunState
     from gpurun.ledger.runs import Sight
 
-# These verbs handle such runs themselves, or must be fast.
+# These commands handle such runs themselves, or must be fast.
 SILENT = (
     "ps",
     "resume",
@@ -30,7 +30,7 @@ SILENT = (
 
 
 def note_unfinished(session: Session) -> None:
-    """Print which runs are unfinished; without any, this costs only a few small reads."""
+    """Print a line if runs without a supervisor are unfinished; this is fast if there are none."""
     if not any(not folder.is_closed and os.path.isfile(folder.journal) for folder in session.home.folders()):
         return
     from gpurun.ledger.runs import unfinished_runs
@@ -39,20 +39,20 @@ def note_unfinished(session: Session) -> None:
     if left:
         first = left[0].folder.name
         many = "1 unfinished run" if len(left) == 1 else f"{len(left)} unfinished runs"
-        session.say(f"{many}: {first} ({_exists(left[0].state)}). gpurun resume {first}")
+        session.say(f"{many}: {first} ({_what_may_exist(left[0].state)}). gpurun resume {first}")
     for sight in left:
-        _go_on_destroying(session, sight)
+        _restart_destroying(session, sight)
 
 
-def _exists(state: RunState) -> str:
-    """Return what may still exist of a run."""
+def _what_may_exist(state: RunState) -> str:
+    """Return a phrase about the resources that a run may still have."""
     if state.leftover:
-        return "something that it left is billed"
-    return "its instance may still exist" if state.may_be_billing else "nothing of it is rented"
+        return "something that it left may be billed"
+    return "its instance may still exist" if state.may_be_billing else "nothing is rented for it"
 
 
-def _go_on_destroying(session: Session, sight: Sight) -> None:
-    """Restart the supervisor of a machine that should be gone but is not proven gone, whatever verb was typed."""
+def _restart_destroying(session: Session, sight: Sight) -> None:
+    """Restart the supervisor of a run whose machine should be gone but is not proven gone, whatever the command."""
     from gpurun.core.journal_records import Phase
 
     state = sight.state

@@ -1,6 +1,6 @@
-"""Turn a function into a verb: add the common flags, call the function, and render its result.
+"""Turn a function into a command: add the common flags, call the function, and render its result.
 
-The output format holds for errors too: with `--json`, even a wrong flag prints the envelope.
+Errors have the same output format: with `--json`, even a wrong flag prints the envelope.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ COMMON: dict[str, tuple[Any, Any]] = {
         False,
     ),
 }
-"""The flags of every verb, with type and default; `gpurun` also accepts them before the verb."""
+"""The flags of every command, with type and default; `gpurun` also accepts them before the command's name."""
 
 Verb = Callable[..., Result]
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Flags that several verbs share; `make` builds a value from them, which the verb gets as argument `name`."""
+    """Flags that several commands share. `make` builds a value from them, which is passed to the argument `name`."""
 
     name: str
     flags: Mapping[str, tuple[Any, Any]]
     make: Callable[..., Any]
 
 
-# Errors of an unusable path (no access, too long, not a folder), then of a failing or absent disk.
+# Errors from an unusable path (no access, too long, not a folder), and from a failing or missing disk.
 _SHUT = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR),
     *(errno.EIO, errno.ESTALE, errno.ENOTCONN),
@@ -59,12 +59,12 @@ _SHUT = (
 def verb(
     app: typer.Typer, name: str, *, examples: Sequence[str], shares: Sequence[Shared] = (), takes_command: bool = False
 ) -> Callable[[Verb], Verb]:
-    """Register `function(session, …) -> Result` under the last word of a name; its help begins with the examples.
+    """Return a decorator that registers `function(session, …) -> Result` as a command; its help begins with examples.
 
-    The verb also takes the flags in `shares`, and gets the values built from them. With `takes_command`, everything
-    after its first argument belongs to that argument.
+    The command's name is the last word of `name`. The command also has the flags in `shares`, and gets the values built
+    from them. With `takes_command`, everything after the first argument belongs to the command that the user typed.
     """
-    given_by_us = ("session", *(share.name for share in shares))
+    given_by_us = ("session", *(one.name for one in shares))
 
     def register(function: Verb) -> Verb:
         types, written = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
@@ -108,7 +108,7 @@ def verb(
 
 
 def takes(command: Callable[..., Any], flags: Mapping[str, tuple[Any, Any]]) -> None:
-    """Give a function with `**given` the signature that Typer reads: flags with type and default."""
+    """Give a function with `**given` the signature that Typer reads: these flags, with type and default."""
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(flag, kind, default=d, annotation=a) for flag, (a, d) in flags.items()]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -116,14 +116,14 @@ def takes(command: Callable[..., Any], flags: Mapping[str, tuple[Any, Any]]) -> 
 
 
 def _refuse_blanks(context: Any) -> None:
-    """Raise a UsageError for an empty value of a flag with a default, probably an unset variable in a script."""
+    """Raise UsageError if a flag's value is empty, which is probably an unset variable in a script."""
     typed = _typed_names(context)
     for parameter in context.command.params:
         name = parameter.name or ""
         if name in typed and parameter.default == "" and not str(context.params[name]).strip():
-            shown = parameter.opts[0] if parameter.opts[0].startswith("-") else name.upper()
+            label = parameter.opts[0] if parameter.opts[0].startswith("-") else name.upper()
             hint = "Give it a value or leave it out; a variable in your script may be unset."
-            raise UsageError("usage.blank", f"{shown} is empty.", hint=hint)
+            raise UsageError("usage.blank", f"{label} is empty.", hint=hint)
 
 
 def _typed_names(context: Any) -> frozenset[str]:
@@ -150,39 +150,39 @@ def _usual_color(home: Home) -> str:
 
 
 def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
-    """Call the verb; a known error becomes a Result, an unknown one a bug report with its trace in a file."""
+    """Call the function and render its result; an unexpected exception is rendered as a bug, with a trace in a file."""
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # It was blocked until a handler existed.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # SIGINT was blocked until there was a handler.
         if session.color not in ("auto", "always", "never"):
             raise UsageError("usage.color", f"--color {session.color!r} is not one of auto, always, never.",
                              hint="Leave the flag out, or choose one of the three.")  # fmt: skip
         if session.bounds:
-            from gpurun.cli.mandate_door import demand_verb
+            from gpurun.cli.mandate_door import require_allowed
 
-            demand_verb(session.bounds, name)
+            require_allowed(session.bounds, name)
         elif name not in SILENT and not session.json:
             note_unfinished(session)
         result = call()
     except GpurunError as error:
         result = Result(errors=(error,), exit_code=error.exit_code)
-    except KeyboardInterrupt:  # Typer would only exit with a code, and --json would print nothing.
+    except KeyboardInterrupt:  # Typer would exit without printing anything for --json.
         left = Interrupted("interrupted", "Interrupted.", hint="gpurun ps shows what runs.")
         result = Result(errors=(left,), exit_code=left.exit_code)
     except OutputLost as loss:
         return without_output(loss, Result(), session)
     except BrokenPipeError as error:
         return without_output(make_output_lost(error), Result(), session)
-    except Exception as bug:  # noqa: BLE001 - the last fence: a trace in a file, a sentence on the terminal.
-        foreign = _not_ours(session, bug)
-        result = Result(errors=(foreign,), exit_code=foreign.exit_code) if foreign else _bug(session, bug)
+    except Exception as bug:  # noqa: BLE001 - for any bug, write the trace to a file and a sentence to the terminal.
+        known = _outside_error(session, bug)
+        result = Result(errors=(known,), exit_code=known.exit_code) if known else _bug_result(session, bug)
     return render_result(name, session.json, result, session)
 
 
-def _not_ours(session: Session, fault: Exception) -> GpurunError | None:
-    """Return the error for a cause outside gpurun, where a trace would not help: disk, path, missing package."""
-    if isinstance(fault, RuntimeError) and "home directory" in str(fault):  # As pathlib says it of ~NAME.
+def _outside_error(session: Session, fault: Exception) -> GpurunError | None:
+    """Return the error for a cause outside gpurun (disk, path, missing package), for which a trace would not help."""
+    if isinstance(fault, RuntimeError) and "home directory" in str(fault):  # pathlib's error for ~NAME.
         what = "A path begins with ~ and a user name that does not exist on this machine."
-        return UsageError("usage.path", what, hint="Write it whole, or name the folder ./~NAME.")
+        return UsageError("usage.path", what, hint="Write the full path, or ./~NAME for a folder with that name.")
     if isinstance(fault, ImportError):
         from gpurun.core.installed_files import broken_installation
 
@@ -200,7 +200,7 @@ def _not_ours(session: Session, fault: Exception) -> GpurunError | None:
     return None
 
 
-def _bug(session: Session, bug: Exception) -> Result:
+def _bug_result(session: Session, bug: Exception) -> Result:
     import tempfile
     import traceback
 

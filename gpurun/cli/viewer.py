@@ -1,4 +1,4 @@
-"""Watch a run until it is closed. The run does not depend on it: the supervisor works alone."""
+"""Watch a run until it is closed. The run does not depend on the view: its supervisor is another process."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PERIOD_S = 0.2
 _FULL_BYTES = 1 << 20
 RESTARTS = 2
 ASK_S = 20 * 60.0
-"""After this silence of a machine, ask what to do if a person can answer."""
+"""After a machine has been silent for so many seconds, ask the user, if possible, what to do."""
 LONGEST_TURN_S = 60.0  # A longer turn means that this computer slept.
 
 
 class Viewer:
-    """Lets a person watch a run."""
+    """Shows a run to the user until it ends."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Viewer:
         self._silent_s, self._turn_mono = 0.0, session.clock.monotonic()
 
     def follow(self, heard: Interrupts | None = None) -> Result:
-        """Show the run until it is closed or left; answer the signals in `heard` first."""
+        """Show the run until it is closed or the user leaves; handle the signals in `heard` first."""
         with nullcontext(heard) if heard is not None else Interrupts() as interrupts:
             try:
                 while True:
@@ -74,26 +74,26 @@ class Viewer:
                 self._pane.close()
 
     def _turn(self) -> Result | None:
-        """Read and show the news; return a Result at the end."""
-        owned = holder_of(self._folder.lock) is not None  # Checked before reading, so that no late news is missed.
+        """Read and show new records; return a Result if the view should end."""
+        owned = holder_of(self._folder.lock) is not None  # Check this before reading, so that no late record is missed.
         news = self._reader.read()
         self._pane.show(news, self._session.clock.wall())
         if (
             self._pane.is_left()
-            and (left := self._left(look_at_run(self._session.home, self._folder.name))) is not None
+            and (left := self._left_result(look_at_run(self._session.home, self._folder.name))) is not None
         ):
             return left
         if news.records:
             self._records += news.records
             last = news.records[-1].typed
             self._is_unseen = isinstance(last, Incident) and last.code == "create.unseen"
-            self._hear_silence(news.records)
-        if self._session.interactive and (left := self._about_silence()) is not None:
+            self._note_silence(news.records)
+        if self._session.interactive and (left := self._ask_about_silence()) is not None:
             return left
         if not news.is_empty:
             self._ring()
             return None
-        if owned and self._is_unseen:  # The search lasts until the deadline, so do not wait for it.
+        if owned and self._is_unseen:  # The search may last until the deadline, so do not wait.
             return abandoned(look_at_run(self._session.home, self._folder.name), self._session.clock.wall())
         if not owned:
             sight = look_at_run(self._session.home, self._folder.name)
@@ -110,15 +110,15 @@ class Viewer:
             for notice, message, _ in self._noticed.news(self._records, self._session.clock.wall()):
                 self._session.ring(f"{self._folder.name} {notice}: {message}")
 
-    def _hear_silence(self, records: Iterable[Record]) -> None:
-        """Track when a machine falls silent or answers again, also if that began before this view."""
+    def _note_silence(self, records: Iterable[Record]) -> None:
+        """Record whether the machine is silent, also if its silence began before this view."""
         before, self._silence = self._silence, silence_of((*filter(None, (self._silence,)), *records))
         if self._silence is not None and self._silence is not before:
             since_wall = getattr(self._silence.typed, "since_wall", None)
             self._silent_s = max(0.0, self._session.clock.wall() - (inf if since_wall is None else since_wall))
 
-    def _about_silence(self) -> Result | None:
-        """Ask what to do about a machine that is silent for long, repeatedly; return a Result to leave."""
+    def _ask_about_silence(self) -> Result | None:
+        """Ask repeatedly what to do about a machine that has long been silent; return a Result if the user leaves."""
         clock, silence = self._session.clock, self._silence
         gap_s, self._turn_mono = min(clock.monotonic() - self._turn_mono, LONGEST_TURN_S), clock.monotonic()
         self._silent_s = self._silent_s + gap_s if silence is not None else 0.0
@@ -129,19 +129,19 @@ class Viewer:
         leave = decide_on_silence(self._session, sight, getattr(silence.typed, "message", ""))
         self._pane.reopen()
         self._silent_s, self._turn_mono = 0.0, clock.monotonic()
-        return self._left(sight) if leave else None
+        return self._left_result(sight) if leave else None
 
     def _undriven(self, sight: Sight) -> Result | None:
-        """Restart the supervisor of an unfinished run; return a Result if that must not happen again."""
+        """Restart the supervisor of an unfinished run; return a Result if it must not be restarted."""
         if gave_up(sight) or self._restarts >= RESTARTS:
             return abandoned(sight, self._session.clock.wall())
-        # The supervisor was killed. A new one continues from the journal.
+        # The supervisor was killed; a new supervisor continues from the journal.
         self._restarts += 1
         start_supervisor(self._folder, self._session.home, self._session.clock)
         return None
 
     def _answer(self, number: int) -> Result | None:
-        """Answer a signal while the terminal is restored."""
+        """React to a signal while the terminal is restored."""
         sight = look_at_run(self._session.home, self._folder.name)
         if sight.state.phase is Phase.DESTROYING:
             if self._warned_while_destroying:
@@ -152,8 +152,8 @@ class Viewer:
         self._pane.reopen()
         return left_running(self._session, sight) if leave else None
 
-    def _left(self, sight: Sight) -> Result | None:
-        """Return the result of leaving the run; None if the run has ended."""
+    def _left_result(self, sight: Sight) -> Result | None:
+        """Return the result for leaving the run; None if the run has ended."""
         if not sight.unfinished:
             return None
         is_ending = sight.state.phase is Phase.DESTROYING
@@ -168,10 +168,10 @@ def follow_run(
     stream: bool = True,
     heard: Interrupts | None = None,
 ) -> Result:
-    """Show a run until it is closed, and return its own exit code; or until the person leaves it.
+    """Show a run until it is closed or the user leaves, and return a Result with the run's exit code.
 
-    With `--json`, every record and event is streamed as a line, unless `stream` is false. The command that started the
-    run passes on the signals that it `heard`.
+    With `--json`, each record and event is printed as a line, unless `stream` is false. `heard` are the signals that
+    this process has received since it started the run.
     """
     left = Viewer(session, folder, on_interrupt, stream=stream).follow(heard)
     if left.exit_code is ExitCode.MAY_BE_BILLING and session.interactive:
@@ -180,14 +180,14 @@ def follow_run(
 
 
 def left_running(session: Session, sight: Sight) -> Result:
-    """Return the result of leaving a run: its hourly cost, and the command to return to it."""
+    """Return the result for leaving a run: its hourly cost, and the command to return to it."""
     folder, costs = sight.folder, costs_on(sight, session.clock.wall())
     after = f"{folder.name} continues{f' ({costs})' if costs else ''}. To return: gpurun attach {folder.name}"
     return Result(data={"run": folder.name, "folder": str(folder.path)}, after=after, exit_code=ExitCode.PENDING)
 
 
 def left_while_destroying(sight: Sight) -> Result:
-    """Return the result of leaving before the proof: the supervisor continues, but the machine may bill until then."""
+    """Return the result for leaving before the machine is proven gone: it may be billing until then."""
     name = sight.folder.name
     what = f"{name} is still being destroyed and not yet proven gone; that continues without this terminal."
     error = MayBeBilling("run.may_be_billing", what, hint=f"To watch it: gpurun attach {name}")
@@ -195,7 +195,7 @@ def left_while_destroying(sight: Sight) -> Result:
 
 
 def abandoned(sight: Sight, now: float | None = None) -> Result:
-    """Return the result for an unfinished run without a supervisor: what may still be billed, and what to do."""
+    """Return the result for an unfinished run without a supervisor: what may be billed, and the next command."""
     name = sight.folder.name
     what = gave_up(sight, now) or f"The supervisor of {name} ended before the run did: {read_supervisor_words(sight)}"
     if sight.state.may_be_billing:
@@ -210,14 +210,14 @@ def abandoned(sight: Sight, now: float | None = None) -> Result:
 
 
 def read_supervisor_words(sight: Sight) -> str:
-    """Return the last line that the supervisor wrote, and whether a full disk may have prevented more."""
+    """Return the supervisor's last line, and a sentence about the disk if it is full."""
     last = deque((line for line in lines_of(sight.folder.supervisor_log) if line.strip()), maxlen=1)
     full = f" The disk of {sight.folder.path} is full." if disk_usage(sight.folder.path).free < _FULL_BYTES else ""
     return (last[0][-300:] if last else "it wrote nothing.") + full
 
 
 def show_finished(session: Session, sight: Sight) -> Result:
-    """Return the receipt, the place of the checkpoints, and the failure, if any."""
+    """Return the result for a run that has ended: the receipt, the folder of the files, and any failure."""
     from gpurun.ledger.write_receipt import read_receipt
     from gpurun.readers.next_command import continuing_command, left_at, next_command
     from gpurun.view.receipt_files import files_home
@@ -260,7 +260,7 @@ def show_finished(session: Session, sight: Sight) -> Result:
 
 
 def _failed(sight: Sight, on: str) -> GpurunError:
-    """Return why a job failed or was cut off; a command's own message is quoted."""
+    """Return the error for a job that failed or was cut off."""
     from gpurun.cli.failure_hints import failure_hint
 
     terms = sight.plan.job.terms

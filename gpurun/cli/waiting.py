@@ -28,7 +28,7 @@ class _UntilReady(Viewer):
     """Follows a run until its machine is ready or the run ends, without restarting a dead supervisor."""
 
     def _turn(self) -> Result | None:
-        return self._ready() or super()._turn()  # Signals are answered just before this call.
+        return self._ready() or super()._turn()  # Signals are handled just before this call.
 
     def _ready(self) -> Result | None:
         sight = look_at_run(self._session.home, self._folder.name)
@@ -54,7 +54,7 @@ class _UntilReady(Viewer):
 class _UntilEnd(Viewer):
     """Follows a run silently until it ends; a signal ends only the waiting.
 
-    If the machine is held, which may need the user, that is printed once.
+    If the machine is held, which may require the user to act, a message is printed once.
     """
 
     _is_told = False
@@ -77,13 +77,13 @@ class _UntilEnd(Viewer):
 
 
 def wait_until_ready(session: Session, folder: RunFolder, on_interrupt: str, heard: Interrupts) -> Result:
-    """Return 0 once a supervisor drives the run and its machine is ready; else the run's own result.
+    """Wait until a run's machine is ready and its supervisor drives it, and return 0; if the run ends, its result.
 
-    If its supervisor died, the run is pending (8) or may be billing (9).
+    If the supervisor died, the exit code is 8, or 9 if the run may be billing.
     """
     if (os.getpid() == 1 or os.getppid() == 1) and _FIRST.exists() and _FIRST.read_text().strip() not in _INITS:
         session.say(
-            f"This container stops with its first process, ending the supervisor. Use: gpurun wait {folder.name}"
+            f"When this container's first process ends, the supervisor ends too. Use: gpurun wait {folder.name}"
         )
     return _UntilReady(replace(session, no_progress=True), folder, on_interrupt, stream=False).follow(heard)
 

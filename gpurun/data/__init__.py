@@ -1,1 +1,1 @@
-"""The data of a run: text that is turned into shards here, or shards that the user provides."""
+"""Provides a run's data: turns text into shards on this computer, or checks shards that the user provides."""

@@ -1,4 +1,4 @@
-"""Shards that another program made, described by a folder that links to them: `gpurun data adopt` (docs/DATA.md)."""
+"""Implements `gpurun data adopt`: makes a data folder that links to another program's shards (docs/DATA.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.run_plan import DataSummary
-from gpurun.data.foreign_shards import META, foreign_shards, split_of, to_adopt
+from gpurun.data.foreign_shards import META, foreign_shards, foreign_shards_error, split_of
 from gpurun.data.nanogpt_meta import characters_of
 from gpurun.data.npy import npy_row
 from gpurun.data.refusals import Say, translate_refusals
@@ -26,9 +26,9 @@ ENDS = ("before", "after", "none")
 def adopt(folder: Path, tokenizer: str, out: Path, say: Say, *, eot: str = "") -> tuple[DataSummary, dict[str, Any]]:
     """Create the folder `out` with data.json, vocab.json, and a link to each shard of `folder`; nothing is copied.
 
-    `eot` says where the end-of-text token stands; "" means where its maker puts it. Return the summary and the
-    manifest, with every byte checked. UsageError for anything that the trainer would refuse; then nothing is left
-    behind.
+    `eot` is the position of the end-of-text token; "" means the position that the shards' maker uses. Return the
+    summary and the manifest, with every byte checked. UsageError for anything that the trainer would refuse; then
+    `out` is removed.
     """
     found = _shards(folder)
     maker = next(iter(found.values()))
@@ -42,14 +42,14 @@ def adopt(folder: Path, tokenizer: str, out: Path, say: Say, *, eot: str = "") -
     try:
         with translate_refusals("Nothing was left behind."):
             out.mkdir(parents=True, exist_ok=True)
-            entries = {split: _refer(found, split, out) for split in ("train", "val")}
+            entries = {split: _link_shards(found, split, out) for split in ("train", "val")}
             digests = [entry["sha256"] for split in entries.values() for entry in split]
             if len(set(digests)) < len(digests):
-                raise _twice(out, [entry for split in entries.values() for entry in split])
+                raise _same_shard_error(out, [entry for split in entries.values() for entry in split])
             source = {"kind": maker, "digest": hashlib.sha256("".join(digests).encode()).hexdigest()}
             name, tokens, eot_id = vocabulary.name, vocabulary.tokens, vocabulary.eot_id
             manifest = shard_files.manifest_of(name, tokens, eot_id, source, entries)
-            manifest["eot"] = eot or _eot(maker, eot_id, [path for path in found if split_of(path) == "train"])
+            manifest["eot"] = eot or _eot_position(maker, eot_id, [path for path in found if split_of(path) == "train"])
             shard_files.write_json(out / "vocab.json", tokenizers.vocabulary_json(name, tokens))
             shard_files.write_json(out / "data.json", manifest)
             return inspect_data(out)
@@ -59,17 +59,17 @@ def adopt(folder: Path, tokenizer: str, out: Path, say: Say, *, eot: str = "") -
 
 
 def _shards(folder: Path) -> dict[Path, str]:
-    """Return the shards of a folder, all by one maker and each for one split; UsageError if there are none."""
+    """Return the split of each shard in a folder; UsageError if there are none, or not all are by the same maker."""
     if not folder.is_dir():
         raise UsageError("data.missing", f"There is no folder {folder}.", hint="Name the folder with the shards.")
     found = foreign_shards(folder)
     makers = sorted(set(found.values()))
     for maker in makers:
         if "uint32" in maker or (folder / "data.json").is_file():
-            raise to_adopt(folder, maker)
+            raise foreign_shards_error(folder, maker)
     if len(makers) != 1:
-        what = f"{folder} has shards of {' and of '.join(makers) or 'no known program'}."
-        hint = "Known are nanoGPT's train.bin and val.bin, and llm.c's .bin or .npy with train or val in the name."
+        what = f"{folder} has shards of {' and of '.join(makers)}." if makers else f"{folder} has no known shards."
+        hint = "gpurun knows nanoGPT's train.bin and val.bin, and llm.c's .bin or .npy with train or val in the name."
         raise UsageError("data.no_foreign_shards", what, hint=f"{hint} Name a folder with the shards of one program.")
     for path in found:
         if not split_of(path):
@@ -83,7 +83,7 @@ def _shards(folder: Path) -> dict[Path, str]:
 
 
 def _vocabulary(folder: Path, tokenizer: str, maker: str, say: Say) -> tokenizers.TextTokenizer:
-    """Return the named tokeniser; UsageError if the files beside the shards show that another one was used."""
+    """Return the named tokeniser; UsageError if the files beside the shards show that another tokeniser was used."""
     is_char = maker == "nanoGPT" and (folder / META).is_file()
     if is_char != (tokenizer == "char"):
         fact = f"{folder} has {'a' if is_char else 'no'} {META}, where nanoGPT keeps its characters"
@@ -92,20 +92,20 @@ def _vocabulary(folder: Path, tokenizer: str, maker: str, say: Say) -> tokenizer
     return tokenizers.CharTokenizer(characters_of(folder / META)) if is_char else tokenizers.load_gpt2(say)
 
 
-def _refer(found: Mapping[Path, str], split: str, out: Path) -> list[dict[str, Any]]:
-    """Link the shards of a split into `out` under gpurun's names for shards; return their entries in data.json."""
+def _link_shards(found: Mapping[Path, str], split: str, out: Path) -> list[dict[str, Any]]:
+    """Link a split's shards into `out` under gpurun's own names; return their entries for data.json."""
     entries: list[dict[str, Any]] = []
     for path in (path for path in found if split_of(path) == split):
         link = out / f"{split}_{len(entries) + (split == 'train'):06d}{path.suffix}"
         link.symlink_to(path.absolute())
-        size, tokens = path.stat().st_size, _tokens(path, found[path])
+        size, tokens = path.stat().st_size, _declared_tokens(path, found[path])
         digest = shard_files.sha256_of_file(path)
         entries.append({"name": link.name, "tokens": tokens, "bytes": size, "sha256": digest})
     return entries
 
 
-def _twice(out: Path, entries: Sequence[Mapping[str, Any]]) -> UsageError:
-    """Return the refusal of two identical shards: training twice on one, or on held-out data, spoils the result."""
+def _same_shard_error(out: Path, entries: Sequence[Mapping[str, Any]]) -> UsageError:
+    """Return the error for two identical shards: the run would train twice on the same data, or on held-out data."""
     first: dict[str, str] = {}
     again = next(entry for entry in entries if first.setdefault(entry["sha256"], entry["name"]) != entry["name"])
     places = [(out / name).readlink() for name in (first[again["sha256"]], again["name"])]
@@ -113,8 +113,8 @@ def _twice(out: Path, entries: Sequence[Mapping[str, Any]]) -> UsageError:
     return UsageError("data.same_shard", what, hint="Remove one of them; held-out data must not be trained on.")
 
 
-def _tokens(path: Path, maker: str) -> int:
-    """Return the number of tokens that a shard declares; inspect_data checks whether they are there."""
+def _declared_tokens(path: Path, maker: str) -> int:
+    """Return the number of tokens that a shard declares; inspect_data checks that it contains them."""
     import numpy as np
 
     if maker == "nanoGPT":
@@ -139,8 +139,8 @@ def _tokens(path: Path, maker: str) -> int:
     return int(header[2])
 
 
-def _eot(maker: str, eot_id: int | None, train: list[Path]) -> str:
-    """Return where a maker puts the end-of-text token; nanoGPT puts it after each document, if there are several."""
+def _eot_position(maker: str, eot_id: int | None, train: list[Path]) -> str:
+    """Return the position of a maker's end-of-text token; nanoGPT puts it after each document, if there are several."""
     if eot_id is None:
         return "none"
     if maker != "nanoGPT":

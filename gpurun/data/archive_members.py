@@ -1,7 +1,7 @@
-"""The files in a zip or tar archive, which are read in place: nothing is unpacked to the disk.
+"""Reads the files in a zip or tar archive in place, without unpacking them to the disk.
 
-A member's path is the archive's path followed by its own name. The list of members is bounded like the members: a
-maximum number of names, and no tar header that would be read into memory as a whole if it is large.
+A member's path is the archive's path followed by the member's name. An archive's list of members is also limited: in
+the number of names, and in the size of a tar header, because tarfile reads a whole header into memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpurun.data.packing import BLOCK_BYTES, MAGIC_BYTES, cut_short, naming_faul
 from gpurun.data.refusals import MOST_ROW_BYTES
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst")
-"""The names of archives, with or without the suffix of a packed file: other files in a folder are not opened."""
+"""The suffixes of archives, which a packing's suffix may follow; a folder's files with other names are not opened."""
 MOST_MEMBERS = 1_000_000
 _MOST_DIRECTORY_BYTES = 128 << 20
 """The limit for a zip archive's list of files, which is held in memory."""
@@ -40,7 +40,7 @@ class Member(NamedTuple):
 
 
 class Archive(NamedTuple):
-    """The regular files of an archive in order, and how many of its entries are not regular files."""
+    """The regular files of an archive in order, and the number of other entries."""
 
     kind: str
     packing: str
@@ -49,9 +49,9 @@ class Archive(NamedTuple):
 
 
 def members_of(path: Path) -> Archive | None:
-    """Return the content of an archive; None for another file. UsageError if it is damaged or unreadable in place."""
+    """Return an archive's members; None if the file is not an archive. UsageError if it cannot be read in place."""
     about = path.stat()
-    return _listed(path, about.st_size, about.st_mtime_ns)
+    return _list_members(path, about.st_size, about.st_mtime_ns)
 
 
 def member_of(path: Path) -> tuple[Path, Member]:
@@ -65,37 +65,37 @@ def member_of(path: Path) -> tuple[Path, Member]:
 
 
 def opened_member(path: Path) -> BinaryIO:
-    """Open a file in an archive by its path, which continues the archive's."""
+    """Open a file in an archive; its path is the archive's path followed by the member's name."""
     archive, member = member_of(path)
     if isinstance(member.place, str):
         about = archive.stat()
-        raw: Any = _zip(archive, about.st_size, about.st_mtime_ns).open(member.place)
+        raw: Any = _open_zip(archive, about.st_size, about.st_mtime_ns).open(member.place)
     else:
         raw = _cursor.opened(archive, member.place, member.bytes)
     return cast(BinaryIO, io.BufferedReader(raw, BLOCK_BYTES))
 
 
 @lru_cache(maxsize=4)
-def _listed(path: Path, size: int, modified_ns: int) -> Archive | None:
+def _list_members(path: Path, size: int, modified_ns: int) -> Archive | None:
     with naming_faults(path), open(path, "rb") as file:
         head = file.peek(MAGIC_BYTES)[:MAGIC_BYTES]
         if head.startswith(b"PK\3\4"):
-            return _of_zip(_zip(path, size, modified_ns), path)
+            return _zip_members(_open_zip(path, size, modified_ns), path)
         how = packing_of(head)
         with unpacked(file, how) as stream:
-            return _of_tar(stream, how, path)
+            return _tar_members(stream, how, path)
 
 
-def _of_zip(archive: zipfile.ZipFile, path: Path) -> Archive:
+def _zip_members(archive: zipfile.ZipFile, path: Path) -> Archive:
     members, others = {}, 0
     for info in archive.infolist():
         if info.is_dir():
             continue
         if info.flag_bits & 1 or info.compress_type not in _ZIP_PACKED:
             how = "is encrypted" if info.flag_bits & 1 else "uses a compression other than stored, deflate and bzip2"
-            what = f"{path} cannot be read in place: {plain_line(info.filename, 80)} in it {how}."
+            what = f"{path} cannot be read in place, because its member {plain_line(info.filename, 80)} {how}."
             raise UsageError("data.archive", what, hint="Unpack it, then name the folder.")
-        name = _name(info.filename)
+        name = _inner_path(info.filename)
         if not name or stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
             others += 1
         else:
@@ -104,7 +104,7 @@ def _of_zip(archive: zipfile.ZipFile, path: Path) -> Archive:
 
 
 @lru_cache(maxsize=2)
-def _zip(path: Path, size: int, modified_ns: int) -> zipfile.ZipFile:
+def _open_zip(path: Path, size: int, modified_ns: int) -> zipfile.ZipFile:
     """Open a zip archive after checking the size of its list of files."""
     with open(path, "rb") as file:
         file.seek(max(0, size - _MOST_COMMENT_BYTES - _ZIP_END_BYTES - _ZIP64_BYTES))
@@ -121,7 +121,7 @@ def _zip(path: Path, size: int, modified_ns: int) -> zipfile.ZipFile:
         raise cut_short(path, str(error)) from None
 
 
-def _of_tar(stream: BinaryIO, how: str, path: Path) -> Archive | None:
+def _tar_members(stream: BinaryIO, how: str, path: Path) -> Archive | None:
     members: dict[str, Member] = {}
     others, file = 0, _Headers(stream)
     if not file.is_tar:
@@ -130,7 +130,7 @@ def _of_tar(stream: BinaryIO, how: str, path: Path) -> Archive | None:
         with tarfile.open(fileobj=cast(BinaryIO, file), mode="r:") as archive:
             while (info := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # tarfile would keep all of them.
-                name = _name(info.name)
+                name = _inner_path(info.name)
                 if info.isreg() and not info.issparse() and name:
                     members[name] = Member(info.size, info.offset_data)
                 else:
@@ -144,8 +144,8 @@ def _of_tar(stream: BinaryIO, how: str, path: Path) -> Archive | None:
     return Archive("tar", how, members, others)
 
 
-def _name(name: str) -> str:
-    """Return a member's path inside the archive; "" for a name that leads out of it."""
+def _inner_path(name: str) -> str:
+    """Return a member's path inside the archive; "" if the name leads out of the archive."""
     path = PurePosixPath(name.lstrip("/"))
     return "" if ".." in path.parts else path.as_posix()
 
@@ -156,7 +156,7 @@ def _too_many(path: Path) -> UsageError:
 
 
 class _Headers:
-    """A tar's content for tarfile, which moves from header to header; a header over 1 MB is refused."""
+    """A tar's content as a file for tarfile, which reads only headers; a header above 1 MB is refused."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._at = stream, 0
@@ -182,7 +182,7 @@ class _Headers:
 
 
 class _Cursor:
-    """The position in a packed tar that this process reads: members are read in order, some of them twice."""
+    """Keeps this process's position in a packed tar open, because members are read in order, some of them twice."""
 
     def __init__(self) -> None:
         self._key: tuple[Path, int, int] | None = None
@@ -191,7 +191,7 @@ class _Cursor:
         self._at, self._held = 0, (-1, b"")
 
     def opened(self, archive: Path, place: int, size: int) -> Any:
-        """Return a member's bytes as an unbuffered stream; a small member is held in memory."""
+        """Return a member's bytes as an unbuffered stream; a small member is kept in memory."""
         about, found, closing = archive.stat(), members_of(archive), contextlib.ExitStack()
         how = found.packing if found is not None else ""
         if not how:
@@ -199,23 +199,23 @@ class _Cursor:
             file.seek(place)
             return _Part(cast(BinaryIO, file), size, closing)
         if size > MOST_ROW_BYTES:
-            return _Part(_from(archive, how, place, closing), size, closing)
+            return _Part(_open_unpacked(archive, how, place, closing), size, closing)
         key = (archive, about.st_size, about.st_mtime_ns)
         if key != self._key or place != self._held[0]:
-            self._hold(key, how, place, size)
+            self._keep_in_memory(key, how, place, size)
         return _Part(io.BytesIO(self._held[1]), size, closing)
 
-    def _hold(self, key: tuple[Path, int, int], how: str, place: int, size: int) -> None:
+    def _keep_in_memory(self, key: tuple[Path, int, int], how: str, place: int, size: int) -> None:
         if key != self._key or place < self._at:
             self._closing.close()
-            self._stream, self._at = _from(key[0], how, 0, self._closing), 0
+            self._stream, self._at = _open_unpacked(key[0], how, 0, self._closing), 0
         self._key = None  # Set again only on success.
         _skip(self._stream, place - self._at)
         self._held, self._at = (place, self._stream.read(size)), place + size
         self._key = key
 
 
-def _from(archive: Path, how: str, place: int, closing: contextlib.ExitStack) -> BinaryIO:
+def _open_unpacked(archive: Path, how: str, place: int, closing: contextlib.ExitStack) -> BinaryIO:
     file = closing.enter_context(open(archive, "rb"))  # noqa: SIM115
     stream = closing.enter_context(unpacked(file, how))
     _skip(stream, place)
@@ -231,7 +231,7 @@ def _skip(stream: BinaryIO, size: int) -> None:
 
 
 class _Part(io.RawIOBase):
-    """The next `size` bytes of a stream; a stream that ends earlier was cut short."""
+    """The next `size` bytes of a stream; EOFError if the stream ends earlier."""
 
     def __init__(self, stream: BinaryIO, size: int, closing: contextlib.ExitStack) -> None:
         self._stream, self._left, self._closing = stream, size, closing
@@ -242,7 +242,7 @@ class _Part(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         raw = self._stream.read(min(len(buffer), self._left))
         if not raw and self._left and len(buffer):
-            raise EOFError("the archive ends within it")
+            raise EOFError("the archive ends inside this file")
         buffer[: len(raw)] = raw
         self._left -= len(raw)
         return len(raw)

@@ -14,12 +14,12 @@ from gpurun.data.refusals import MOST_ROW_BYTES, bad_row, not_utf8, too_long
 
 _MOST_CELLS = 2_000_000
 _CUT_CHARS, _MOST_BLOCK_BYTES = 32, 16 << 20
-"""So close to the buffer's end an error may only mean missing input; also the size of the next read."""
+"""An error within so many characters of the buffer's end may only mean that more input must be read first."""
 _SPACE = " \t\r\n"
 
 
 class TableLines:
-    """The lines of a table for `csv`, which joins the lines of a quoted cell; UsageError if a row is too long."""
+    """Feeds a table's lines to `csv`, which joins the lines of a quoted cell; UsageError if a row is too long."""
 
     def __init__(self, text: TextIO, path: Path, delimiter: str) -> None:
         self._text, self._path, self._delimiter = text, path, delimiter
@@ -40,12 +40,12 @@ class TableLines:
         self._chars += len(line)
         self._cells += line.count(self._delimiter)
         if self._chars > MOST_ROW_BYTES or self._cells > _MOST_CELLS:
-            raise too_long(self._path, f"the row to line {self._number}")
+            raise too_long(self._path, f"the row that ends after line {self._number}")
         return line
 
 
 class _Text:
-    """The decoded beginning of the rest of a stream; `at` is the reader's position in it."""
+    """A decoded buffer of a stream; `at` is the reader's position in the buffer."""
 
     def __init__(self, stream: BinaryIO, path: Path) -> None:
         self._stream, self._path, self._place = stream, path, 0
@@ -53,7 +53,7 @@ class _Text:
         self.text, self.at, self.is_whole = "", 0, False
 
     def more(self) -> None:
-        """Read as much again as is held, so that a long row is not parsed again for each block."""
+        """Double the buffer, so that a long row is not parsed again for each block."""
         block = self._stream.read(min(max(BLOCK_BYTES, len(self.text) - self.at), _MOST_BLOCK_BYTES))
         before = len(self._decoder.getstate()[0])
         try:
@@ -79,7 +79,7 @@ def members_of_array(stream: BinaryIO, path: Path) -> Iterator[Any]:
         raise bad_row(path, "its array", "it does not begin with [")
     text.at += 1
     while text.next() != "]" or number:
-        yield _value(text, path, number)
+        yield _parse_value(text, path, number)
         number += 1
         sign = text.next()
         text.at += 1
@@ -93,7 +93,7 @@ def members_of_array(stream: BinaryIO, path: Path) -> Iterator[Any]:
         raise bad_row(path, "after its array", "it is not JSON: more text follows")
 
 
-def _value(text: _Text, path: Path, number: int) -> Any:
+def _parse_value(text: _Text, path: Path, number: int) -> Any:
     where = f"object {number}"
     text.next()
     while True:

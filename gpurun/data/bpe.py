@@ -1,8 +1,8 @@
-"""Byte-level BPE, trained on the user's own text by the `tokenizers` library and encoded by tiktoken, like GPT-2's.
+"""Trains a byte-level BPE tokeniser, like GPT-2's, on the user's own text, with the `tokenizers` library.
 
-The text is split by GPT-2's pattern; then the most frequent pair of neighbours becomes a token, repeatedly. Ids follow
-GPT-2 too: the 256 bytes in its order, then the merges in theirs, then the end of text. So the list of tokens is the
-whole tokeniser: encoding and decoding do not need the library that trained it.
+The text is split by GPT-2's pattern; then, repeatedly, the most frequent pair of neighbours becomes a token. The ids
+also follow GPT-2: the 256 bytes in GPT-2's order, the merges in the order of training, and the end of text. The list
+of tokens is therefore the whole tokeniser: tiktoken encodes and decodes with it, without the `tokenizers` library.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from gpurun.core.installed_files import tokenizer as tokenizers
 __all__ = ["DEFAULT_TOKENS", "LEAST_TOKENS", "MOST_TOKENS", "check_vocab_size", "train_bpe"]
 
 LEAST_TOKENS, MOST_TOKENS = 257, 50_257
-"""The bytes, the merges and the end of text: as many as GPT-2 has."""
+"""The number of tokens, including the bytes and the end of text: the same as in GPT-2."""
 DEFAULT_TOKENS = 8192
 SAMPLE_CHARS = 32 << 20
 """A larger text is sampled, because the library keeps every different word in memory."""
 _LONGEST_WORD_CHARS = 4096
-"""A longer run without a gap is split, because the library's time for a word grows with the square of its length."""
+"""A longer run without white space is split, because the library's time grows with the square of a word's length."""
 _RAREST = 2
 
 
 def check_vocab_size(vocab_size: int) -> int:
-    """Return the requested number of tokens, DEFAULT_TOKENS for 0; UsageError for an impossible number."""
+    """Return the requested number of tokens (0: DEFAULT_TOKENS); UsageError if the number is impossible."""
     tokens = vocab_size or DEFAULT_TOKENS
     if not LEAST_TOKENS <= tokens <= MOST_TOKENS:
         raise UsageError(
             "tokenizer.vocab_size",
-            f"A vocabulary of {tokens:,} tokens cannot be trained: it must have {LEAST_TOKENS} to {MOST_TOKENS:,}.",
+            f"A vocabulary cannot have {tokens:,} tokens; the limits are {LEAST_TOKENS} and {MOST_TOKENS:,}.",
             hint="Set another size: --set data.vocab_size=8192.",
         )
     return tokens
@@ -41,8 +41,8 @@ def check_vocab_size(vocab_size: int) -> int:
 def train_bpe(texts: Iterable[str], vocab_size: int = 0) -> list[bytes]:
     """Train on the first SAMPLE_CHARS of the texts, and return the tokens in the order of their ids.
 
-    With the end of text there are `vocab_size` of them (0: DEFAULT_TOKENS), or fewer if no remaining pair occurs
-    twice. The same texts give the same tokens.
+    There are `vocab_size` tokens including the end of text (0: DEFAULT_TOKENS), or fewer if no remaining pair of tokens
+    occurs twice. The same texts give the same tokens.
     """
     tokens = check_vocab_size(vocab_size)
     try:
@@ -70,7 +70,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int = 0) -> list[bytes]:
 
 
 def _sample(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts in pieces, split where the encoding splits, up to the sample size."""
+    """Yield pieces of the texts, up to the sample size; they are split where the encoding also splits."""
     left = SAMPLE_CHARS
     for text in texts:
         for piece in tokenizers.cut_for_encoding(text, _LONGEST_WORD_CHARS):

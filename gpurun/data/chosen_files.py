@@ -1,4 +1,4 @@
-"""Which files of a source are trained on and which are held out: by globs, by --val, or by their names."""
+"""Decides which files of a source are for training and which are held out: by globs, --val, or the files' names."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _FORM_WORDS = {
 
 @dataclass(frozen=True)
 class Chosen:
-    """The names of files to train on, and of held-out files, which may be elsewhere, and the remaining files.
+    """The names of the files for training and of the held-out files, which may be elsewhere.
 
-    `says` is a sentence about the division by names; "" if the texts decide what is held out.
+    `division` is a sentence about which files are held out; "" if the texts decide what is held out.
     """
 
     train: list[str]
     val: list[str]
     val_root: Path
     passed: Counter[str]
-    says: str = ""
+    division: str = ""
 
 
 def choose_files(found: FoundFiles, layout: Layout, say: Say) -> Chosen:
-    """Choose the files; UsageError for a glob that matches no name, and for contradictory names."""
+    """Return the chosen files; UsageError for a glob that matches no name, and for contradictory names."""
     passed = Counter(found.passed)
-    names = _globbed(found.names, layout, passed)
+    names = _select_by_globs(found.names, layout, passed)
     is_divisible = found.kind not in ("file", STDLIB) and layout.val != AS_TEXT
     splits = named_splits(names) if is_divisible else {}
     if not layout.val or layout.val == AS_TEXT:
@@ -60,20 +60,21 @@ def choose_files(found: FoundFiles, layout: Layout, say: Say) -> Chosen:
     left = Counter(splits[name] for name in names if splits and os.path.realpath(found.root / name) not in held)
     for split, reason in (("test", "test"), ("val", "validation"), ("", "beside train and test")):
         passed[reason] += left[split]
-    says = f"held out: {_few(apart)}, by {'--val' if layout.val else 'its name'}" if apart else ""
+    why = "as --val says" if layout.val else f"because of {'its' if len(apart) == 1 else 'their'} name"
+    division = f"held out {why}: {_first_and_count(apart)}" if apart else ""
     if tests:
-        says += f"{'; ' if says else ''}test data is not used: {_few(tests)}"
-    return Chosen(train, apart, root, +passed, says)
+        division += f"{'; ' if division else ''}test data is not used: {_first_and_count(tests)}"
+    return Chosen(train, apart, root, +passed, division)
 
 
-def _globbed(names: Sequence[str], layout: Layout, passed: Counter[str]) -> list[str]:
-    """Return the names that --include selects and --exclude does not, and count the others."""
+def _select_by_globs(names: Sequence[str], layout: Layout, passed: Counter[str]) -> list[str]:
+    """Return the names that --include selects and --exclude does not; add the number of the others to `passed`."""
     kept = list(names)
     for flag, globs in (("include", layout.include), ("exclude", layout.exclude)):
         if not globs:
             continue
         for glob in globs:
-            if not _fits(glob, names):
+            if not _matches_any(glob, names):
                 what = f"--{flag} {glob!r} matches none of the {len(names):,} files."
                 hint = f"Write globs as in .gitignore; a name here is {next(iter(names), 'a/b.txt')}."
                 raise UsageError(f"usage.{flag}", what, hint=hint)
@@ -84,19 +85,19 @@ def _globbed(names: Sequence[str], layout: Layout, passed: Counter[str]) -> list
     return kept
 
 
-def _fits(glob: str, names: Sequence[str]) -> bool:
+def _matches_any(glob: str, names: Sequence[str]) -> bool:
     try:
         return any(GitIgnoreSpec.from_lines([glob]).match_files(names))
     except ValueError:
         return False
 
 
-def _few(names: Sequence[str]) -> str:
+def _first_and_count(names: Sequence[str]) -> str:
     return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
 
 
 def demand_used(layout: Layout, files: Sequence[SourceFile]) -> None:
-    """Refuse a flag that applies to no file: otherwise its intended effect would be missing without notice."""
+    """Raise UsageError for a flag that does not apply to any file, because the user expects it to have an effect."""
     forms = {file.form for file in files}
     tables, rows = "table" in forms, bool(forms & {*ROWS})
     unused = {
@@ -109,9 +110,9 @@ def demand_used(layout: Layout, files: Sequence[SourceFile]) -> None:
     for flag, is_unused in unused.items():
         if is_unused:
             expected = "rows with named columns" if flag in ("--text-column", "--template") else "a table"
-            cure = "a table in doubt: --delimiter CHAR"
+            cure = "if it is a table: --delimiter CHAR"
             if flag == "--per-line":
-                expected, cure = "a text", "a table that is a text: --delimiter none"
+                expected, cure = "a text", "if it is a text: --delimiter none"
             what = f"{flag} has no effect: no file of the source is read as {expected}."
             read = ", ".join(sorted({_FORM_WORDS.get(form, "text") for form in forms}))
             raise UsageError("usage.unused", what, hint=f"Leave it out; the source is {read} ({cure}).")

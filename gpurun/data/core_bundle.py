@@ -1,8 +1,9 @@
-"""CORE's bundle (DCLM, in nanochat's layout) as items of token ids beside the shards: `core.jsonl` (docs/FORMATS.md).
+"""Converts CORE's bundle (DCLM, in nanochat's layout) to items of token ids: `core.jsonl`, see docs/FORMATS.md.
 
-The bundle is a zip: `core.yaml` lists the tasks, `eval_meta_data.csv` has the scores of guessing, and `eval_data/` has
-the questions, one JSON object per line. Prompts, the drawing of questions and the choice of examples follow nanochat,
-with the same seeds, so that scores compare. A text begins with the tokeniser's end-of-text token, if it has one.
+The bundle is a zip: `core.yaml` lists the tasks, `eval_meta_data.csv` has the scores that guessing reaches, and
+`eval_data/` the questions, one JSON object per line. Prompts, the selection of questions and the choice of examples
+follow nanochat, with the same seeds, so that scores can be compared. A text begins with the tokeniser's end-of-text
+token, if it has one.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class _Task:
     shots: int
     delimiter: str
     baseline: float
-    """The score of guessing, in percent."""
+    """The score that guessing reaches, in percent."""
 
 
 def bundle_file(named: str, cache: Path, say: Say) -> Path:
-    """Return the bundle's file; a URL is downloaded and kept in `cache`. UsageError or SetupError."""
+    """Return the path of the bundle; a URL is downloaded to `cache`. UsageError or SetupError if that fails."""
     if "://" not in named:
         return local_file(named)
     if not named.startswith("https://"):
@@ -62,7 +63,7 @@ def bundle_file(named: str, cache: Path, say: Say) -> Path:
                 content = answer.read(MOST_BUNDLE_BYTES + 1)
         except (OSError, ValueError) as error:
             what = f"CORE's bundle cannot be downloaded: {error_words(error)}."
-            raise SetupError("core.unreachable", what, hint="Download it yourself, then give its file.") from None
+            raise SetupError("core.unreachable", what, hint="Download it yourself, then give its path.") from None
         if len(content) > MOST_BUNDLE_BYTES:
             raise UsageError("core.too_large", f"{plain_line(named)} has more than 1 GiB.", hint=_HINT)
         make_private(cache)
@@ -79,14 +80,14 @@ def local_file(named: str) -> Path:
 
 
 def write_core(bundle: Path, most: int, shards: Path, into: Path, say: Say) -> tuple[str, int]:
-    """Write at most `most` items of each task into `into`; return the bundle's sha256 and the tokens of all rows.
+    """Write at most `most` items of each task to `into`; return the bundle's sha256 and the tokens in all rows.
 
-    `shards` is the folder whose tokeniser is used. UsageError, with the place, if the bundle is invalid.
+    The tokeniser is that of the folder `shards`. UsageError, which names the place, if the bundle is invalid.
     """
     with bundle.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     tokens, heads, lines = 0, list[dict[str, Any]](), list[str]()
-    with translate_refusals("Nothing was left behind."), _opened(bundle) as files:
+    with translate_refusals("Nothing was left behind."), _open_bundle(bundle) as files:
         tokenizer = tokenizer_of_shards(shards, say)
         for task in _tasks(files):
             items = list(_items(task, _questions(files, task, most), tokenizer))
@@ -99,15 +100,15 @@ def write_core(bundle: Path, most: int, shards: Path, into: Path, say: Say) -> t
     return digest, tokens
 
 
-def _opened(bundle: Path) -> zipfile.ZipFile:
+def _open_bundle(bundle: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(bundle)
     except (zipfile.BadZipFile, OSError):
         raise UsageError("core.no_bundle", f"{bundle} is not a zip file.", hint=_HINT) from None
 
 
-def _text(files: zipfile.ZipFile, name: str) -> str:
-    """Return the text of a member, found by the end of its name, because the layout may be inside a folder."""
+def _member_text(files: zipfile.ZipFile, name: str) -> str:
+    """Return a member's text. Its name may have any folders in front, because the zip may have an outer folder."""
     found = [member for member in files.infolist() if f"/{member.filename}".endswith(f"/{name}")]
     if not found:
         raise UsageError("core.no_bundle", f"The bundle has no {plain_line(name)}.", hint=_HINT)
@@ -116,7 +117,7 @@ def _text(files: zipfile.ZipFile, name: str) -> str:
     try:
         return files.read(found[0]).decode("utf-8-sig")
     except (ValueError, OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise _bad(name, error) from None
+        raise _bad_bundle_error(name, error) from None
 
 
 def _tasks(files: zipfile.ZipFile) -> Iterator[_Task]:
@@ -124,14 +125,14 @@ def _tasks(files: zipfile.ZipFile) -> Iterator[_Task]:
     import yaml  # Only for a bundle.
 
     try:
-        entries = yaml.safe_load(_text(files, "core.yaml"))["icl_tasks"]
-        rows = csv.DictReader(io.StringIO(_text(files, "eval_meta_data.csv")))
+        entries = yaml.safe_load(_member_text(files, "core.yaml"))["icl_tasks"]
+        rows = csv.DictReader(io.StringIO(_member_text(files, "eval_meta_data.csv")))
         baselines = {row["Eval Task"]: float(row["Random baseline"]) for row in rows}
         if not 0 < len(entries) <= MOST_TASKS:
             raise ValueError(f"{len(entries)} tasks")
         tasks = [_task(entry, baselines) for entry in entries]
     except (yaml.YAMLError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise _bad("core.yaml or eval_meta_data.csv", error) from None
+        raise _bad_bundle_error("core.yaml or eval_meta_data.csv", error) from None
     yield from tasks
 
 
@@ -141,7 +142,7 @@ def _task(entry: Mapping[str, Any], baselines: Mapping[str, float]) -> _Task:
     if kind not in _ROWS:
         raise ValueError(f"{label} has the unknown kind {kind!r}")
     if shots is None or shots > MOST_SHOTS or baseline is None or not 0 <= baseline < 100 or ".." in place.parts:
-        raise ValueError(f"{label} has an impossible place, number of examples or baseline")
+        raise ValueError(f"{label} has an invalid path, number of examples or baseline")
     return _Task(
         plain_line(label, 60),
         kind,
@@ -153,11 +154,11 @@ def _task(entry: Mapping[str, Any], baselines: Mapping[str, float]) -> _Task:
 
 
 def _questions(files: zipfile.ZipFile, task: _Task, most: int) -> list[dict[str, Any]]:
-    """Return a task's first questions in nanochat's order: shuffled by its seed."""
+    """Return at most `most` questions of a task, shuffled as in nanochat, with the same seed."""
     try:
-        found = [parse_object(line) for line in _text(files, task.place).splitlines() if line.strip()]
+        found = [parse_object(line) for line in _member_text(files, task.place).splitlines() if line.strip()]
     except ValueError as error:
-        raise _bad(task.place, error) from None
+        raise _bad_bundle_error(task.place, error) from None
     random.Random(SHUFFLE_SEED).shuffle(found)
     if len(found[:most]) <= task.shots:
         what = f"{task.label} has {len(found[:most])} questions, but each needs {task.shots} others as examples."
@@ -179,29 +180,29 @@ def _items(
             rows = [[*begin, *ids.tolist()] for ids in tokenizer.encode(texts)]
             yield _item(task.kind, rows, label)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise _bad(task.place, error) from None
+        raise _bad_bundle_error(task.place, error) from None
 
 
 def _item(kind: str, rows: list[list[int]], label: int | None) -> dict[str, Any]:
-    """Return the rows, the length of their common beginning, and how many of the last ids of each are scored."""
+    """Return an item: its rows, the length of their common beginning, and how many ids at each row's end are scored."""
     if kind == "language_modeling":
-        same = len(_common(rows))  # The whole context, unless tokens merge at the seam.
+        same = len(_common_prefix(rows))  # The whole context, unless tokens merge at the seam.
         rows, counts = rows[1:], [len(rows[1]) - same]
     elif kind == "schema":
-        same = len(_common([row[::-1] for row in rows]))
+        same = len(_common_prefix([row[::-1] for row in rows]))
         counts = [same] * len(rows)
     else:
-        same = len(_common(rows))
+        same = len(_common_prefix(rows))
         counts = [len(row) - same for row in rows]
     if any(len(row) < 2 for row in rows):
         raise ValueError("a text is empty")
     # At least one id is scored, and at least one stands before it.
     counts = [min(max(1, count), len(row) - 1) for count, row in zip(counts, rows, strict=True)]
-    prefix = _common(rows) if len(rows) > 1 else []
+    prefix = _common_prefix(rows) if len(rows) > 1 else []
     return {"prefix": prefix, "rows": [row[len(prefix) :] for row in rows], "asked": counts, "label": label}
 
 
-def _common(rows: Sequence[list[int]]) -> list[int]:
+def _common_prefix(rows: Sequence[list[int]]) -> list[int]:
     """Return the common beginning of all rows."""
     same = list(takewhile(lambda ids: len({*ids}) == 1, zip(*rows, strict=False)))
     return [ids[0] for ids in same]
@@ -212,7 +213,7 @@ def _of_choices(
 ) -> tuple[list[str], int | None]:
     head = "".join(f"{shot['query']}{delimiter}{shot['choices'][shot['gold']]}\n\n" for shot in shots)
     texts = [f"{head}{question['query']}{delimiter}{choice}" for choice in question["choices"]]
-    return texts, _label(question["gold"], texts)
+    return texts, _checked_label(question["gold"], texts)
 
 
 def _of_schema(
@@ -220,7 +221,7 @@ def _of_schema(
 ) -> tuple[list[str], int | None]:
     head = "".join(f"{shot['context_options'][shot['gold']]}{delimiter}{shot['continuation']}\n\n" for shot in shots)
     texts = [f"{head}{context}{delimiter}{question['continuation']}" for context in question["context_options"]]
-    return texts, _label(question["gold"], texts)
+    return texts, _checked_label(question["gold"], texts)
 
 
 def _of_text(
@@ -232,15 +233,18 @@ def _of_text(
 
 
 _ROWS = {"multiple_choice": _of_choices, "schema": _of_schema, "language_modeling": _of_text}
-"""Each returns a question's texts and the number of the right one; for a continuation, without and with its end."""
+"""The function for each kind of task. It returns a question's texts, and the index of the correct text.
+
+For a continuation, the texts are the context alone, and the context with its continuation.
+"""
 
 
-def _label(gold: Any, texts: Sequence[str]) -> int:
+def _checked_label(gold: Any, texts: Sequence[str]) -> int:
     if type(gold) is not int or gold not in range(len(texts)):
         raise ValueError("gold is not the number of an answer")
     return gold
 
 
-def _bad(place: str, error: Exception) -> UsageError:
+def _bad_bundle_error(place: str, error: Exception) -> UsageError:
     what = f"{plain_line(place)} of the bundle is not in nanochat's form: {error_words(error)}."
     return UsageError("core.bad_bundle", what, hint=_HINT)

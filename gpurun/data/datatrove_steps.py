@@ -1,4 +1,4 @@
-"""The ends of a datatrove pipeline, for a corpus that is larger than one machine: a reader of tasks, and the work.
+"""Provides the first and last step of a datatrove pipeline, for a corpus that needs several machines.
 
     order = Order("/shared/texts", "gpt2", Path("/shared/out"))
     begun = begin(order, print)                                        # looks at the source, once
@@ -6,8 +6,8 @@
     SlurmPipelineExecutor(steps, tasks=len(begun.left), time="04:00:00", partition="cpu", logging_dir="/logs").run()
     finish(order, begin(order, print), print)                          # when all of them have ended
 
-datatrove's own filters go between the two. A task's documents become the same shards on every executor; a finished
-task is not repeated. All machines must use the same folder (docs/DATA.md shows the whole program).
+datatrove's own filters can be put between the two steps. A task's documents become the same shards on every executor,
+and a finished task is not repeated. All machines must use the same folder (docs/DATA.md shows the whole program).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpurun.core.errors import SetupError
 from gpurun.core.installed_files import install_line
 from gpurun.data.documents import documents_of
 from gpurun.data.layout import Layout
-from gpurun.data.rows import mended
+from gpurun.data.rows import replace_surrogates
 from gpurun.data.source_file import Document
 from gpurun.data.tasks import Task, Work
 
@@ -44,7 +44,7 @@ _RAY_GB = 1.0
 
 
 class TaskReader(PipelineStep):
-    """Reads one task per rank."""
+    """The first step: reads the documents of one task per rank."""
 
     type, name = "📖 - READER", "gpurun's sources"
 
@@ -61,7 +61,7 @@ class TaskReader(PipelineStep):
 
 
 class Doing(PipelineStep):
-    """The last step: does the work with each rank's documents."""
+    """The last step: processes the documents of each rank."""
 
     type, name = "💽 - WRITER", "gpurun's shards"
 
@@ -81,9 +81,9 @@ def _about(document: Document) -> dict[str, Any]:
 
 def _document(passed: Passed) -> Document:
     about = passed.metadata
-    url = mended(str(about.get("url") or ""))
+    url = replace_surrogates(str(about.get("url") or ""))
     begins, held_out = bool(about.get("begins", True)), bool(about.get("held_out"))
-    return Document(passed.id, mended(passed.text), url, begins=begins, held_out=held_out)
+    return Document(passed.id, replace_surrogates(passed.text), url, begins=begins, held_out=held_out)
 
 
 def run_datatrove(work: Work, tasks: Sequence[tuple[int, Task]], workers: int, executor: str) -> None:
@@ -116,7 +116,7 @@ def _ray_executor(steps: list[PipelineStep], settings: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def _errors_into(log: Path) -> Iterator[None]:
-    """Redirect standard error, including that of processes started meanwhile, to a file beside the logs."""
+    """Redirect standard error to a file beside the logs, also for processes that are started meanwhile."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:

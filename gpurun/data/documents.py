@@ -1,7 +1,8 @@
-"""The documents of a source, whatever form its files have.
+"""Yields the documents of a source, whatever form its files have.
 
-A text file is one document, or several with `<|endoftext|>` between them. A larger file without such marks is cut into
-pieces; each can be held out, and they need not be in memory together. A row is a document.
+A text file is one document, or several with `<|endoftext|>` between them. A large file without such marks is cut into
+pieces, which need not be in memory together and can be held out separately. Each row of a table or JSON file is a
+document.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gpurun.data.streams import size_and_time
 
 
 def documents_of(spans: Iterable[FileSpan], layout: Layout) -> Iterator[Document]:
-    """Yield the non-blank documents of some spans in order. UsageError for anything wrong with the source."""
+    """Yield the documents of some spans in order, without blank documents; UsageError if a file is invalid."""
     for span in spans:
         _demand_unchanged(span.file)
         for document in _documents(span, layout):
@@ -30,12 +31,12 @@ def _documents(span: FileSpan, layout: Layout) -> Iterator[Document]:
     of_text = {
         "whole": texts.yield_whole,
         "pieces": texts.cut_text,
-        "separated": texts.separated,
-        "per_line": texts.lines,
+        "separated": texts.marked_documents,
+        "per_line": texts.line_documents,
     }
     of_rows = {
-        "lines": rows.of_lines, "array": rows.of_array, "strings": rows.of_strings,
-        "table": rows.of_table, "parquet": rows.of_parquet,
+        "lines": rows.json_lines_documents, "array": rows.array_documents, "strings": rows.string_documents,
+        "table": rows.table_documents, "parquet": rows.parquet_documents,
     }  # fmt: skip
     form = span.file.form
     return of_text[form](span) if form in of_text else of_rows[form](span, layout)
@@ -47,12 +48,12 @@ def _demand_unchanged(file: SourceFile) -> None:
     except OSError as error:
         raise UsageError(
             "data.vanished",
-            f"{file.path} existed when preparing began, and is gone now: {error.strerror}.",
-            hint="Restore it unchanged, with its time (cp -p); then the same command resumes.",
+            f"{file.path} existed when preparing began, but cannot be found now: {error.strerror}.",
+            hint="Restore it unchanged, with its modification time (cp -p); then the same command resumes.",
         ) from None
     if (size, modified_ns) != (file.bytes, file.modified_ns):
         raise UsageError(
             "data.changed",
             f"{file.path} changed while it was being prepared: from {file.bytes:,} bytes to {size:,}.",
-            hint="Prepare into another folder when nothing writes to the file any more, or use a copy.",
+            hint="Prepare into a new folder when no program writes to the file any more, or use a copy of the file.",
         )

@@ -1,4 +1,4 @@
-"""Shards that another program made: recognised by names and first bytes, never read as text (docs/DATA.md)."""
+"""Recognises shards that another program made, by their names and first bytes (docs/DATA.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LLM_C = {20240520: "llm.c", 20240801: "llm.c, of uint32 (Llama 3)"}
 _NPY = b"\x93NUMPY"
 _SPLIT = re.compile(r"(?:^|[_.-])(train|val)(?=[_.-])")
 OWN = ("data.json", "prepare.json")
-"""A folder of our own shards has one of these, finished or not."""
+"""A folder of gpurun's own shards has at least one of these files, even while it is unfinished."""
 
 
 def split_of(path: Path) -> str:
@@ -38,21 +38,21 @@ def maker_of(path: Path) -> str:
 
 
 def foreign_shards(folder: Path) -> dict[Path, str]:
-    """Return the shards in a folder, by name, with the maker of each."""
+    """Return the shards in a folder with the maker of each, sorted by name."""
     with reading(folder):
         return {path: maker for path in sorted(folder.iterdir()) if (maker := maker_of(path))}
 
 
 def refuse_foreign(place: Path) -> None:
-    """Refuse a shard of another program, and a folder of such shards or above them; UsageError says how to use them."""
+    """Raise UsageError if `place` is a shard of another program, or a folder that contains such shards."""
     with reading(place):
-        for path in _looked_at(place):
+        for path in _files_to_check(place):
             if maker := maker_of(path):
-                raise to_adopt(path.parent, maker)
+                raise foreign_shards_error(path.parent, maker)
 
 
-def _looked_at(place: Path) -> Iterator[Path]:
-    """Yield a file itself; for a folder its files, then those one level below, but not in folders of our own shards."""
+def _files_to_check(place: Path) -> Iterator[Path]:
+    """Yield a file itself; for a folder, its files and those one level below, except in folders of gpurun's shards."""
     if not place.is_dir():
         yield place
         return
@@ -64,15 +64,15 @@ def _looked_at(place: Path) -> Iterator[Path]:
             yield from inside
 
 
-def to_adopt(folder: Path, maker: str) -> UsageError:
-    """Return the refusal of shards that another program made, with how to use them."""
-    place, what = shlex.quote(str(folder)), f"{folder} holds shards ({maker}), not text."
+def foreign_shards_error(folder: Path, maker: str) -> UsageError:
+    """Return the error for shards that another program made; its hint says how to use them."""
+    place, what = shlex.quote(str(folder)), f"{folder} contains shards ({maker}), not text."
     if (folder / "data.json").is_file():
         hint = f"Name their folder, which has their data.json: --data {place}"
     elif "uint32" in maker:
         hint = "gpurun reads only shards of uint16; prepare the text again with the tokeniser gpt2, char or bpe."
     else:
         tokenizer = "char" if (folder / META).is_file() else "gpt2"
-        hint = f"Describe them once: gpurun data adopt {place} --tokenizer {tokenizer} --out NEW; then --data NEW. "
-        hint += "To use a text beside them, name its file."
+        hint = f"First: gpurun data adopt {place} --tokenizer {tokenizer} --out NEW; then use --data NEW. "
+        hint += "To use a text in the same folder, name its file."
     return UsageError("data.foreign_shards", what, hint=hint)

@@ -1,4 +1,4 @@
-"""The files that a source names: one file, or those in a folder, in an archive or in a data set of the hub."""
+"""Finds the files of a source: one file, or the files in a folder, an archive or a data set of the hub."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from gpurun.data import hub
 from gpurun.data.archive_members import ARCHIVE_SUFFIXES, members_of
 from gpurun.data.kinds import kind_of_zip
 from gpurun.data.refusals import Say, unreadable
-from gpurun.data.shard_folder import demand_whole
+from gpurun.data.shard_folder import refuse_undescribed_shards
 from gpurun.data.source_names import HUB, STDLIB
 from gpurun.data.streams import plain_name
 
 _NOT_PROSE = {"site-packages", "dist-packages", "test", "tests", "encodings", "pydoc_data", "__pycache__"}
-"""Folders of the standard library with third-party code, with tests (not always installed) and with tables."""
+"""Folders of the standard library that are left out: third-party code, tests (not always installed), and tables."""
 
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """What a source names: its kind ("stdlib", "file", "folder", "archive", "hub"), and its files below a root.
+    """The kind of a source ("stdlib", "file", "folder", "archive", "hub"), and the names of its files below `root`.
 
-    `names` are in the order of reading; `passed` counts the files that do not belong to it, by reason.
+    `names` are in the order of reading; `passed` counts the skipped files by reason.
     """
 
     kind: str
@@ -48,7 +48,7 @@ def find_files(source: str, say: Say) -> FoundFiles:
     if not path.exists():
         hint = f"Check the path, or use the text that is always available: {STDLIB}."
         raise UsageError("data.missing", f"There is no file or folder {source}.", hint=hint)
-    demand_whole(path)
+    refuse_undescribed_shards(path)
     if path.is_file():
         found = FoundFiles("file", path.parent, [path.name], Counter())
         return _with_members(replace(found, kind="archive")) if _is_archive(path) else found
@@ -65,7 +65,7 @@ def find_files(source: str, say: Say) -> FoundFiles:
 
 
 def _is_archive(path: Path) -> bool:
-    """Return whether a file is an archive whose files are read; not if it is an office document or a model."""
+    """Return whether a file is an archive to look into; False for office documents and models, which are also zips."""
     try:
         found = members_of(path)
     except OSError as error:
@@ -74,7 +74,7 @@ def _is_archive(path: Path) -> bool:
 
 
 def _with_members(found: FoundFiles) -> FoundFiles:
-    """Replace each archive by its files, in order."""
+    """Return the found files with each archive replaced by its members, in order."""
     names, passed = [], Counter(found.passed)
     for name in found.names:
         path = found.root / name
@@ -92,10 +92,10 @@ def _with_members(found: FoundFiles) -> FoundFiles:
 
 
 def _walk(root: Path, without: set[str]) -> tuple[list[str], Counter[str]]:
-    """Return every regular file below a folder, by name, without hidden files; and the counts of the others.
+    """Return the sorted names of all regular files below a folder, and the counts of skipped files by reason.
 
-    A link is followed if it leads to a file within the folder. A snapshot in the hub's cache consists of links to the
-    blobs beside it; its Markdown files are cards of the data set and not part of the text, as with hf: names.
+    Hidden files are skipped. A link is followed if it leads to a file within the folder. A snapshot in the hub's cache
+    consists of links to the blobs beside it; its Markdown files describe the data set, and are skipped.
     """
     files, passed = [], Counter[str]()
     real = Path(os.path.realpath(root))
@@ -122,5 +122,5 @@ def _walk(root: Path, without: set[str]) -> tuple[list[str], Counter[str]]:
 
 
 def _lies_in(link: Path, folders: Sequence[Path]) -> bool:
-    """Return whether the target of a link is in one of some folders."""
+    """Return whether a link's target is in one of these folders."""
     return any(map(Path(os.path.realpath(link)).is_relative_to, folders))

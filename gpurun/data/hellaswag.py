@@ -1,7 +1,7 @@
-"""HellaSwag's questions, tokenised with the shards' own tokeniser, beside the shards: `hellaswag.jsonl` (FORMATS.md).
+"""Tokenises HellaSwag's questions with the shards' own tokeniser, and writes `hellaswag.jsonl` (docs/FORMATS.md).
 
 The questions are in their authors' format, one JSON object per line: `ctx`, four `endings`, `label`. An ending is
-tokenised with a space before it, as it would follow the context; so the figures compare with those of GPT-2.
+tokenised with a space before it, as it would follow the context, so the scores can be compared with GPT-2's.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ _MOST_LINE_CHARS = 1 << 20
 
 
 def write_items(questions: Path, shards: Path, say: Say) -> tuple[Path, int]:
-    """Write the questions of a file as items beside finished shards; return the file and the number of items.
+    """Write a file's questions as items beside finished shards; return the written path and the number of items.
 
-    The file appears complete or not at all. UsageError if the input cannot be read; it names a line that is not a
-    question with its answer.
+    The file is written atomically. UsageError if the input cannot be read, or a line is not a question with its answer.
     """
     lines, written = [], shards / question_items.FILE
     with translate_refusals("Nothing was left behind."):
@@ -41,7 +40,7 @@ def write_items(questions: Path, shards: Path, say: Say) -> tuple[Path, int]:
 
 
 def tokenizer_of_shards(shards: Path, say: Say) -> tokenizers.TextTokenizer:
-    """Return the tokeniser with which the shards were made."""
+    """Return the tokeniser that made the shards."""
     try:
         name = read_object(shards / "data.json")["tokenizer"]["name"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -51,7 +50,7 @@ def tokenizer_of_shards(shards: Path, say: Say) -> tokenizers.TextTokenizer:
         return tokenizers.load_gpt2(say)
     if not (shards / "vocab.json").is_file():
         what = f"{shards} has no vocab.json; only GPT-2's vocabulary is known without it."
-        raise UsageError("data.no_vocabulary", what, hint="Copy it from where the shards were made.")
+        raise UsageError("data.no_vocabulary", what, hint="Copy vocab.json from the folder where the shards were made.")
     return tokenizers.tokenizer_of(name, tokenizers.read_vocabulary(shards))
 
 

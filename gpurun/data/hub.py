@@ -1,8 +1,8 @@
-"""Data sets of the Hugging Face hub, by their Parquet or JSON Lines files, downloaded once into the hub's own cache.
+"""Downloads the Parquet or JSON Lines files of a Hugging Face data set, once, into the hub's own cache.
 
-The name is `OWNER/NAME`, with `/FOLDER` or a pattern (`/shard_00*`) for some of its files and `@REVISION` for a
-revision other than the newest. huggingface_hub resumes a download and verifies it; HF_HOME is the cache's place,
-HF_TOKEN gives access to gated data sets.
+The name is `OWNER/NAME`; `/FOLDER` or a pattern (`/shard_00*`) selects some of its files, and `@REVISION` a revision
+other than the newest. huggingface_hub resumes and verifies a download. HF_HOME is the folder of the cache; HF_TOKEN
+gives access to gated data sets.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json
 
 
 def download_files(name: str, say: Callable[[str], None]) -> tuple[Path, list[str]]:
-    """Return (root, names below it) of a data set's files, downloaded if necessary; GpurunError if that fails."""
+    """Download a data set's files if necessary, and return (root, names below it); GpurunError if that fails."""
     place, _, revision = name.partition("@")
     owner, _, rest = place.partition("/")
     dataset, _, folder = rest.partition("/")
     if not owner or not dataset:
-        raise _no_name(name)
+        raise _bad_name_error(name)
     root = _download(_huggingface_hub(), f"{owner}/{dataset}", folder.rstrip("/"), revision or None, say)
-    # The cache may also hold a download of another part of the same set.
+    # The cache may also contain files of another part of the same data set.
     found = root.glob(folder) if _is_pattern(folder) else (root / folder).rglob("*")
     paths = sorted(path for path in found if path.name.endswith(_SUFFIXES))
     if not paths:
@@ -48,18 +48,18 @@ def _is_pattern(folder: str) -> bool:
 
 
 def _download(hub: ModuleType, dataset: str, folder: str, revision: str | None, say: Callable[[str], None]) -> Path:
-    """Return the folder of the data set in the hub's cache: as the hub has it now, or as it was downloaded before."""
+    """Return the data set's folder in the hub's cache: the hub's current version, or else an earlier download."""
     patterns = [f"{folder}/**/*{suffix}" if folder else f"**/*{suffix}" for suffix in _SUFFIXES]
     patterns += [f"{folder}/*{suffix}" if folder else f"*{suffix}" for suffix in _SUFFIXES]
     patterns = [folder] if _is_pattern(folder) else patterns
     options: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "allow_patterns": patterns}
     say(f"asking the hub for {dataset}")
-    # The last are httpx's own, whatever its name is in this version: a broken connection is one of them.
+    # The last are httpx's errors, for example for a broken connection; this version may have its own copy of httpx.
     broken = (hub.errors.LocalEntryNotFoundError, OSError, *hub.errors.HfHubHTTPError.__bases__)
     try:
         missing = [file for file in hub.snapshot_download(dataset, **options, dry_run=True) if file.will_download]
     except hub.errors.HFValidationError as error:
-        raise _no_name(dataset) from error
+        raise _bad_name_error(dataset) from error
     except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError) as error:
         raise UsageError(
             "data.hub_missing",
@@ -67,20 +67,20 @@ def _download(hub: ModuleType, dataset: str, folder: str, revision: str | None, 
             hint="Check its name on huggingface.co; a gated data set needs HF_TOKEN.",
         ) from error
     except broken as error:
-        return _as_downloaded(hub, dataset, options, error, say)
+        return _earlier_download(hub, dataset, options, error, say)
     cache = Path(hub.constants.HF_HUB_CACHE)
     _check_room(sum(file.file_size or 0 for file in missing), len(missing), cache, say)
     try:
         return Path(hub.snapshot_download(dataset, **options))
     except broken as error:
         # The cache now holds an incomplete part that must not be used.
-        raise _broken_off(dataset, cache, error) from None
+        raise _interrupted_download(dataset, cache, error) from None
 
 
-def _as_downloaded(
+def _earlier_download(
     hub: ModuleType, dataset: str, options: dict[str, Any], error: Exception, say: Callable[[str], None]
 ) -> Path:
-    """Return the folder of a data set in the cache, for when the hub does not answer."""
+    """Return the folder of an earlier download, for use when the hub cannot be reached; UsageError if there is none."""
     try:
         root = Path(hub.snapshot_download(dataset, **options, local_files_only=True))
     except (hub.errors.LocalEntryNotFoundError, OSError):
@@ -94,7 +94,7 @@ def _as_downloaded(
     return root
 
 
-def _no_name(name: str) -> UsageError:
+def _bad_name_error(name: str) -> UsageError:
     return UsageError(
         "usage.hub_name",
         f"hf:{name} does not name a data set of the hub.",
@@ -102,13 +102,13 @@ def _no_name(name: str) -> UsageError:
     )
 
 
-def _broken_off(dataset: str, cache: Path, error: Exception) -> GpurunError:
+def _interrupted_download(dataset: str, cache: Path, error: Exception) -> GpurunError:
     what = " ".join(str(error).split())[:120]
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "Free disk space, or name a cache on another disk: HF_HOME=DIR."
-        return SetupError("disk.full", f"The disk of {cache} is full; only a part of {dataset} is there.", hint=hint)
+        return SetupError("disk.full", f"The disk of {cache} is full; {dataset} is incomplete.", hint=hint)
     hint = "The downloaded files are kept: the same command resumes the download."
-    return UsageError("data.hub_unreachable", f"The download of {dataset} broke off: {what} …", hint=hint)
+    return UsageError("data.hub_unreachable", f"The download of {dataset} was interrupted: {what} …", hint=hint)
 
 
 def _check_room(need: int, count: int, cache: Path, say: Callable[[str], None]) -> None:

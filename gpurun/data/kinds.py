@@ -1,6 +1,6 @@
-"""What a file holds, recognised by its first bytes: documents in one of the readable forms, or something else.
+"""Recognises, from its first bytes, whether a file contains documents in a readable form, or something else.
 
-A name alone proves nothing, and binary data that is read as text would train without any error.
+A file's name is not proof, and training on binary data that is read as text would not cause an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpurun.data.refusals import refuse_utf16
 from gpurun.data.streams import open_content, open_raw
 
 Kind = Literal["text", "lines", "array", "strings", "parquet"]
-"""Text, which includes tables; JSON Lines; one JSON array of objects, or of strings; rows of Parquet."""
+"""Text, including tables; JSON Lines; one JSON array of objects, or of strings; rows of Parquet."""
 
 HEAD_BYTES = 64 << 10
 _NAMED = {
@@ -70,14 +70,14 @@ CONVERTED = frozenset(_HINTS) - {"git-lfs pointer", "zip archive", "tar archive"
 
 
 def hint_for(kind: str, path: Path) -> str:
-    """Return what to do about a file of a kind that is not read."""
+    """Return a hint for a file of a kind that gpurun cannot read."""
     hint = _HINTS.get(kind, "Name a file of UTF-8 text, JSON Lines, CSV or Parquet.")
     names = {"file": path, "text": path.with_suffix(".txt"), "rows": path.with_suffix(".jsonl")}
     return hint.format(**{key: shlex.quote(str(name)) for key, name in names.items()})
 
 
 def recognise(path: Path) -> tuple[Kind | None, str]:
-    """Return the kind of a file's documents, or None and what it is instead. UsageError if unreadable, or UTF-16."""
+    """Return (kind, "") for a file with documents, else (None, what it is); UsageError if unreadable or UTF-16."""
     with open_raw(path) as raw:
         beginning = raw.read(4)
     if beginning == b"PAR1":
@@ -98,7 +98,7 @@ def recognise(path: Path) -> tuple[Kind | None, str]:
 
 
 def kind_of_zip(path: Path) -> str:
-    """Return the name for a zip archive, which may be one of many formats."""
+    """Return the name of a zip's format, for example a Word document."""
     try:
         found = members_of(path) if path.is_file() else None
     except UsageError:
@@ -129,7 +129,7 @@ def _of_text(path: Path, head: bytes, *, is_whole: bool) -> tuple[Kind | None, s
 
 
 def _of_array(path: Path, start: bytes) -> tuple[Kind | None, str]:
-    """Return the kind of a file that begins like an array: by its first members, if it is JSON."""
+    """Return the kind of a file that begins like an array, from the array's first members."""
     if start[1:].lstrip().startswith(b"{"):
         return "array", ""
     try:

@@ -1,4 +1,4 @@
-"""Inspects the files of a source once, before any work: which form each has, or why it is skipped."""
+"""Inspects each file of a source once, before any work, to find out its form, or why it is skipped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpurun.data import parquet
 from gpurun.data.kinds import CONVERTED, Kind, hint_for, recognise
 from gpurun.data.layout import Layout
 from gpurun.data.refusals import unreadable
-from gpurun.data.rows import demand_columns
+from gpurun.data.rows import require_columns
 from gpurun.data.source_file import Form, SourceFile, Table
 from gpurun.data.source_names import STDLIB
 from gpurun.data.streams import content_bytes, size_and_time
@@ -21,30 +21,30 @@ from gpurun.data.tables import is_called_table, table_of
 from gpurun.data.texts import look_through
 
 Known = Mapping[tuple[str, int, int], SourceFile]
-"""Files that an earlier call inspected, by name, size and time."""
+"""Files that an earlier call inspected, keyed by name, size and modification time."""
 
 
 class SourceLook:
-    """Inspects the files of a source once; remembers what is skipped, by reason, and the first of each kind."""
+    """Inspects a source's files; counts the skipped files by reason, and keeps the first of each kind for a hint."""
 
     def __init__(self, kind: str, layout: Layout, known: Known) -> None:
         self._kind, self._layout, self._known = kind, layout, known
         self.passed, self.first = Counter[str](), dict[str, Path]()
         self.passed_bytes, self.is_limited = 0, False
         self.refusal: UsageError | None = None
-        """The missing columns of the first file of rows that has none of the requested columns."""
+        """The error for the first file of rows that has none of the requested columns."""
 
     @property
     def hint(self) -> str:
-        """Return how to convert the first skipped file that can be converted to text, as an addition to a hint."""
+        """Return a sentence about how to convert a skipped file to text; "" if no skipped file can be converted."""
         known = ((reason, path) for reason, path in self.first.items() if reason in CONVERTED)
-        return next((f" Of {path.name}: {hint_for(reason, path)}" for reason, path in known), "")
+        return next((f" For {path.name}: {hint_for(reason, path)}" for reason, path in known), "")
 
     def at_files(self, root: Path, names: Sequence[str], limit_bytes: int) -> list[SourceFile]:
-        """Return the files that hold documents; with a limit, a selection by the hashes of their names."""
+        """Return the files that contain documents; with a limit, a selection by the hashes of their names."""
         files: list[SourceFile] = []
         taken = 0
-        for name in _some_of(names, root, limit_bytes) if limit_bytes else names:
+        for name in _select_names(names, root, limit_bytes) if limit_bytes else names:
             file, reason, size = self._look(name, root)
             if file is None:
                 self.passed[reason] += 1
@@ -61,7 +61,7 @@ class SourceLook:
         return sorted(files, key=lambda file: places[file.name])
 
     def _look(self, name: str, root: Path) -> tuple[SourceFile | None, str, int]:
-        """Return the facts about a file; or None, why it is skipped, and its size, if it is not text."""
+        """Return (file, "", 0) for a file with documents, else (None, why it is skipped, its size)."""
         path, kind = root / name, self._kind
         try:
             size, modified_ns = size_and_time(path)
@@ -81,10 +81,10 @@ class SourceLook:
         if before is not None:
             return replace(before, root=root, held_out=False), "", 0
         try:
-            form, weights, table = self._form_of(path, "text" if is_text or found is None else found)
+            form, weights, table = self._find_form(path, "text" if is_text or found is None else found)
         except UsageError as error:
             if kind == STDLIB and error.code in ("data.not_utf8", "data.nul_byte"):
-                return None, "not UTF-8", size  # Users cannot fix Python's own library.
+                return None, "not UTF-8", size  # The user cannot fix a file of Python's standard library.
             if error.code != "data.no_text_column" or kind == "file" or found == "parquet":
                 raise
             self.refusal = self.refusal or error
@@ -92,13 +92,13 @@ class SourceLook:
             return None, f"{what} without {' and '.join(self._layout.columns)!r}", size
         return SourceFile(name, root, form, size, modified_ns, weights, table=table), "", 0
 
-    def _form_of(self, path: Path, found: Kind) -> tuple[Form, tuple[int, ...], Table | None]:
-        """Return a file's form, its bytes of text, and how it is written if it is a table."""
+    def _find_form(self, path: Path, found: Kind) -> tuple[Form, tuple[int, ...], Table | None]:
+        """Return a file's form, its bytes of text, and its table format, which is None unless it is a table."""
         layout, is_alone = self._layout, self._kind == "file"
         if found == "parquet":
             return "parquet", parquet.group_bytes(path, layout.columns), None
         if found in ("lines", "array"):
-            demand_columns(path, found, layout)
+            require_columns(path, found, layout)
             return found, (content_bytes(path),), None
         if found == "strings":
             return found, (content_bytes(path),), None
@@ -110,8 +110,8 @@ class SourceLook:
         return "separated" if is_separated and whole == "whole" and self._kind != STDLIB else whole, (size,), None
 
 
-def _some_of(names: Sequence[str], root: Path, limit_bytes: int) -> list[str]:
-    """Return names in the order of their hashes; of an archive its beginning, because packed ones are read in order."""
+def _select_names(names: Sequence[str], root: Path, limit_bytes: int) -> list[str]:
+    """Return names in the order of their hashes; for an archive the first names, because it is read in order."""
     hashed, sizes = sorted(names, key=_name_hash), 0
     chosen: list[str] = []
     for name in hashed:
@@ -124,7 +124,7 @@ def _some_of(names: Sequence[str], root: Path, limit_bytes: int) -> list[str]:
 
 
 def _shortened(file: SourceFile, most: int) -> SourceFile:
-    """Return a file limited to about `most` bytes of text; a file that cannot be divided is used whole."""
+    """Return a file limited to about `most` bytes of text; a file that cannot be divided is returned unchanged."""
     if file.form == "parquet":
         count = 1
         while sum(file.weights[:count]) < most:

@@ -1,6 +1,6 @@
-"""Which files are for training, validation and test, according to their names: `wiki.{train,valid,test}.raw`.
+"""Decides from their names which files are for training, validation and test: `wiki.{train,valid,test}.raw`.
 
-Names count only if they form a split: one file is called train and another is not.
+Names are considered only if they divide the files: at least one name contains train, and at least one does not.
 """
 
 from __future__ import annotations
@@ -27,33 +27,34 @@ _CUT = re.compile(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9])")
 def named_splits(names: Sequence[str]) -> dict[str, str]:
     """Return "train", "val", "test" or "" (undecided) for each name; {} if the names do not divide the files.
 
-    UsageError if they contradict one another.
+    UsageError if the names contradict one another.
     """
-    called = {name: _words_of(name) for name in names}
+    called = {name: _splits_in(name) for name in names}
     splits = {name: next(iter(words), "") for name, words in called.items()}
     kinds = {*splits.values()} - {""}
     if "train" not in kinds:
         rows = [name for name, split in splits.items() if split and _suffix(name) in _ROWS]
         same = {_suffix(name) for name in rows} & {_suffix(name) for name, split in splits.items() if not split}
-        # Rows beside other files without such names: the others are not trained on.
+        # Files of rows with such names, beside other files without: the others are not used for training.
         return {name: splits[name] if name in rows else "train" for name in names} if same else {}
     if kinds == {"train"}:
         return {}
     suffixes = {_suffix(name) for name, split in splits.items() if split}
     doubtful = [name for name, words in called.items() if len(words) > 1 or (not words and _suffix(name) in suffixes)]
     if doubtful:
-        what = f"Files are called train and {' and '.join(sorted(kinds - {'train'}))}, and {doubtful[0]} may be either"
+        others = " and ".join(sorted(kinds - {"train"}))
+        what = f"Files are called train and {others}, but the purpose of {doubtful[0]} is unclear"
         raise UsageError(
             "data.split_in_doubt",
             f"{what} (and {len(doubtful) - 1:,} more)." if len(doubtful) > 1 else f"{what}.",
-            hint="Use flags of gpurun data prepare: --exclude GLOB leaves it out, --val FILE or DIR is held out, "
+            hint="Use flags of gpurun data prepare: --exclude GLOB leaves files out, --val FILE or DIR holds them out, "
             "--val none uses all files and holds out a random part.",
         )
     return splits
 
 
-def _words_of(name: str) -> set[str]:
-    """Return the splits that the parts of a name mention, except for programs."""
+def _splits_in(name: str) -> set[str]:
+    """Return the splits that the parts of a file name mention; none for a program's name."""
     path = PurePosixPath(name)
     if _PROGRAMS.fullmatch(_suffix(name)):
         return set()

@@ -1,4 +1,4 @@
-"""The characters of nanoGPT's character-level tokeniser, from its meta.pkl, without running the pickle's code."""
+"""Reads the characters of nanoGPT's character-level tokeniser from its meta.pkl, without running pickled code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_BYTES = 1 << 20
 
 
 def characters_of(path: Path) -> list[bytes]:
-    """Return the UTF-8 of every token id, in order; UsageError if it is not such a file."""
+    """Return the UTF-8 of each token, in the order of ids; UsageError if the file is not such a meta.pkl."""
     with reading(path), open(path, "rb") as file:
         raw = file.read(_MOST_BYTES + 1)
     try:
@@ -27,12 +27,12 @@ def characters_of(path: Path) -> list[bytes]:
         return [character.encode() for character in characters]
     # A damaged pickle can raise almost anything.
     except Exception as error:  # noqa: BLE001
-        what = f"{path} is not the meta.pkl of nanoGPT's character level: {str(error)[:200] or type(error).__name__}."
+        what = f"{path} is not a meta.pkl of nanoGPT's characters: {str(error)[:200] or type(error).__name__}."
         raise UsageError("data.bad_meta", what, hint="Make it again with nanoGPT's prepare.py.") from None
 
 
 class _Plain(pickle.Unpickler):
-    """Unpickles dicts, strings and numbers; an attempt to import anything ends it."""
+    """Unpickles only dicts, strings and numbers; any attempt to import something raises an error."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         """Refuse."""

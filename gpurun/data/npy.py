@@ -1,4 +1,4 @@
-"""A `.npy` file of tokens, memory-mapped after checking that numpy can safely parse its header."""
+"""Memory-maps a `.npy` file of tokens, after checking that numpy can safely parse its header."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _MOST_HEADER_BYTES = 10_000
 
 
 def npy_row(path: Path) -> Any:
-    """Return the array of a file, mapped and not read; ValueError or OSError if it is not a valid .npy file.
+    """Return a file's array, memory-mapped; ValueError or OSError if it is not a valid .npy file.
 
-    numpy reads as many bytes of a header as its length field says (up to 4 GB of a hole) and evaluates them.
+    The header is checked first, because numpy reads as many bytes as its length field states (up to 4 GB), and
+    evaluates them.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Unpacks a file while it is read (gzip, bzip2, xz, zstd); a truncated file is refused, never read as a shorter one."""
+"""Unpacks a file while it is read (gzip, bzip2, xz, zstd), and refuses a truncated file."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from gpurun.data.refusals import unreadable
 BLOCK_BYTES = 1 << 20
 MAGIC_BYTES = 6
 _PACKED_BLOCK_BYTES = 1 << 10
-"""The bytes that are unpacked at once: a block can grow thirty-thousandfold."""
+"""The packed bytes that are unpacked at once; unpacking can make a block thirty thousand times as large."""
 _MOST_WINDOW_BYTES = 160 << 20
-"""The memory limit for unpacking xz: its largest usual window is 64 MB."""
+"""The memory limit for unpacking xz, whose largest usual window is 64 MB."""
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\x00": "xz"}
 SUFFIXES = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
-"""The usual suffixes of packed files, which follow the name of the content."""
+"""The usual suffix of each packing, which follows the name of the unpacked file."""
 
 
 def packing_of(head: bytes) -> str:
     """Return how a file is packed, from its first bytes: a value of SUFFIXES, or ""."""
-    if head[:3] == b"BZh" and head[3:4].isdigit():  # Then the first block, which text does not contain by chance.
+    if head[:3] == b"BZh" and head[3:4].isdigit():  # A text may begin with BZh1: the first block must follow.
         return "bzip2" if head[4:6] in (b"1A", b"\x17r") else ""
     return next((how for magic, how in _MAGIC.items() if head.startswith(magic)), "")
 
@@ -56,11 +56,11 @@ def naming_faults(path: Path) -> Iterator[None]:
     except gzip.BadGzipFile as error:
         if "Not a gzipped file" not in str(error):
             raise cut_short(path, str(error)) from None
-        raise _bytes_behind(path, "gzip") from None
+        raise _bytes_behind_error(path, "gzip") from None
     except _BytesBehind as error:
-        raise _bytes_behind(path, str(error)) from None
+        raise _bytes_behind_error(path, str(error)) from None
     except _TooWide as error:
-        raise _too_wide(path, str(error)) from None
+        raise _too_wide_error(path, str(error)) from None
     except (EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise cut_short(path, str(error)) from None
     except OSError as error:
@@ -70,7 +70,7 @@ def naming_faults(path: Path) -> Iterator[None]:
 
 
 def cut_short(path: Path, why: str) -> UsageError:
-    """Return the refusal of a damaged or truncated file."""
+    """Return the error for a damaged or truncated file."""
     size = f" ({path.stat().st_size:,} bytes)" if path.is_file() else ""
     return UsageError(
         "data.cut_short",
@@ -79,29 +79,29 @@ def cut_short(path: Path, why: str) -> UsageError:
     )
 
 
-def _bytes_behind(path: Path, how: str) -> UsageError:
+def _bytes_behind_error(path: Path, how: str) -> UsageError:
     tool = {"gzip": "gunzip", "bzip2": "bunzip2"}.get(how, f"un{how}")
     return UsageError(
         "data.bytes_behind",
-        f"{path} has other bytes after the end of its {how} content.",
-        hint=f"Two files may have been joined, or a download resumed wrongly: unpack it with {tool} to find the place.",
+        f"{path} has unknown bytes after the end of its {how} content.",
+        hint=f"Two files may have been joined, or a download resumed wrongly; {tool} shows the place.",
     )
 
 
-def _too_wide(path: Path, how: str) -> UsageError:
+def _too_wide_error(path: Path, how: str) -> UsageError:
     again = {
         "zstd": "zstd -d --long=31 --stdout FILE.zst | zstd -o OTHER.zst",
         "xz": "xz -d --stdout FILE.xz | xz > OTHER.xz",
     }[how]
     return UsageError(
         "data.window_too_large",
-        f"{path} is packed with a window of more than 128 MB ({how}), which unpacking would hold in memory.",
+        f"{path} is packed with a window of more than 128 MB ({how}), which would have to be kept in memory.",
         hint=f"Pack it again: {again}",
     )
 
 
 class _BytesBehind(Exception):
-    """Other bytes follow the content of a packed file; the text of the error is the packing."""
+    """Unknown bytes follow the content of a packed file; the text of the error is the packing."""
 
 
 class _TooWide(Exception):
@@ -109,7 +109,7 @@ class _TooWide(Exception):
 
 
 class _Format(NamedTuple):
-    """The decompressor for one stream or frame, its library's error, and what may stand between two streams."""
+    """The decompressor for one stream or frame, its library's error, and the padding allowed between two streams."""
 
     name: str
     new: Callable[[], Any]
@@ -129,7 +129,7 @@ def _format_of(how: str) -> _Format:
 
 
 class _Unpacked(io.RawIOBase):
-    """Streams of one format, joined. The libraries' own readers accept a truncated file as a shorter one."""
+    """The unpacked, joined streams of one format; unlike the libraries' own readers, it detects a truncated file."""
 
     def __init__(self, file: BinaryIO, form: _Format) -> None:
         self._file, self._format = file, form

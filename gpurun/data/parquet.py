@@ -1,4 +1,4 @@
-"""Reads Parquet by row groups with pyarrow: only the needed columns."""
+"""Reads the needed columns of a Parquet file with pyarrow, one row group at a time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpurun.data.parquet_pages import MOST_PAGE_BYTES, largest_page
 from gpurun.data.refusals import MOST_ROW_BYTES, no_column, too_long, unreadable
 
 _ROWS = 1024
-"""How much of a row group is read at once; pyarrow also holds the pages around it."""
+"""The bytes of a row group that are read at once; pyarrow also keeps the surrounding pages in memory."""
 
 
 def group_bytes(path: Path, columns: Sequence[str]) -> tuple[int, ...]:
-    """Return the bytes of text in each row group. UsageError for a damaged file and for one without these columns."""
+    """Return the bytes of text in each row group; UsageError if the file is damaged, or lacks these columns."""
     with _opened(path) as file:
         for column in columns:
             _demand_text(path, file.schema_arrow, column)
@@ -28,7 +28,7 @@ def group_bytes(path: Path, columns: Sequence[str]) -> tuple[int, ...]:
 
 
 def rows(path: Path, groups: Iterable[int], columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str], str]]:
-    """Yield (row group and number, text by column, url or "") for each row of some groups; a null is "" ."""
+    """Yield (row group and number, texts by column, url or "") for each row of these groups; a null becomes ""."""
     with _opened(path) as file:
         named = [*columns, *(["url"] if "url" in file.schema_arrow.names and "url" not in columns else [])]
         for group in groups:
@@ -44,14 +44,17 @@ def rows(path: Path, groups: Iterable[int], columns: Sequence[str]) -> Iterator[
 
 
 def _rows_at_once(path: Path, file: Any, group: int, columns: list[str]) -> int:
-    """Return how many rows to read at once: a row is no longer than the largest pages, unless a dictionary repeats."""
+    """Return the number of rows to read at once, from the size of the largest pages, which bounds the length of a row.
+
+    A dictionary-encoded column has no such bound, because a page can repeat one long value.
+    """
     leaves = [file.schema.column(place).path for place in range(len(file.schema))]
     chunks = [file.metadata.row_group(group).column(leaves.index(column)) for column in columns if column in leaves]
     return max(1, min(_ROWS, MOST_PAGE_BYTES // sum(largest_page(path, chunk) for chunk in chunks)))
 
 
 def _strings(column: Any) -> Iterator[str]:
-    """Yield a column's texts, "" for null and for non-text; some writers put invalid UTF-8 into strings."""
+    """Yield a column's texts, and "" for a null or for invalid UTF-8, which some writers put into strings."""
     import pyarrow
 
     if pyarrow.types.is_dictionary(column.type):
@@ -98,7 +101,7 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             yield file
-    except pyarrow.ArrowMemoryError:  # Also an ArrowException, but the file is not damaged.
+    except pyarrow.ArrowMemoryError:  # This is also an ArrowException, but it does not mean that the file is damaged.
         raise
     except (pyarrow.ArrowException, OSError, EOFError) as error:
         if isinstance(error, FileNotFoundError | PermissionError):

@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 from gpurun.core.errors import UsageError
 
 MOST_PAGE_BYTES = 256 << 20
-"""Writers make pages of about 1 MB; a whole page is held in memory."""
+"""The limit for a page, which is kept in memory as a whole; writers usually make pages of about 1 MB."""
 _MOST_VALUES = 16 << 20
 _HEAD_BYTES = (64 << 10, 16 << 20)
-"""Enough for nearly every header; with statistics of long texts, as much as pyarrow reads."""
+"""The bytes to read for a header: enough for nearly all; then as many as pyarrow reads, for long statistics."""
 _BOOLS, _INTS, _BYTE, _DOUBLE, _BINARY, _LISTS, _STRUCT = (1, 2), (4, 5, 6), 3, 7, 8, (9, 10), 12
 _KINDS = (5, 7, 8)
 _MOST_DEPTH = 8
@@ -35,9 +35,9 @@ class _Page:
 
 
 def largest_page(path: Path, chunk: Any) -> int:
-    """Return the largest unpacked page size of a column chunk; UsageError above MOST_PAGE_BYTES.
+    """Return the largest unpacked page size of a column chunk; UsageError if it exceeds MOST_PAGE_BYTES.
 
-    The walk ends at a header that cannot be parsed: pyarrow will report what is wrong with it.
+    The search ends at a header that cannot be parsed; pyarrow will then report the error.
     """
     largest = 1
     with path.open("rb") as file:
@@ -78,7 +78,7 @@ def _page(raw: bytes) -> _Page:
 
 
 def _struct(raw: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """Return the numbers and structs in a struct, by field id, and the offset of its end."""
+    """Return a struct's numbers and structs, keyed by field id, and the offset of its end."""
     if depth > _MOST_DEPTH:
         raise ValueError("nested too deeply")
     fields: dict[int, Any] = {}
@@ -128,6 +128,6 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def _int(raw: bytes, at: int) -> tuple[int, int]:
-    """Return a number in zigzag form."""
+    """Return a zigzag-encoded number, and the offset of its end."""
     value, at = _varint(raw, at)
     return (value >> 1) ^ -(value & 1), at

@@ -1,8 +1,8 @@
-"""Turns a source of any size into a finished data folder: divided, deduplicated, split, tokenised by all cores.
+"""Turns a source of any size into a data folder: deduplicates and splits its documents, and tokenises on all cores.
 
-`gpurun train --data TEXT` and `gpurun data prepare` use this module. The folder itself is the state: `prepare.json`
-records the request, `task-*.json` the finished tasks. The same request resumes a killed prepare; a different one is
-refused. `data.json` is written last and completes the folder.
+`gpurun train --data TEXT` and `gpurun data prepare` use this module. The folder also holds the state: `prepare.json`
+records the request, and `task-*.json` the finished tasks. Repeating the request resumes an interrupted prepare; a
+different request is refused. `data.json` is written last and completes the folder.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from gpurun.data.documents import documents_of
 from gpurun.data.layout import AS_FOUND, Layout
 from gpurun.data.prepare_state import (
     DUPLICATES,
-    held,
     known_files,
     lasting_digest,
+    locked_folder,
+    record_request,
     remove_paths,
     remove_state,
     remove_work,
-    write_down,
 )
 from gpurun.data.refusals import Say, translate_refusals
 from gpurun.data.source_file import Document
@@ -53,15 +53,15 @@ from gpurun.data.vocabulary import make_vocabulary
 from gpurun.data.workers import work_through
 
 FORMAT = 7
-"""Increased whenever the same source would be prepared into other bytes, so that older work is not resumed."""
+"""Increase this whenever the same source would give different bytes, so that older work is not resumed."""
 SHARD_TOKENS = 100_000_000
 BYTES_PER_TOKEN = 4
-"""For English text with GPT-2's tokens, rounded down, so that a shard has about the requested number of tokens."""
+"""Bytes of English text per GPT-2 token, rounded down; used to give a shard about the requested number of tokens."""
 _FEW_BYTES = 64 << 20
-"""Up to this size, all documents are read before deciding which are held out."""
+"""Up to this size, all documents are read before it is decided which are held out."""
 _SAMPLE_BYTES = 256 << 10
 _ALLOWANCE = 1.1
-"""The allowance for the error of a sample of a corpus."""
+"""The factor that allows for the error of an estimate from a sample."""
 
 Progress = Callable[[dict[str, int]], None]
 """Receives {"done_bytes", "total_bytes", "tokens", "tasks", "total_tasks"}."""
@@ -69,10 +69,10 @@ Progress = Callable[[dict[str, int]], None]
 
 @dataclass(frozen=True)
 class PrepareOrder:
-    """What to prepare: the output bytes depend on all fields except those in the last line (docs/DATA.md).
+    """A request to prepare data: the output bytes depend on all fields except those in the last line (docs/DATA.md).
 
-    `vocab_size` is for a tokeniser that is trained on the corpus, `limit_bytes` how much text is used; 0 means its
-    default, or all text.
+    `vocab_size` is the size of a tokeniser that is trained on the corpus (0: the default), `limit_bytes` the amount of
+    text to use (0: all).
     """
 
     source: str
@@ -88,15 +88,15 @@ class PrepareOrder:
     least_val_tokens: int = 1
     accept_skipped: bool = False
 
-    def asked(self, source: TextSource) -> dict[str, Any]:
-        """Return everything that the output bytes depend on, by the names that a message about a difference uses."""
+    def request(self, source: TextSource) -> dict[str, Any]:
+        """Return everything that the output bytes depend on, keyed by the names that messages use."""
         return {
             "format": FORMAT,
             "source": source.digest,
             "tokenizer": self.tokenizer,
             "val-fraction": self.val_fraction,
             "shard-tokens": self.shard_tokens,
-            **self.layout.said,
+            **self.layout.flags,
             "vocab-size": self.vocab_size,
             "limit-bytes": self.limit_bytes,
             "dedupe": str(self.dedupe or "none"),
@@ -105,7 +105,7 @@ class PrepareOrder:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A finished folder: its data.json, what was skipped by reason, and whether it was made in this call."""
+    """A finished folder: its data.json, the skipped files by reason, and whether this call made it."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -115,7 +115,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Writer:
-    """The work that makes the shards of a task, with the tokeniser whose vocabulary is in the folder."""
+    """The work of writing shards: tokenises a task's documents with the vocabulary in the folder."""
 
     folder: Path
     tokenizer: str
@@ -135,22 +135,22 @@ class Writer:
             )
 
     def record(self, index: int, *, verified: bool = True) -> dict[str, Any] | None:
-        """Return the record of a finished task, if its shards match their digests."""
+        """Return the record of a finished task; None if its shards do not match their digests."""
         return read_record(self.folder, index, self.identity, verified=verified)
 
 
 @lru_cache(maxsize=1)
 def _tokenizer(writer: Writer) -> tokenizers.TextTokenizer:
-    """Return the tokeniser, loaded once per process; its identity names the vocabulary."""
+    """Return the writer's tokeniser, which is loaded once per process and vocabulary."""
     return tokenizers.tokenizer_of(writer.tokenizer, tokenizers.read_vocabulary(writer.folder), threads=1)
 
 
 @dataclass(frozen=True)
 class BegunPreparation:
-    """The findings before the work: the source, the request, all tasks, and how to do each."""
+    """A preparation that is ready to run: the inspected source, the request, all tasks, and the writer."""
 
     source: TextSource
-    asked: dict[str, Any]
+    request: dict[str, Any]
     tasks: tuple[Task, ...]
     writer: Writer
 
@@ -173,12 +173,12 @@ def prepare(
     workers: int = 1,
     executor: str = "processes",
 ) -> Prepared:
-    """Make `order.out` a data folder (docs/FORMATS.md), or resume where an earlier call ended.
+    """Make `order.out` a finished data folder (docs/FORMATS.md), or resume where an earlier call ended.
 
-    UsageError for a source that cannot be prepared, SetupError for output that cannot be written; either way, finished
-    work is kept for the same order.
+    UsageError if the source cannot be prepared, SetupError if the output cannot be written. In both cases finished work
+    is kept, and the same order resumes it.
     """
-    with translate_refusals("Finished work is kept; the same command resumes it."), held(order.out):
+    with translate_refusals("Finished work is kept; the same command resumes it."), locked_folder(order.out):
         begun = begin_preparing(order, say)
         if isinstance(begun, Prepared):
             return begun
@@ -196,11 +196,11 @@ def prepare(
 
 
 def begin_preparing(order: PrepareOrder, say: Say) -> BegunPreparation | Prepared:
-    """Inspect the source, record the request, and make the vocabulary; or return what is finished already."""
+    """Inspect the source, record the request, and make the vocabulary; return the result if it is already finished."""
     if Path(os.path.realpath(order.out)).is_relative_to(os.path.realpath(order.source)):
         raise UsageError(
             "data.out_in_source",
-            f"{order.out} is inside {order.source}: the shards would become part of their own source.",
+            f"{order.out} is inside {order.source}: the new shards would become part of the source.",
             hint="Name a folder outside it with --out.",
         )
     order.out.mkdir(parents=True, exist_ok=True)
@@ -213,18 +213,18 @@ def begin_preparing(order: PrepareOrder, say: Say) -> BegunPreparation | Prepare
         accept_skipped=order.accept_skipped,
         known=known_files(order.out, order.layout),
     )
-    request = order.asked(source)
+    request = order.request(source)
     if (order.out / "data.json").exists():
-        return _already(order, source, request, say)
+        return _finished_result(order, source, request, say)
     bytes_per_token = 1 if order.tokenizer == "char" else BYTES_PER_TOKEN
     tasks = tuple(divide(source.files, order.shard_tokens, bytes_per_token))
-    write_down(order.out, request, source)
+    record_request(order.out, request, source)
     remove_paths(order.out.glob(f"{UNFINISHED}*"))
-    facts = [_counted(len(source.files), "file"), f"{source.text_bytes / 1e6:,.1f} MB of text"]
-    say(", ".join([*facts, _counted(len(tasks), "part")]))
+    facts = [_count_phrase(len(source.files), "file"), f"{source.text_bytes / 1e6:,.1f} MB of text"]
+    say(", ".join([*facts, _count_phrase(len(tasks), "part")]))
     if groups := [weight for file in source.files if file.form == "parquet" for weight in file.weights]:
         say(f"the largest row group has {max(groups) / 1e6:,.1f} MB of text: each process needs about that much memory")
-    bound = _bound(order, source, tasks)
+    bound = _held_out_bound(order, source, tasks)
     tokenizer = make_vocabulary(order.out, order.tokenizer, order.vocab_size, tasks, order.layout, say)
     named = {**request, "vocabulary": tokenizers.sha256_of_tokens(tokenizer.tokens), "bound": bound}
     identity = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
@@ -239,9 +239,9 @@ def begin_preparing(order: PrepareOrder, say: Say) -> BegunPreparation | Prepare
 
 
 def finish_preparing(order: PrepareOrder, begun: BegunPreparation, say: Say) -> Prepared:
-    """Write data.json over the shards of all tasks, and remove the files that only a resume needs."""
+    """Write data.json, which lists the shards of all tasks, and remove the files that only a resume needs."""
     if begun.left:
-        what = f"Part {begun.left[0][0]} of {len(begun.tasks)} has no intact shards in {order.out}."
+        what = f"Part {begun.left[0][0]} of {len(begun.tasks)} has missing or damaged shards in {order.out}."
         raise UsageError("prepare.task_failed", what, hint="The same command resumes from the finished parts.")
     done = [begun.done[index] for index in range(len(begun.tasks))]
     entries = {split: [entry for record in done for entry in record[split]] for split in ("train", "val")}
@@ -252,13 +252,14 @@ def finish_preparing(order: PrepareOrder, begun: BegunPreparation, say: Say) -> 
             remove_work(order.out)
             raise UsageError(
                 "data.too_small",
-                f"{order.source} gives {found:,} tokens for {split}; the recipe needs at least {least:,}.",
-                hint="Use more text, hold out another share, or choose a recipe with a smaller batch or context: "
+                f"{order.source} has {found:,} tokens for {split}; the recipe needs at least {least:,}.",
+                hint="Use more text, hold out a different share, or choose a recipe with a smaller batch or context: "
                 "course-lab needs only 230 characters.",
             )
     sums = {name: sum(record[name] for record in done) for name in ("documents", "dropped", "bytes")}
     digest = hashlib.sha256("".join(record["digest"] for record in done).encode()).hexdigest()
-    about = {"kind": begun.source.kind, "asked": lasting_digest(begun.asked, begun.source), "digest": digest, **sums}
+    request_digest = lasting_digest(begun.request, begun.source)
+    about = {"kind": begun.source.kind, "asked": request_digest, "digest": digest, **sums}
     about |= {"divided": begun.source.divided} if begun.source.divided else {}
     tokens = tokenizers.read_vocabulary(order.out)
     tokenizer = tokenizers.tokenizer_of(order.tokenizer, tokens)
@@ -268,8 +269,11 @@ def finish_preparing(order: PrepareOrder, begun: BegunPreparation, say: Say) -> 
     return Prepared(order.out, manifest, dict(begun.source.passed_over), made=True)
 
 
-def _bound(order: PrepareOrder, source: TextSource, tasks: Sequence[Task]) -> int:
-    """Return the bound of held-out keys: of few documents some but not all; 0 if whole files are held out."""
+def _held_out_bound(order: PrepareOrder, source: TextSource, tasks: Sequence[Task]) -> int:
+    """Return the bound below which a document's key is held out; 0 if whole files are held out.
+
+    For a small source, the bound is chosen so that some documents are held out, but not all.
+    """
     if source.is_divided:
         return 0
     if source.text_bytes > _FEW_BYTES:
@@ -285,7 +289,7 @@ def _bound(order: PrepareOrder, source: TextSource, tasks: Sequence[Task]) -> in
 def _mark_duplicates(
     order: PrepareOrder, begun: BegunPreparation, workers: int, executor: str, meter: _Meter, say: Say
 ) -> None:
-    """Record which documents are dropped, before shards are written from the others; or use an earlier result."""
+    """Find and record which documents are dropped, unless an earlier call did so; shards are written afterwards."""
     assert order.dedupe is not None
     folder = order.out / DUPLICATES
     folder.mkdir(exist_ok=True)
@@ -302,13 +306,13 @@ def _mark_duplicates(
 
 
 class _Meter:
-    """Reports the progress of a prepare; a byte counts the same for signing and for tokenising."""
+    """Reports the progress of a prepare; signing a byte and tokenising it count the same."""
 
     def __init__(self, begun: BegunPreparation, progress: Progress, signs: bool) -> None:
         self._figures = {
             "done_bytes": sum(record["bytes"] for record in begun.done.values()),
             "total_bytes": begun.source.text_bytes * (1 + signs),
-            "tokens": sum(map(_tokens, begun.done.values())),
+            "tokens": sum(map(_count_tokens, begun.done.values())),
             "tasks": len(begun.done),
             "total_tasks": len(begun.tasks),
         }
@@ -324,42 +328,42 @@ class _Meter:
     def finished(self, record: dict[str, Any]) -> None:
         """Count a task's shards as finished."""
         self._figures["tasks"] += 1
-        self._figures["tokens"] += _tokens(record)
+        self._figures["tokens"] += _count_tokens(record)
         self._progress(self._figures)
 
 
-def _tokens(record: dict[str, Any]) -> int:
+def _count_tokens(record: dict[str, Any]) -> int:
     return sum(entry["tokens"] for split in ("train", "val") for entry in record[split])
 
 
-def _already(order: PrepareOrder, source: TextSource, request: dict[str, Any], say: Say) -> Prepared:
-    """Return the content of a finished folder, if it was made from this request; else raise UsageError."""
+def _finished_result(order: PrepareOrder, source: TextSource, request: dict[str, Any], say: Say) -> Prepared:
+    """Return a finished folder's content; UsageError if it was made from a different request."""
     path = order.out / "data.json"
     manifest: dict[str, Any] = {}
     found = None
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # The file may be another program's.
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # Another program may have written the file.
         manifest = read_object(path)
         found = manifest["source"]["asked"]
     newer = any(file.modified_ns > path.stat().st_mtime_ns for file in source.files)
     if newer or found != lasting_digest(request, source):
         raise UsageError(
             "data.out_in_use",
-            f"{order.out} holds data that was prepared from something else, with other options, or by another gpurun.",
-            hint="Name another folder with --out, or delete that one.",
+            f"{order.out} contains data from another source, from other options, or from another version of gpurun.",
+            hint="Name a new folder with --out, or delete that folder.",
         )
     remove_state(order.out)
     say(f"{order.out} was already prepared from this")
     return Prepared(order.out, manifest, dict(source.passed_over), made=False)
 
 
-def _counted(count: int, what: str) -> str:
+def _count_phrase(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _check_room(
     folder: Path, tasks: Sequence[Task], tokenizer: tokenizers.TextTokenizer, layout: Layout, say: Say
 ) -> None:
-    """Report the disk space for the shards of these tasks, from a sample of their texts; SetupError if too little."""
+    """Report the disk space that the shards will need, estimated from a sample; SetupError if there is too little."""
     text_bytes = sum(span.text_bytes for task in tasks for span in task)
     size = tokens = 0
     for task in {place: tasks[place] for place in (0, len(tasks) // 2, len(tasks) - 1)}.values() if tasks else ():
@@ -377,6 +381,6 @@ def _check_room(
     if need > free:
         raise SetupError(
             "disk.too_small",
-            f"The shards need about {need / 1e9:,.2f} GB; the disk of {folder} has less free.",
-            hint=f"Make {ceil((need - free) / 1e6):,} MB of room, or name a folder on another disk with --out.",
+            f"The shards need about {need / 1e9:,.2f} GB, but the disk of {folder} has less free space.",
+            hint=f"Free {ceil((need - free) / 1e6):,} MB, or name a folder on another disk with --out.",
         )

@@ -1,4 +1,4 @@
-"""How a prepare is resumed: its folder records the request, and nothing else is mixed in."""
+"""Records the request of a prepare in its folder, so that the same request resumes it and no other is mixed in."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _ASKED, DUPLICATES = "prepare.json", "dedupe"
 
 
 def known_files(folder: Path, layout: Layout) -> Known:
-    """Return what an earlier call found out about the files of its source, if they are read in the same way."""
+    """Return the results of an earlier call's inspection of the files, if the same layout options were used."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         state = read_object(folder / _ASKED)
         request = state["asked"]
         options = {name: request[name] for name in request if name in (*Layout.FLAGS,)}
-        if options == layout.said and not request["limit-bytes"]:
+        if options == layout.flags and not request["limit-bytes"]:
             files = [_known_file(fields) for fields in state["files"]]
             return {(file.name, file.bytes, file.modified_ns): file for file in files}
     return {}
@@ -43,11 +43,10 @@ def _known_file(fields: dict[str, Any]) -> SourceFile:
     return SourceFile(**{**fields, "root": Path(), "weights": tuple(fields["weights"]), "table": table})
 
 
-def write_down(folder: Path, request: dict[str, Any], source: TextSource) -> None:
-    """Record the request, or check that it equals the recorded one; UsageError if it does not.
+def record_request(folder: Path, request: dict[str, Any], source: TextSource) -> None:
+    """Record the request, or check that it equals the recorded request; UsageError if it differs.
 
-    If nothing was done yet, for example after a refusal, there is nothing to resume: the new request replaces the old
-    one.
+    If no work was done yet, for example after a refusal, the new request replaces the recorded one.
     """
     try:
         before = read_object(folder / _ASKED)["asked"]
@@ -55,8 +54,8 @@ def write_down(folder: Path, request: dict[str, Any], source: TextSource) -> Non
         if any(not path.name.startswith(f".{_ASKED}") for path in folder.iterdir()):
             raise UsageError(
                 "data.out_in_use",
-                f"{folder} contains other files; prepared data would be mixed with them.",
-                hint="Name an empty or a new folder with --out.",
+                f"{folder} contains other files, so it cannot be used for prepared data.",
+                hint="Name an empty or new folder with --out.",
             ) from None
         files = [{**asdict(replace(file, root=Path())), "root": ""} for file in source.files]
         shard_files.write_json(folder / _ASKED, {"v": 1, "asked": request, "files": files})
@@ -71,11 +70,11 @@ def write_down(folder: Path, request: dict[str, Any], source: TextSource) -> Non
         each = [words.get(key, f"--{key} was {before.get(key)}, now {request[key]}") for key in differing]
         raise UsageError(
             "prepare.other",
-            f"{folder} holds an unfinished prepare of something else: {'; '.join(each)}.",
-            hint="Make the same request again to resume it, name another --out, or delete that folder to start over.",
+            f"{folder} contains an unfinished prepare of a different request: {'; '.join(each)}.",
+            hint="Repeat that request to resume it, name another --out, or delete that folder to start over.",
         )
     remove_work(folder)
-    write_down(folder, request, source)
+    record_request(folder, request, source)
 
 
 def is_begun(folder: Path) -> bool:
@@ -84,7 +83,7 @@ def is_begun(folder: Path) -> bool:
 
 
 def lasting_digest(request: dict[str, Any], source: TextSource) -> str:
-    """Return the digest of the request without the times of files: the same on every machine that has the files."""
+    """Return a digest of the request that ignores the files' times, so that it is the same on every machine."""
     files = [[file.name, file.form, file.bytes, file.table, file.held_out] for file in source.files]
     return hashlib.sha256(json.dumps([{**request, "source": ""}, files], sort_keys=True).encode()).hexdigest()
 
@@ -95,7 +94,7 @@ def remove_state(folder: Path) -> None:
 
 
 def remove_work(folder: Path) -> None:
-    """Remove everything that a prepare has made in a folder, and no other file."""
+    """Remove all files that a prepare made in a folder, and keep all others."""
     remove_paths([*folder.glob("train_*.bin"), *folder.glob("val_*.bin"), folder / "vocab.json"])
     remove_state(folder)
 
@@ -110,8 +109,8 @@ def remove_paths(paths: Iterable[Path]) -> None:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process alone; it is created if necessary, and removed at the end if it is empty."""
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder for this process; the folder is created if necessary, and removed at the end if it is empty."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -130,7 +129,7 @@ def held(folder: Path) -> Iterator[None]:
             )
         try:
             yield
-        finally:  # Never a folder that another process holds, which may still be empty.
+        finally:  # A folder that another process has locked may still be empty, and is not removed.
             with contextlib.suppress(OSError):
                 folder.rmdir()
     finally:

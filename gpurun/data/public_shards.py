@@ -1,7 +1,7 @@
-"""Public ready-made shards, on the Hugging Face hub or in a list of addresses: the machine downloads them itself.
+"""Lists public ready-made shards, on the Hugging Face hub or in a list of addresses, for the machine to download.
 
-This computer only requests their names, sizes and digests, and the first bytes of one shard. No key is sent: a rented
-machine never has a key, so it could not download a set that needs one.
+This computer requests only the shards' names, sizes and digests, and the first bytes of one shard. It sends no key,
+because a rented machine never has a key, and could not download a data set that needs one.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _DOWNLOADED = "Download it here, then: --data FOLDER --stage s3://BUCKET/PREFIX.
 
 @dataclass(frozen=True)
 class _Set:
-    """A public set: its name with its revision, its files under their own names, and the hub that the user named."""
+    """A public set of shards: its name and revision, its files by their original names, and the hub's address."""
 
     name: str
     files: tuple[PublicFile, ...]
     origin: str = ""
 
     def shards(self, split: str) -> list[PublicFile]:
-        """Return the shards of a split in the order of their names, under their names in a run's data."""
+        """Return a split's shards in the order of their names, renamed as in a run's data."""
         found = sorted((file for file in self.files if split_of(Path(file.name)) == split), key=lambda file: file.name)
         numbered = enumerate(found, 1 if split == "train" else 0)
         return [file.model_copy(update={"name": f"{split}_{number:06d}.bin"}) for number, file in numbered]
@@ -61,9 +61,9 @@ class _Set:
 def downloaded_by_the_machine(
     data: str, resolved: Mapping[str, Any], into: Path, say: Callable[[str], None]
 ) -> DataSummary:
-    """Return the part of a public set that the machine will download: only as many shards as the recipe's steps read.
+    """Return the shards that the machine will download: as many of a public set as the recipe's steps need.
 
-    `into` gets data.json and vocab.json. UsageError for a set that does not exist, needs a key, or has no shards in
+    Write data.json and vocab.json to `into`. UsageError if the set does not exist, needs a key, or has no shards in
     llm.c's format.
     """
     name, train = resolved["data"]["tokenizer"], resolved["train"]
@@ -76,12 +76,12 @@ def downloaded_by_the_machine(
         what = f"{data} has no llm.c shards (.bin) with {' or '.join(missing)} in their names."
         hint = f"If it is a set of texts, make shards first: gpurun data prepare RECIPE --source {shlex.quote(data)}"
         raise UsageError("data.no_public_shards", what, hint=hint)
-    shards["train"] = _enough(shards["train"], train["steps"] * train["batch_tokens"])
+    shards["train"] = _first_shards(shards["train"], train["steps"] * train["batch_tokens"])
     files = [*shards["train"], *shards["val"]]
     if len({file.sha256 for file in files}) < len(files):
-        what = f"Two shards of {data} hold the same tokens: training on both, or holding out one, spoils the result."
+        what = f"Two shards of {data} contain the same tokens, so its results would be wrong."
         raise UsageError("data.same_shard", what, hint="Use another set, or another revision of it.")
-    _demand_kind(files[-1])
+    _require_llm_c(files[-1])
     tokenizer = tokenizers.load_gpt2(say)
     entries = {split: [_entry(file) for file in some] for split, some in shards.items()}
     digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
@@ -115,8 +115,8 @@ def _entry(file: PublicFile) -> dict[str, Any]:
     return {"name": file.name, "tokens": _tokens_in(file), "bytes": file.bytes, "sha256": file.sha256}
 
 
-def _enough(train: list[PublicFile], tokens: int) -> list[PublicFile]:
-    """Return the first shards that together have more than `tokens` tokens; all of them if they have fewer."""
+def _first_shards(train: list[PublicFile], tokens: int) -> list[PublicFile]:
+    """Return the first shards that together have more than `tokens` tokens; all shards if they have fewer."""
     kept, total = list[PublicFile](), 0
     for file in train:
         if total <= tokens:
@@ -125,18 +125,19 @@ def _enough(train: list[PublicFile], tokens: int) -> list[PublicFile]:
     return kept
 
 
-def _demand_kind(file: PublicFile) -> None:
-    """Refuse a file whose header is not an llm.c shard's; only the digest shows later whether it has all its tokens."""
+def _require_llm_c(file: PublicFile) -> None:
+    """Raise UsageError if a file does not have an llm.c shard's header; the machine later checks the digest."""
     expected = _LLM_C + _tokens_in(file).to_bytes(4, "little")
-    if _asked(file.url, {"Range": f"bytes=0-{len(expected) - 1}"})[0][: len(expected)] != expected:
+    if _fetch(file.url, {"Range": f"bytes=0-{len(expected) - 1}"})[0][: len(expected)] != expected:
         what = f"{file.url} is not an llm.c shard with {_tokens_in(file):,} tokens."
-        raise UsageError("data.no_public_shards", what, hint=f"Only such shards can be used as they are. {_DOWNLOADED}")
+        raise UsageError("data.no_public_shards", what, hint=f"Other shards cannot be used directly. {_DOWNLOADED}")
 
 
 def files_of_the_hub(data: str, into: Path, say: Callable[[str], None]) -> DataSummary:
     """Return all files of a data set, or of a folder in it, for a command that reads them itself.
 
-    The machine downloads the files whose digest the hub knows (LFS); the others are small and are put into `into` now.
+    The machine downloads the files whose digest the hub knows (LFS). The other files are small, and are downloaded to
+    `into` now.
     """
     found = _listing(data.removeprefix(HUB), say)
     public, size = list[PublicFile](), 0
@@ -147,7 +148,7 @@ def files_of_the_hub(data: str, into: Path, say: Callable[[str], None]) -> DataS
         else:
             target = into / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(_asked(found.url(entry), {})[0])
+            target.write_bytes(_fetch(found.url(entry), {})[0])
             size += target.stat().st_size
     if not found.entries:
         raise UsageError("data.hub_missing", f"{data} contains no file.", hint="Check its name on huggingface.co.")
@@ -166,7 +167,7 @@ def files_of_the_hub(data: str, into: Path, say: Callable[[str], None]) -> DataS
 
 @dataclass(frozen=True)
 class _Listing:
-    """The content of a set, or of a folder in it, at one commit: the hub's entries by their paths below that folder."""
+    """A data set, or a folder of it, at one commit: the hub's entries, keyed by their paths below that folder."""
 
     name: str
     origin: str
@@ -179,14 +180,14 @@ class _Listing:
 
 
 def _listing(name: str, say: Callable[[str], None]) -> _Listing:
-    """Return the content of a data set at the commit that its revision means now; the plan then uses that commit."""
+    """Return a data set's content at the commit that its revision refers to now; the plan is fixed to that commit."""
     place, _, revision = name.partition("@")
     dataset, folder = "/".join(place.split("/")[:2]), place.split("/")[2:]
     origin = (os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
     say(f"asking the hub for {dataset}")
     api, at = f"{origin}/api/datasets/{dataset}", quote(revision or "main", safe="")
     try:
-        about = parse_object(_asked(f"{api}/revision/{at}", {}, name)[0])
+        about = parse_object(_fetch(f"{api}/revision/{at}", {}, name)[0])
         if about.get("gated") or about.get("private"):
             what = f"hf:{name} needs HF_TOKEN and its owner's permission, but a rented machine never gets a key."
             raise UsageError("data.gated", what, hint=_DOWNLOADED)
@@ -201,7 +202,7 @@ def _listing(name: str, say: Callable[[str], None]) -> _Listing:
 
 
 def _is_inside(path: PurePosixPath) -> bool:
-    """Return whether a path of the hub stays inside the target folder."""
+    """Return whether a path on the hub stays inside the target folder."""
     return not path.is_absolute() and ".." not in path.parts
 
 
@@ -226,17 +227,17 @@ def _hub_set(name: str, say: Callable[[str], None]) -> _Set:
 
 
 def _tree(url: str, name: str) -> Iterator[Any]:
-    """Yield the files below a folder of the hub, which lists them in pages."""
+    """Yield the files below a folder on the hub, which lists them in pages."""
     page = f"{url}?recursive=true"
     while page:
-        raw, headers = _asked(page, {}, name)
+        raw, headers = _fetch(page, {}, name)
         yield from parse_json(raw)
         found = _NEXT.search(headers.get("Link") or "")
         page = found[1] if found else ""
 
 
-def _asked(url: str, headers: Mapping[str, str], name: str = "") -> tuple[bytes, http.client.HTTPMessage]:
-    """Return the reply of an address; UsageError says why there is none, and what to do."""
+def _fetch(url: str, headers: Mapping[str, str], name: str = "") -> tuple[bytes, http.client.HTTPMessage]:
+    """Request an address, and return its body and headers; UsageError if that fails."""
     hint = "Check the name and your network. `gpurun data prepare` makes shards from files on this computer."
     try:
         request = urllib.request.Request(url, headers={**headers, "User-Agent": "gpurun"})
@@ -249,14 +250,14 @@ def _asked(url: str, headers: Mapping[str, str], name: str = "") -> tuple[bytes,
                 f"Check its name on huggingface.co. A rented machine cannot use sets that need HF_TOKEN. {_DOWNLOADED}"
             )
             raise UsageError("data.hub_missing", what, hint=hint) from None
-        raise UsageError("data.hub_unreachable", f"{url} answered {error.code}.", hint=hint) from None
+        raise UsageError("data.hub_unreachable", f"{url} returned the status {error.code}.", hint=hint) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         what = f"{urlsplit(url).netloc} cannot be reached: {getattr(error, 'reason', error)}."
         raise UsageError("data.hub_unreachable", what, hint=hint) from None
 
 
 def _listed_set(path: Path) -> _Set:
-    """Return the shards of a list: tables `train` and `val` of `url`, `bytes` and `sha256`."""
+    """Return the shards in a list file: tables `train` and `val`, each with `url`, `bytes` and `sha256`."""
     try:
         content = recipe_files.parse_toml(path.read_text(encoding="utf-8"))
         listed = [

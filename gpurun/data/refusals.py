@@ -1,4 +1,4 @@
-"""The sentences that refuse a source, shared by all its readers."""
+"""Builds the errors that refuse a source; all readers of sources use them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gpurun.core.installed_files import errors as trainer_errors
 from gpurun.core.untrusted import plain_line
 
 Say = Callable[[str], None]
-"""Receives findings along the way, one line each."""
+"""Receives progress messages, one line each."""
 MOST_NAMES = 20
-"""How many names a sentence lists: a vocabulary in JSON has fifty thousand keys."""
+"""The most names that a message lists; a vocabulary in JSON has fifty thousand keys."""
 MOST_ROW_BYTES = 64 << 20
-"""The limit for a row, and for a text between marks, which are held in memory; a small file may unpack to any size."""
+"""The limit for a row or a text between marks, which is kept in memory; a small file may unpack to any size."""
 _NAME_CHARS = 60
 _SNIFF_BYTES = 8192
 _AROUND_BYTES, _FEW_LETTERS, _FEW_ENCODINGS = 16 << 10, 4, 3
@@ -29,15 +29,15 @@ _ENCODINGS = (
     "iso8859-4", "iso8859-5", "iso8859-6", "iso8859-7", "iso8859-8", "iso8859-9", "iso8859-10", "iso8859-11",
     "iso8859-12", "iso8859-13", "iso8859-14", "iso8859-15", "iso8859-16",
 )  # fmt: skip
-"""The likely encodings of a text, by iconv's names; of two that decode a text alike, the first is used."""
+"""The likely encodings of a text, by iconv's names; if two decode a text identically, the first is used."""
 _CENTRAL_EUROPEAN = {"Polish", "Czech", "Slovak", "Slovene", "Hungarian", "Croatian", "Romanian"}
 
 
 @contextmanager
 def translate_refusals(left: str) -> Iterator[None]:
-    """Turn a refusal of the trainer into a UsageError, and a failed write into a SetupError.
+    """Turn a refusal by the trainer's code into a UsageError, and a failed write into a SetupError.
 
-    `left` says what a failed write leaves behind. Failures of reading are UsageErrors already.
+    `left` is a sentence about what a failed write leaves behind. Failed reads are already UsageErrors.
     """
     try:
         yield
@@ -55,14 +55,14 @@ def translate_refusals(left: str) -> Iterator[None]:
 
 
 def unreadable(path: Path, error: OSError) -> UsageError:
-    """Return the refusal of a file or folder that the operating system does not let us read."""
+    """Return the error for a file or folder that the operating system does not allow gpurun to read."""
     what = f"{path} cannot be read: {error.strerror or error}."
     return UsageError("data.unreadable", what, hint="Give yourself read access, or leave it out.")
 
 
 @contextmanager
 def reading(place: Path) -> Iterator[None]:
-    """Turn an OSError of reading into a UsageError that names the file."""
+    """Turn an OSError from reading into a UsageError that names the file."""
     try:
         yield
     except OSError as error:
@@ -70,24 +70,25 @@ def reading(place: Path) -> Iterator[None]:
 
 
 def not_utf8(path: Path, raw: bytes, start: int, offset: int) -> UsageError:
-    """Return the refusal of a text with the invalid byte `raw[start]`, at `offset` of the content.
+    """Return the error for a text with the invalid byte `raw[start]`, at `offset` of the content.
 
-    Its surroundings are used to guess the encoding; a wrong guess would replace letters by others without any error.
+    The hint names an encoding only if the surrounding bytes make it clear, because a wrong encoding would silently
+    replace letters.
     """
     found = _encodings_of(raw[max(0, start - _AROUND_BYTES) : start + _AROUND_BYTES])
     what = f"{path} is not UTF-8: byte 0x{raw[start]:02x} at offset {offset}."
     hint = "Find out which encoding it has, then convert it and check the letters: "
     if found:
         shown = " or ".join(f"{name.upper()}{f' ({word})' if word else ''}" for name, word in found.items())
-        what, hint = f"{what[:-1]}; its letters read as {shown}.", "Convert it first and check the letters: "
+        what, hint = f"{what[:-1]}; it is probably {shown}.", "Convert it first and check the letters: "
     hint += _conversion(next(iter(found), "ENCODING"), path, path.suffix or ".txt")
     return UsageError("data.not_utf8", what, hint=hint)
 
 
 def _encodings_of(raw: bytes) -> dict[str, str]:
-    """Return the possible encodings of a text by iconv's names, likeliest first; none if the evidence is unclear.
+    """Return the possible encodings of a text, by iconv's names, the most likely first; {} if the evidence is unclear.
 
-    Each comes with a word that differs from its reading in the other encodings.
+    Each comes with a word of the text that the other encodings would decode differently.
     """
     from charset_normalizer import from_bytes
 
@@ -115,13 +116,13 @@ def _encodings_of(raw: bytes) -> dict[str, str]:
 
 
 def has_nul(path: Path, offset: int) -> UsageError:
-    """Return the refusal of a text with a NUL byte, which means a file damaged by a crash, or another kind of file."""
+    """Return the error for a text with a NUL byte: either a crash damaged the file, or it is not a text."""
     hint = f"Check that place. To remove the bytes: tr -d '\\0' < {shlex.quote(path.name)} > OTHER.txt"
     return UsageError("data.nul_byte", f"{path} has a NUL byte at offset {offset:,}.", hint=hint)
 
 
 def refuse_utf16(head: bytes, path: Path) -> None:
-    """Refuse UTF-16 text ("Unicode" on Windows), whose zero bytes would look like a binary file's."""
+    """Raise UsageError for UTF-16 text ("Unicode" on Windows); its zero bytes would look like binary data."""
     head = head[: _SNIFF_BYTES // 2 * 2]
     marked = "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else ""
     for encoding in (marked,) if marked else ("utf-16-le", "utf-16-be"):
@@ -137,39 +138,39 @@ def refuse_utf16(head: bytes, path: Path) -> None:
 
 
 def no_column(path: Path, column: str, there: Sequence[str], kind: str = "column") -> UsageError:
-    """Return the refusal of rows without the requested column, with the names of their columns."""
+    """Return the error for rows without the requested column; it lists the columns that they have."""
     hint = "Name the column with the documents: gpurun data prepare RECIPE --text-column NAME, or several in "
-    hint += "--template '{a} {b}'; leave out other files with --exclude GLOB."
+    hint += "--template '{a} {b}'; leave out files of other kinds with --exclude GLOB."
     if kind == "column":
         hint += " If the first row of a table is a document, add --no-header; for a text, --delimiter none."
-    what = f"{path} has no text in a {kind} {column!r}; there are: {name_first([name or '(empty)' for name in there])}."
+    what = f"{path} has no text in a {kind} {column!r}; it has: {name_list([name or '(empty)' for name in there])}."
     return UsageError("data.no_text_column", what, hint=hint)
 
 
 def bad_row(path: Path, where: str, what: str) -> UsageError:
-    """Return the refusal of an invalid row."""
+    """Return the error for an invalid row."""
     hint = "Every row must have the text of a document; fix that row or remove it."
     return UsageError("data.bad_line", f"{path}, {where}: {what}.", hint=hint)
 
 
 def too_long(path: Path, where: str) -> UsageError:
-    """Return the refusal of a row, or of a text between two marks, that is too long to hold in memory."""
+    """Return the error for a row, or a text between two marks, that is too long to keep in memory."""
     what = f"{path}, {where}: it has more than {MOST_ROW_BYTES >> 20} MB, the limit for one row."
     return UsageError("data.row_too_long", what, hint="Split that text into several rows, or remove it.")
 
 
-def name_first(names: Sequence[str]) -> str:
-    """Return names for a sentence: only the first of very many, and only the beginning of a long name."""
+def name_list(names: Sequence[str]) -> str:
+    """Return names as a list for a message; only the first few names, and only the beginning of a long name."""
     shortened = [name if len(name) <= _NAME_CHARS else f"{name[:_NAME_CHARS]}…" for name in names[:MOST_NAMES]]
     return ", ".join([*shortened, *(["…"] if len(names) > MOST_NAMES else [])]) or "none"
 
 
 def tally(counts: Mapping[str, int]) -> str:
-    """Return the counts of skipped files, by reason: "2 binary, 1 hidden"; "" for none."""
+    """Return the counts of skipped files by reason, such as "2 binary, 1 hidden"; "" if there are none."""
     return ", ".join(f"{count} {reason}" for reason, count in counts.items())
 
 
 def _conversion(encoding: str, path: Path, suffix: str) -> str:
-    """Return the conversion command, quoted for a shell, because a name may have a space or worse."""
+    """Return the conversion command, quoted for a shell."""
     names = [shlex.quote(name) for name in (path.name, f"{path.stem}-utf8{suffix}")]
     return f"iconv -f {encoding} -t utf-8 {names[0]} > {names[1]}"

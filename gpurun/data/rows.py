@@ -1,4 +1,4 @@
-"""Files of rows: JSON Lines, one JSON array, a table, Parquet. A row is a document, from one column or several."""
+"""Yields the documents in JSON Lines, a JSON array, a table or Parquet: each row is a document of some columns."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gpurun.data.refusals import bad_row, no_column
 from gpurun.data.source_file import Document, FileSpan, SourceFile
 from gpurun.data.streams import lines_from, open_content
 from gpurun.data.tables import rows_of
-from gpurun.data.texts import look_through, parted
+from gpurun.data.texts import look_through, split_at_marks
 
 _PEEKED = 100
 _UNBOUNDED = 1 << 62
 
 
-def demand_columns(path: Path, form: str, layout: Layout) -> None:
-    """Refuse a file of JSON rows if none of the first rows has the requested columns; the refusal lists theirs."""
+def require_columns(path: Path, form: str, layout: Layout) -> None:
+    """Raise UsageError if none of a JSON file's first rows has the requested columns; the error lists its columns."""
     there: set[str] = set()
     with open_content(path) as stream:
         rows = members_of_array(stream, path) if form == "array" else _json_lines(stream, path)
@@ -37,7 +37,7 @@ def demand_columns(path: Path, form: str, layout: Layout) -> None:
         except UsageError as error:
             if error.code != "data.bad_line":
                 raise
-            if not there:  # Reading it reports what is wrong with its first row.
+            if not there:  # The error in the first row is reported when the file is read.
                 return
     missing = next((name for name in layout.columns if name not in there), "")
     if not missing:
@@ -48,20 +48,20 @@ def demand_columns(path: Path, form: str, layout: Layout) -> None:
 def _json_lines(stream: Any, path: Path) -> Iterator[Any]:
     for place, line in lines_from(stream, path, 0, _UNBOUNDED):
         if line.strip():
-            yield _parsed(path, place, line)
+            yield _parse_line(path, place, line)
 
 
-def of_lines(span: FileSpan, layout: Layout) -> Iterator[Document]:
+def json_lines_documents(span: FileSpan, layout: Layout) -> Iterator[Document]:
     """Yield the documents of a part of a JSON Lines file."""
     file = span.file
     with open_content(file.path, max(0, span.start - 1)) as stream:
         for place, line in lines_from(stream, file.path, span.start, span.stop):
             if line.strip():
-                row = _parsed(file.path, place, line)
-                yield from _of_row(file, f"line at offset {place:,}", str(place), row, layout)
+                row = _parse_line(file.path, place, line)
+                yield from _row_documents(file, f"line at offset {place:,}", str(place), row, layout)
 
 
-def _parsed(path: Path, place: int, line: bytes) -> Any:
+def _parse_line(path: Path, place: int, line: bytes) -> Any:
     try:
         return parse_json(line.decode("utf-8").removeprefix("\ufeff"))
     except UnicodeDecodeError:
@@ -71,16 +71,16 @@ def _parsed(path: Path, place: int, line: bytes) -> Any:
         raise bad_row(path, f"line at offset {place:,}", str(error)) from None
 
 
-def of_array(span: FileSpan, layout: Layout) -> Iterator[Document]:
-    """Yield the documents of one array: the start of a row is known only after all rows before it were read."""
+def array_documents(span: FileSpan, layout: Layout) -> Iterator[Document]:
+    """Yield the documents of a JSON array, which is read from its beginning, because rows have no fixed positions."""
     file = span.file
     with open_content(file.path) as stream:
         for number, row in enumerate(members_of_array(stream, file.path)):
-            yield from _of_row(file, f"object {number}", str(number), row, layout)
+            yield from _row_documents(file, f"object {number}", str(number), row, layout)
 
 
-def of_strings(span: FileSpan, layout: Layout) -> Iterator[Document]:
-    """Yield the strings of one array."""
+def string_documents(span: FileSpan, layout: Layout) -> Iterator[Document]:
+    """Yield each string of a JSON array as a document."""
     file = span.file
     with open_content(file.path) as stream:
         for number, text in enumerate(members_of_array(stream, file.path)):
@@ -88,38 +88,39 @@ def of_strings(span: FileSpan, layout: Layout) -> Iterator[Document]:
                 raise bad_row(
                     file.path, f"member {number}", f"it is {type(text).__name__}, but the members before it are text"
                 )
-            yield from parted(Document(f"{file.name}#{number}", mended(text)))
+            yield from split_at_marks(Document(f"{file.name}#{number}", replace_surrogates(text)))
 
 
-def of_table(span: FileSpan, layout: Layout) -> Iterator[Document]:
-    """Yield the documents of a table: quotes may enclose line ends, so no part of it can be read alone."""
+def table_documents(span: FileSpan, layout: Layout) -> Iterator[Document]:
+    """Yield the documents of a table, which is read from its beginning, because quotes may enclose line ends."""
     file = span.file
     assert file.table is not None
     rows = rows_of(file.path, file.table)
     names: list[str] = next(rows, []) if file.table.has_head else []
     for number, cells in enumerate(rows):
         names = names or [str(place + 1) for place in range(len(cells))]
-        yield from _of_row(file, f"row {number}", str(number), dict(zip(names, cells, strict=True)), layout)
+        yield from _row_documents(file, f"row {number}", str(number), dict(zip(names, cells, strict=True)), layout)
 
 
-def of_parquet(span: FileSpan, layout: Layout) -> Iterator[Document]:
-    """Yield the documents of row groups."""
+def parquet_documents(span: FileSpan, layout: Layout) -> Iterator[Document]:
+    """Yield the documents of some row groups of a Parquet file."""
     for number, cells, url in parquet.rows(span.file.path, range(span.start, span.stop), layout.columns):
         if text := layout.text_of(cells):
-            yield from parted(Document(f"{span.file.name}#{number}", text, url))
+            yield from split_at_marks(Document(f"{span.file.name}#{number}", text, url))
 
 
-def _of_row(file: SourceFile, where: str, number: str, row: Any, layout: Layout) -> Iterator[Document]:
-    """Yield the documents of a row that is an object; a row whose text is null has none."""
+def _row_documents(file: SourceFile, where: str, number: str, row: Any, layout: Layout) -> Iterator[Document]:
+    """Yield the documents of a JSON row; a row whose text is null has none. UsageError if it is not an object."""
     if not isinstance(row, dict):
         raise bad_row(file.path, where, f"it is {type(row).__name__}, not an object")
     text, url = layout.text_of(_cells(file, where, row, layout)), row.get("url")
     if text:
-        yield from parted(Document(f"{file.name}#{number}", mended(text), mended(url) if isinstance(url, str) else ""))
+        address = replace_surrogates(url) if isinstance(url, str) else ""
+        yield from split_at_marks(Document(f"{file.name}#{number}", replace_surrogates(text), address))
 
 
 def _cells(file: SourceFile, where: str, row: Mapping[str, Any], layout: Layout) -> dict[str, str]:
-    """Return the requested texts of a row; UsageError for one that is missing or is not text."""
+    """Return a row's texts for the requested columns; UsageError if one is missing or is not text."""
     cells = {}
     for name in layout.columns:
         if name not in row:
@@ -130,8 +131,8 @@ def _cells(file: SourceFile, where: str, row: Mapping[str, Any], layout: Layout)
     return cells
 
 
-def mended(text: str) -> str:
-    """Return the text with U+FFFD for each half of a surrogate pair, which JSON can contain and UTF-8 cannot."""
+def replace_surrogates(text: str) -> str:
+    """Return the text with U+FFFD for each lone surrogate, which JSON can contain but UTF-8 cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

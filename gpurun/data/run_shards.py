@@ -1,6 +1,6 @@
-"""The data of one run or of a shared folder: the user's own shards are checked, text goes through prepare.py.
+"""Makes the data of a run, or of a shared folder: checks the user's own shards, or turns text into shards.
 
-All of it happens on the laptop, before anything is rented.
+All of this happens on the user's computer, before anything is rented.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpurun.data.prepare import PrepareOrder, prepare
 from gpurun.data.prepare_state import is_begun
 from gpurun.data.public_shards import downloaded_by_the_machine
 from gpurun.data.refusals import Say, tally, translate_refusals
-from gpurun.data.shard_folder import demand_whole, inspect
+from gpurun.data.shard_folder import inspect, refuse_undescribed_shards
 from gpurun.data.source_names import (
     BUILT_IN,
     BUILT_IN_PAIRS,
@@ -44,9 +44,9 @@ from gpurun.data.sources import open_source
 
 
 def order_for(resolved: Mapping[str, Any], source: str, out: Path, **choices: Any) -> PrepareOrder:
-    """Return the order for a text from a resolved recipe, for a run or a folder; `source` "" means the recipe's own.
+    """Return the order to prepare a text for a resolved recipe; an empty `source` means the recipe's own source.
 
-    `choices` are fields of Order. UsageError for a source that has no known name.
+    `choices` are fields of PrepareOrder. UsageError if the recipe's source is unknown.
     """
     data = resolved["data"]
     named = source or _own_source(data["source"])
@@ -55,7 +55,7 @@ def order_for(resolved: Mapping[str, Any], source: str, out: Path, **choices: An
         "val_fraction": data["val_fraction"],
         "vocab_size": data["vocab_size"],
         "limit_bytes": data["limit_mb"] << 20,
-        # An optimiser step must have its tokens; an evaluation needs one window, whose last token is only a target.
+        # An optimiser step needs all its tokens, an evaluation one window; one more token is the last target.
         "least_train_tokens": resolved["train"]["batch_tokens"] + 1,
         "least_val_tokens": resolved["model"]["context"] + 1,
     }
@@ -63,70 +63,73 @@ def order_for(resolved: Mapping[str, Any], source: str, out: Path, **choices: An
 
 
 def _own_source(name: str) -> str:
-    """Return what a recipe's source means here: the text that is always available, or a data set of the hub."""
+    """Return the source to read for a recipe's source name: the standard library's text, or a data set of the hub."""
     if name in BUILT_IN or name in ON_THE_HUB:
         return ON_THE_HUB.get(name, name)
     raise UsageError(
         "data.no_source",
-        f"The recipe trains on {name}, but gpurun knows no place to get it from.",
-        hint="Name the place of its text: --source FILE, FOLDER or hf:OWNER/NAME.",
+        f"The recipe trains on {name}, which gpurun does not know.",
+        hint="Give the text itself: --source FILE, FOLDER or hf:OWNER/NAME.",
     )
 
 
 def prepared(
     resolved: Mapping[str, Any], data: str | None, *, into: Path, cache: Path, say: Say, accept_skipped: bool = False
 ) -> DataSummary:
-    """Return shards for a resolved recipe: those in the folder `data`, or made of the text `data` or the recipe's own.
+    """Return shards for a resolved recipe: the shards in the folder `data`, or new shards from a text.
 
-    Text is tokenised into the folder `into`, replacing its content; text that was tokenised before comes from the
-    cache.
+    The text is `data`, or the recipe's own. It is tokenised into the folder `into`, whose content is replaced. Text
+    that was tokenised before is copied from the cache.
     """
     shutil.rmtree(into, ignore_errors=True)
     data_table, prompts = resolved["data"], tuple(resolved["sample"]["prompts"])
     try:
         with translate_refusals("Nothing was left behind."):
             if data is not None and (Path(data).expanduser() / "data.json").exists():
-                return _checked(resolved, Path(data).expanduser().absolute(), data, into, say)
+                return _check_shards(resolved, Path(data).expanduser().absolute(), data, into, say)
             if data is not None and PUBLIC.fullmatch(data):
-                return _public(resolved, data, into, say)
+                return _public_shards(resolved, data, into, say)
             if data is None and data_table["source"] not in BUILT_IN:
                 raise missing_shards(data_table["source"])
             if data is not None:
-                demand_whole(Path(data).expanduser())
+                refuse_undescribed_shards(Path(data).expanduser())
             if data_table["tokenizer"] in schema.PAIR_TOKENIZERS:
                 passed_over, source = _pairs(resolved, data, into, prompts, say)
             else:
                 if data_table["source"] in BUILT_IN_PAIRS and data is None:
                     raise _no_pairs(data_table["source"], data_table["tokenizer"])
                 order = order_for(resolved, data or data_table["source"], into, accept_skipped=accept_skipped)
-                passed_over, source = _from_cache(order, cache, prompts, say), order.source
-            _demand_questions(resolved, into, "DIR")
+                passed_over, source = _prepare_in_cache(order, cache, prompts, say), order.source
+            _require_hellaswag_items(resolved, into, "DIR")
     except BaseException:
         shutil.rmtree(into, ignore_errors=True)
         raise
     found = inspect(into, tokenizer=data_table["tokenizer"], vocab_size=resolved["model"]["vocab_size"])
-    _demand_enough(found, resolved, source)
+    _require_enough_tokens(found, resolved, source)
     passed = "" if source in BUILT_IN else tally(passed_over)
-    return found.model_copy(update={"passed_over": passed, "divided": _division_note(into)})
+    return found.model_copy(update={"passed_over": passed, "divided": _division_sentence(into)})
 
 
-def _division_note(folder: Path) -> str:
-    """Return data.json's sentence about files that are held out by their names."""
+def _division_sentence(folder: Path) -> str:
+    """Return data.json's sentence about files that are held out because of their names; "" if there is none."""
     return plain_line(str(read_object(folder / "data.json")["source"].get("divided", "")), 300)
 
 
-def _public(resolved: Mapping[str, Any], data: str, into: Path, say: Say) -> DataSummary:
-    """Return shards that the machine downloads itself; the files beside them are put into `into`."""
+def _public_shards(resolved: Mapping[str, Any], data: str, into: Path, say: Say) -> DataSummary:
+    """Return the shards that the machine will download; write the files that accompany them to `into`."""
     found = downloaded_by_the_machine(data, resolved, into, say)
     tokenizer = tokenizers.tokenizer_of(found.tokenizer, tokenizers.read_vocabulary(into))
     write_prompts(into, tokenizer, tuple(resolved["sample"]["prompts"]), say)
-    _demand_questions(resolved, into, data)
-    _demand_enough(found, resolved, data)
+    _require_hellaswag_items(resolved, into, data)
+    _require_enough_tokens(found, resolved, data)
     return found
 
 
-def _from_cache(order: PrepareOrder, cache: Path, prompts: Sequence[str], say: Say) -> dict[str, int]:
-    """Prepare a text into the cache, or use its entry, and copy it to `order.out`; return the skipped, by reason."""
+def _prepare_in_cache(order: PrepareOrder, cache: Path, prompts: Sequence[str], say: Say) -> dict[str, int]:
+    """Prepare a text in the cache, unless it is there already, and copy it to `order.out`.
+
+    Return the numbers of skipped files by reason.
+    """
     source = open_source(
         order.source,
         order.layout,
@@ -135,12 +138,12 @@ def _from_cache(order: PrepareOrder, cache: Path, prompts: Sequence[str], say: S
         limit_bytes=order.limit_bytes,
         accept_skipped=order.accept_skipped,
     )
-    key = hashlib.sha256(json.dumps(order.asked(source), sort_keys=True).encode()).hexdigest()[:32]
+    key = hashlib.sha256(json.dumps(order.request(source), sort_keys=True).encode()).hexdigest()[:32]
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     with exclusive(cache / ".lock"):
         entry = replace(order, out=cache / key)
         if _is_sound(entry.out):
-            say("its shards are in the cache")
+            say("the shards of this text are in the cache")
         else:
             if entry.out.exists() and not is_begun(entry.out):
                 say(f"the cache entry {key} is damaged; making it again")
@@ -168,7 +171,7 @@ def _is_sound(entry: Path) -> bool:
 def _pairs(
     resolved: Mapping[str, Any], data: str | None, into: Path, prompts: tuple[str, ...], say: Say
 ) -> tuple[dict[str, int], str]:
-    """Prepare sentence pairs; return what was skipped, by reason, and their source."""
+    """Prepare sentence pairs; return the numbers of skipped pairs by reason, and the pairs' source."""
     data_table = resolved["data"]
     source = data_table["source"]
     if data is not None:  # A parallel text may be two files joined by a comma.
@@ -193,18 +196,18 @@ def _no_pairs(source: str, tokenizer: str) -> UsageError:
     return UsageError("data.parallel", what, hint=f"Use one of: {', '.join(schema.PAIR_TOKENIZERS)}.")
 
 
-def _checked(resolved: Mapping[str, Any], place: Path, data: str, into: Path, say: Say) -> DataSummary:
-    """Return existing shards, with the files beside them in `into`; refuse whatever the trainer would refuse."""
+def _check_shards(resolved: Mapping[str, Any], place: Path, data: str, into: Path, say: Say) -> DataSummary:
+    """Check existing shards as the trainer would, and write the files that accompany them to `into`."""
     data_table, model = resolved["data"], resolved["model"]
     found = inspect(place, tokenizer=data_table["tokenizer"], vocab_size=model["vocab_size"], context=model["context"])
-    _accompany(place, into, resolved, say)
-    _demand_questions(resolved, into, data)
-    _demand_enough(found, resolved, data)
-    return found.model_copy(update={"beside": str(into), "divided": _division_note(into)})
+    _write_accompanying_files(place, into, resolved, say)
+    _require_hellaswag_items(resolved, into, data)
+    _require_enough_tokens(found, resolved, data)
+    return found.model_copy(update={"beside": str(into), "divided": _division_sentence(into)})
 
 
-def _accompany(place: Path, into: Path, resolved: Mapping[str, Any], say: Say) -> None:
-    """Make a folder with the files that go beside shards: data.json, vocab.json, prompts.json, HellaSwag's items."""
+def _write_accompanying_files(place: Path, into: Path, resolved: Mapping[str, Any], say: Say) -> None:
+    """Make a folder with the files that accompany shards: data.json, vocab.json, prompts.json, HellaSwag's items."""
     manifest = read_object(place / "data.json")
     made_by, context = manifest["tokenizer"], resolved["model"]["context"]
     into.mkdir(parents=True)
@@ -220,20 +223,20 @@ def _accompany(place: Path, into: Path, resolved: Mapping[str, Any], say: Say) -
         raise UsageError(
             "data.no_vocabulary",
             f"{place} has no vocab.json; only GPT-2's vocabulary is known without it.",
-            hint="Copy the vocab.json from where the shards were made.",
+            hint="Copy vocab.json from the folder where the shards were made.",
         )
     if tokenizers.sha256_of_tokens(tokens) != made_by["sha256"]:
         raise UsageError(
             "data.other_tokenizer",
             f"The vocabulary in {place} is not the one that its data.json names.",
-            hint="Prepare the text again, or copy vocab.json from where the shards were made.",
+            hint="Prepare the text again, or copy vocab.json from the folder where the shards were made.",
         )
     if (place / question_items.FILE).exists():
         shutil.copyfile(place / question_items.FILE, into / question_items.FILE)
     prompts = tuple(resolved["sample"]["prompts"])
     most = context - pair_tokenizers.ENDS if "pairs" in manifest else None
     write_prompts(into, _tokenizer_of(made_by["name"], tokens), prompts, say, most=most)
-    _demand_trainable(into, place, manifest, resolved)
+    _require_trainable(into, place, manifest, resolved)
 
 
 def _tokenizer_of(name: str, tokens: Sequence[bytes]) -> tokenizers.TextTokenizer:
@@ -243,8 +246,8 @@ def _tokenizer_of(name: str, tokens: Sequence[bytes]) -> tokenizers.TextTokenize
     return tokenizers.tokenizer_of(name, tokens)
 
 
-def _demand_trainable(into: Path, place: Path, manifest: Mapping[str, Any], resolved: Mapping[str, Any]) -> None:
-    """Open the data as the trainer will, here, where a refusal costs nothing."""
+def _require_trainable(into: Path, place: Path, manifest: Mapping[str, Any], resolved: Mapping[str, Any]) -> None:
+    """Open the data as the trainer will, because a refusal on this computer costs nothing; UsageError if it refuses."""
     try:
         name, context = manifest["tokenizer"]["name"], resolved["model"]["context"]
         data = shard_files.open_data(into, name, tuple(resolved["sample"]["prompts"]), shards_in=place)
@@ -267,55 +270,55 @@ def write_prompts(
     *,
     most: int | None = None,
 ) -> None:
-    """Write prompts.json; UsageError for a prompt that the trainer would refuse during paid time.
+    """Write prompts.json; UsageError for a prompt that the trainer would refuse on paid time.
 
-    `most` is the maximum number of tokens: a sentence must fit into the context, while a text loses its beginning.
-    Characters that the vocabulary lacks are not an error: a note says that they are read as U+FFFD.
+    `most` is the maximum number of tokens, which is set for sentence pairs; other prompts lose their beginning if they
+    are too long. For characters that the vocabulary lacks, `say` reports that they are read as U+FFFD.
     """
     rows = [ids.tolist() for ids in tokenizer.encode(prompts)]
     for text, ids in zip(prompts, rows, strict=True):
         if not ids and tokenizer.eot_id is None:
-            what = f"The prompt {json.dumps(text)} has no token, and the tokeniser {tokenizer.name} no end of text."
+            what = f"The prompt {json.dumps(text)} has no tokens, and {tokenizer.name} has no end-of-text token."
             hint = "Write a prompt with text: in the recipe's sample.prompts, or --set 'sample.prompts=[\"The \"]'."
             raise UsageError("prompt.empty", what, hint=hint)
         if most is not None and len(ids) > most:
             what = f"The prompt {json.dumps(text[:40])} has {len(ids)} tokens; model.context leaves room for {most}."
             raise UsageError("prompt.too_long", what, hint="Shorten it in sample.prompts, or choose a longer context.")
-        if lacking := _lacking(tokenizer, text):
+        if lacking := _unknown_characters(tokenizer, text):
             shown = [json.dumps(part, ensure_ascii=False) for part in (text[:40], lacking[:40])]
             say(f"the prompt {shown[0]} has characters that the vocabulary lacks; they are read as U+FFFD: {shown[1]}")
     entries = [{"text": text, "ids": ids} for text, ids in zip(prompts, rows, strict=True)]
     shard_files.write_json(folder / "prompts.json", entries)
 
 
-def _lacking(tokenizer: tokenizers.TextTokenizer, text: str) -> str:
-    """Return the characters that the tokeniser can only read as U+FFFD."""
+def _unknown_characters(tokenizer: tokenizers.TextTokenizer, text: str) -> str:
+    """Return the characters of a text that the tokeniser reads as U+FFFD."""
     characters = sorted({*text} - {tokenizers.REPLACEMENT})
     unknown = [tokenizers.REPLACEMENT.encode()]
     found = zip(characters, tokenizer.encode(characters), strict=True)
     return "".join(character for character, ids in found if [tokenizer.tokens[i] for i in ids] == unknown)
 
 
-def _demand_enough(found: DataSummary, resolved: Mapping[str, Any], source: str) -> None:
-    """Refuse a text that one step would read completely, repeating some, or that has no held-out window.
+def _require_enough_tokens(found: DataSummary, resolved: Mapping[str, Any], source: str) -> None:
+    """Raise UsageError if the data has fewer tokens than one step reads, or no complete held-out window.
 
-    Data that another recipe prepared may be too small for this one. Sentence pairs are counted differently.
+    This can happen with data that was prepared for another recipe. Sentence pairs are not checked here.
     """
     batch, context = resolved["train"]["batch_tokens"], resolved["model"]["context"]
     if found.tokenizer.endswith("-pairs") or (found.train_tokens > batch and found.val_tokens > context):
         return
-    few = f"only {found.train_tokens:,} tokens for training; one step of the recipe reads {batch:,} plus one"
+    few = f"only {found.train_tokens:,} tokens for training; one step of the recipe needs {batch:,} plus one"
     if found.train_tokens > batch:
         few = f"only {found.val_tokens:,} held-out tokens; one window of the recipe has {context:,} plus one"
     raise UsageError(
         "data.too_small",
-        f"{source} gives {few}.",
+        f"{source} has {few}.",
         hint="Use more text, or a smaller batch or context: --set train.batch_tokens=N, --set model.context=N.",
     )
 
 
-def _demand_questions(resolved: Mapping[str, Any], folder: Path, data: str) -> None:
-    """Refuse missing HellaSwag items here, where it costs nothing; the trainer would refuse them during paid time."""
+def _require_hellaswag_items(resolved: Mapping[str, Any], folder: Path, data: str) -> None:
+    """Raise UsageError if HellaSwag items are missing, because the trainer would refuse that on paid time."""
     items = resolved["eval"]["hellaswag_items"]
     if items and not (folder / "hellaswag.jsonl").is_file():
         raise UsageError(

@@ -1,4 +1,4 @@
-"""A folder of shards: its data.json, and a check of every shard against it, to the last token (docs/FORMATS.md)."""
+"""Reads a folder of shards: its data.json, and a check of every shard against it, token by token (docs/FORMATS.md)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ MAGIC = 20240520
 _BLOCK_BYTES = 16 << 20
 
 
-def demand_whole(folder: Path) -> None:
-    """Refuse shards without a data.json, our own or another program's, and a folder above such shards: none is text.
+def refuse_undescribed_shards(folder: Path) -> None:
+    """Raise UsageError for shards without a data.json, or a folder that contains such shards; they are not text.
 
-    Raises UsageError; a folder with a data.json, a text, and a missing path are checked elsewhere.
+    A folder with a data.json, a text, and a missing path are accepted here, and checked elsewhere.
     """
     if not folder.exists() or (folder / "data.json").exists():
         return
     if (folder / "prepare.json").is_file():
         raise UsageError(
             "data.unfinished",
-            f"{folder} holds an unfinished prepare.",
-            hint="Run the same `gpurun data prepare` again: it resumes.",
+            f"{folder} contains an unfinished prepare.",
+            hint="Run the same `gpurun data prepare` again to resume it.",
         )
     if (folder / "vocab.json").is_file() and any(folder.glob("*.bin")):
         raise UsageError(
@@ -52,8 +52,8 @@ def demand_whole(folder: Path) -> None:
 
 
 def inspect_data(folder: Path) -> tuple[DataSummary, dict[str, Any]]:
-    """Return the content of a folder of shards, and its manifest, with every byte checked; UsageError for any fault."""
-    demand_whole(folder)
+    """Check every byte of a folder of shards; return its summary and manifest. UsageError for any fault."""
+    refuse_undescribed_shards(folder)
     manifest = read_manifest(folder)
     found = inspect(folder, tokenizer=manifest["tokenizer"]["name"], vocab_size=0)
     _check_vocabulary(folder, found.tokenizer_sha256)
@@ -63,10 +63,11 @@ def inspect_data(folder: Path) -> tuple[DataSummary, dict[str, Any]]:
 def inspect(folder: Path, *, tokenizer: str, vocab_size: int, context: int = 0) -> DataSummary:
     """Check a folder of shards against its manifest: sizes, magic numbers, digests, every token id.
 
-    `vocab_size` and `context` are the model's, 0 if it has no limit: a sentence pair must fit into the context.
+    `vocab_size` and `context` are the model's; 0 means that there is no limit. Only sentence pairs must fit into the
+    context.
     """
     manifest = read_manifest(folder)
-    demand_made_for(folder, manifest, tokenizer=tokenizer, vocab_size=vocab_size, context=context)
+    require_fitting_shards(folder, manifest, tokenizer=tokenizer, vocab_size=vocab_size, context=context)
     made_by = manifest["tokenizer"]
     sizes = [
         _check_shard(folder, shard, made_by["vocab_size"]) for part in ("train", "val") for shard in manifest[part]
@@ -84,10 +85,10 @@ def inspect(folder: Path, *, tokenizer: str, vocab_size: int, context: int = 0) 
     )
 
 
-def demand_made_for(
+def require_fitting_shards(
     folder: Path, manifest: Mapping[str, Any], *, tokenizer: str, vocab_size: int, context: int = 0
 ) -> None:
-    """Refuse shards whose manifest names another tokeniser, or that do not fit the model; see `inspect`."""
+    """Raise UsageError if shards were made with another tokeniser, or do not fit the model; see `inspect`."""
     made_by = manifest["tokenizer"]
     if made_by["name"] != tokenizer:
         raise UsageError(
@@ -107,12 +108,12 @@ def demand_made_for(
         raise UsageError(
             "data.vocabulary_larger",
             f"model.vocab_size is {vocab_size}, but the tokeniser {tokenizer!r} of the data has {tokens} tokens.",
-            hint=f"Use its own number with --set model.vocab_size=0, or at least {tokens}.",
+            hint=f"Use the tokeniser's number with --set model.vocab_size=0, or set at least {tokens}.",
         )
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return `data.json`, with all required keys; UsageError says what is wrong with it."""
+    """Return the content of `data.json`; UsageError, with the reason, if it is invalid."""
     try:
         manifest = read_object(folder / "data.json")
         of_shards = {"name": str, "tokens": int, "sha256": str}
@@ -122,7 +123,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         _demand_types(manifest, {"source": dict})
         if not manifest["train"]:
             raise KeyError("train")
-        json.dumps(manifest, ensure_ascii=False).encode()  # JSON can contain half a surrogate pair, UTF-8 cannot.
+        json.dumps(manifest, ensure_ascii=False).encode()  # JSON can contain a lone surrogate, UTF-8 cannot.
     except OSError as error:
         raise UsageError("data.unreadable", f"{folder}/data.json cannot be read: {error.strerror}.",
                          hint="Check the path and its permissions.") from None  # fmt: skip
@@ -133,43 +134,43 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _demand_types(table: Mapping[str, Any], types: Mapping[str, type]) -> None:
-    """Raise KeyError or TypeError, naming the key, if a table of the manifest lacks these keys or types."""
+    """Raise KeyError or TypeError, naming the key, if a key of the manifest is missing or has the wrong type."""
     for key, kind in types.items():
         if type(table[key]) is not kind:
             raise TypeError(f"{key} is {json.dumps(table[key])[:80]}")
 
 
 def _check_shard(folder: Path, shard: Mapping[str, Any], vocab_size: int) -> int:
-    """Return one shard's size in bytes, after checking header, length, digest and token ids."""
+    """Check a shard's header, length, digest and token ids, and return its size in bytes."""
     import numpy as np
 
     path = folder / Path(str(shard["name"])).name
     if not path.is_file():
-        raise _bad_shard(path, "missing", "is listed in data.json but does not exist")
+        raise _shard_error(path, "missing", "is listed in data.json but does not exist")
     size = path.stat().st_size
     # nanoGPT's shards have no header: the size alone identifies them.
     header_bytes = 0 if path.suffix == ".npy" or size == 2 * shard["tokens"] else HEADER_BYTES
     if shard["tokens"] < 1 or size in (0, header_bytes):
-        raise _bad_shard(path, "empty", "holds no tokens")
+        raise _shard_error(path, "empty", "holds no tokens")
     digest = hashlib.sha256()
     highest = _highest_of_npy(path, shard["tokens"]) if path.suffix == ".npy" else 0
     if size != shard.get("bytes", size):
-        raise _bad_shard(path, "truncated", f"has {size} bytes, but data.json says {shard['bytes']}")
+        raise _shard_error(path, "truncated", f"has {size} bytes, but data.json says {shard['bytes']}")
     with path.open("rb") as content:
         head = content.read(header_bytes)
         digest.update(head)
         if header_bytes and head[:4] != MAGIC.to_bytes(4, "little"):
-            raise _bad_shard(path, "magic", "does not begin like an llm.c shard")
+            raise _shard_error(path, "magic", "does not begin like an llm.c shard")
         if path.suffix == ".bin" and size != header_bytes + 2 * shard["tokens"]:
-            raise _bad_shard(path, "truncated", f"has {size} bytes, which does not match {shard['tokens']} tokens")
+            raise _shard_error(path, "truncated", f"has {size} bytes, which does not match {shard['tokens']} tokens")
         while block := content.read(_BLOCK_BYTES):
             digest.update(block)
             if path.suffix == ".bin":
                 highest = max(highest, int(np.frombuffer(block, "<u2").max()))
     if highest >= vocab_size:
-        raise _bad_shard(path, "token_too_high", f"has the token {highest}; the vocabulary ends at {vocab_size - 1}")
+        raise _shard_error(path, "token_too_high", f"has the token {highest}; the highest allowed is {vocab_size - 1}")
     if digest.hexdigest() != shard["sha256"]:
-        raise _bad_shard(path, "digest", "differs from data.json: its sha256 is another one")
+        raise _shard_error(path, "digest", "does not have the sha256 in data.json")
     return size
 
 
@@ -180,14 +181,14 @@ def _highest_of_npy(path: Path, tokens: int) -> int:
     try:
         row = npy_row(path)
     except (ValueError, OSError) as error:
-        raise _bad_shard(path, "npy", f"is not a valid .npy file: {error}") from None
+        raise _shard_error(path, "npy", f"is not a valid .npy file: {error}") from None
     if row.dtype != np.dtype("<u2") or row.shape != (tokens,):
-        raise _bad_shard(path, "npy", f"holds {row.dtype} of shape {row.shape}, not one row of {tokens} uint16")
+        raise _shard_error(path, "npy", f"holds {row.dtype} of shape {row.shape}, not one row of {tokens} uint16")
     return int(row.max())
 
 
-def _bad_shard(path: Path, code: str, what: str) -> UsageError:
-    """Return the refusal of a shard; an adopted shard is named by its original path."""
+def _shard_error(path: Path, code: str, what: str) -> UsageError:
+    """Return the error for a shard; the error names an adopted shard by its original path."""
     is_adopted = path.is_symlink()
     hint = f"{'Adopt' if is_adopted else 'Prepare'} the data again, or copy it again from its source."
     return UsageError(f"data.{code}", f"{path.readlink() if is_adopted else path} {what}.", hint=hint)
@@ -210,5 +211,5 @@ def _check_vocabulary(folder: Path, sha256: str) -> None:
         raise UsageError(
             "data.other_tokenizer",
             f"{path} is not the vocabulary that data.json names.",
-            hint="Prepare the data again, or copy vocab.json from where the shards were made.",
+            hint="Prepare the data again, or copy vocab.json from the folder where the shards were made.",
         )

@@ -1,4 +1,4 @@
-"""A file of a source, a part of a file, and a document: the records that the readers of data exchange."""
+"""Defines a source's file, a part of a file, and a document: the records that the readers of data exchange."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 Form = Literal["whole", "pieces", "separated", "per_line", "lines", "array", "strings", "table", "parquet"]
-"""How a file holds documents: as one, in pieces, separated by marks or line ends, or as one of the kinds of rows."""
+"""How a file contains documents: as one, in pieces, separated by marks or line ends, or in some kind of rows."""
 DIVISIBLE: tuple[Form, ...] = ("pieces", "separated", "per_line", "lines", "parquet")
-"""Files that a task can read in part; the others are read as a whole."""
+"""Forms of files that a task can read in part; other files are read as a whole."""
 ROWS: tuple[Form, ...] = ("lines", "array", "table", "parquet")
-"""Files whose documents are rows with named cells."""
+"""Forms of files whose documents are rows with named cells."""
 
 
 class Table(NamedTuple):
-    """How a table is written: what separates its cells, whether quotes enclose cells, and whether it has a header row.
+    """A table's format: the separator of its cells, whether quotes enclose cells, and whether it has a header row.
 
-    Without a header the columns are called 1, 2, … Every row has as many cells as the first.
+    Without a header row the columns are called 1, 2, … All rows have the same number of cells.
     """
 
     delimiter: str
@@ -27,10 +27,10 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text; its name within the source says where it is (`part-3.parquet#1204`).
+    """A text and its name, which is its position in the source (`part-3.parquet#1204`).
 
-    `begins` is False for a piece that continues a text where the piece before it ended. `url` is a row's, or "".
-    `held_out` means that its file is for validation; otherwise the text decides.
+    `begins` is False for a piece that continues the text of the piece before it. `url` is the row's address, or "".
+    `held_out` means that the whole file is for validation; otherwise the text decides whether it is held out.
     """
 
     name: str
@@ -44,9 +44,9 @@ class Document:
 class SourceFile:
     """A file: its name below the source's root, its size and time when it was inspected, and how it can be divided.
 
-    `weights` are the expected bytes of text: for each row group of a Parquet file, else one number, the bytes of
-    the (unpacked) content. There may be a million files, so they do not hold full paths. `piece_bytes` is for "pieces".
-    `held_out` means that all of it is for validation.
+    `weights` are the expected bytes of text: one number per row group of a Parquet file, else a single number for the
+    unpacked content. A full path is not stored, because there may be a million files. `piece_bytes` is the size of the
+    pieces if the form is "pieces". `held_out` means that the whole file is for validation.
     """
 
     name: str
@@ -72,7 +72,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """A part of a file: row groups of a Parquet file, else bytes of content; documents belong to where they begin."""
+    """A part of a file: row groups of Parquet, else bytes of content. A document belongs to where it begins."""
 
     file: SourceFile
     start: int

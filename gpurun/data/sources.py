@@ -1,4 +1,4 @@
-"""The list of a source's files, each inspected before any work begins."""
+"""Lists a source's files, and inspects each file before any work begins."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gpurun.data.source_file import SourceFile
 from gpurun.data.source_names import STDLIB
 
 PIECE_BYTES = 64 << 10
-"""The unit that can be held out of a large text without marks: about 16 thousand tokens."""
+"""The size of the pieces that can be held out of a large text without marks: about 16 thousand tokens."""
 _LEAST_PIECE_BYTES = 32
 _PIECES_HELD_OUT = 4
-"""The number of pieces in the held-out part of a text, so that the fraction is accurate to a quarter."""
+"""The least number of pieces in the held-out part of a text, so that the fraction is accurate to a quarter."""
 _WHOLE_BYTES = 16 << 20
 _WHOLE_SHARE = 100
-"""A text stays one document if it is no larger than this, and no more than this fraction of its source."""
+"""A text remains one document if it is not larger than this, and not more than this fraction of its source."""
 
 
 @dataclass(frozen=True)
 class TextSource:
     """A source: its kind ("stdlib", "file", "folder", "archive", "hub"), its files, and skipped files by reason.
 
-    `divided` is a sentence about the division by file names; "" if the texts decide what is held out.
+    `divided` is a sentence about which files are held out; "" if the texts decide what is held out.
     """
 
     kind: str
@@ -70,9 +70,9 @@ def open_source(
 ) -> TextSource:
     """Inspect every file of a source: `hf:NAME`, `stdlib`, a file, an archive, or a folder of them.
 
-    With a limit, files are used in an order that depends only on their names and favours no part of a folder, and of
-    the last one only the beginning. UsageError for a source that is missing, empty, damaged or not text; if more of a
-    folder is skipped than read, unless that is accepted; and for a layout option that applies to no file.
+    With a limit, files are used in the order of the hashes of their names, and the last file only in part. UsageError
+    for a source that is missing, empty, damaged or not text; for a folder of which more is skipped than read, unless
+    that is accepted; and for a layout option that does not apply to any file.
     """
     found = find_files(source, say)
     chosen = choose_files(found, layout, say)
@@ -96,9 +96,10 @@ def open_source(
     demand_used(layout, files)
     if passed and found.kind != STDLIB:
         say(f"skipped: {tally(passed)}")
-    if chosen.says:
-        say(chosen.says)
-    return TextSource(found.kind, tuple(_formed(files, found.kind, val_fraction)), dict(passed), chosen.says)
+    if chosen.division:
+        say(chosen.division)
+    files = list(_cut_large_texts(files, found.kind, val_fraction))
+    return TextSource(found.kind, tuple(files), dict(passed), chosen.division)
 
 
 def _demand_text(source: str, files: Sequence[SourceFile], passed: Mapping[str, int], look: SourceLook) -> None:
@@ -115,8 +116,8 @@ def _demand_text(source: str, files: Sequence[SourceFile], passed: Mapping[str, 
     )
 
 
-def _formed(files: Sequence[SourceFile], kind: str, val_fraction: float) -> Iterator[SourceFile]:
-    """Yield the files; a text that is a large part of the source, or large in itself, is cut into pieces."""
+def _cut_large_texts(files: Sequence[SourceFile], kind: str, val_fraction: float) -> Iterator[SourceFile]:
+    """Yield the files; a text that is large, or a large part of the source, gets the form "pieces"."""
     total = sum(file.text_bytes for file in files)
     piece = min(PIECE_BYTES, max(_LEAST_PIECE_BYTES, int(total * val_fraction / _PIECES_HELD_OUT)))
     most = min(_WHOLE_BYTES, total // _WHOLE_SHARE)

@@ -1,4 +1,4 @@
-"""Which documents are held out: it depends on their text alone, so that equal documents stay together."""
+"""Decides which documents are held out, from their text only, so that identical documents stay together."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ASCII_SPACE = bytes(code for code in range(128) if chr(code).isspace())
 
 
 def hash_text(text: str) -> int:
-    """Return 64 bits of the sha256 of a text without white space, accents composed (NFC): 0 to EVERY - 1."""
-    if text.isascii():  # The same result, ten times as fast.
+    """Return 64 bits, 0 to EVERY - 1, of a text's sha256, after removing white space and composing accents (NFC)."""
+    if text.isascii():  # This gives the same result, ten times as fast.
         letters = text.encode().translate(None, _ASCII_SPACE)
     else:
         letters = "".join(unicodedata.normalize("NFC", text).split()).encode("utf-8", "surrogatepass")
@@ -23,15 +23,15 @@ def hash_text(text: str) -> int:
 
 
 def bound_for(fraction: float) -> int:
-    """Return the bound below which keys are held out: for many documents, about this fraction of them."""
+    """Return the bound below which keys are held out, such that about this fraction of many documents is held out."""
     return int(fraction * EVERY)
 
 
 def bound_for_few(documents: Iterable[tuple[int, int]], fraction: float, source: str, *, once: bool = False) -> int:
-    """Return the bound for a known list of documents, (key, bytes) each: at least one on each side.
+    """Return the bound for a list of documents, each as (key, bytes), such that some are held out, but not all.
 
-    The held-out bytes come as near to the fraction as the documents allow; equal documents count `once` if
-    duplicates are dropped. UsageError if all are equal.
+    The held-out bytes are as close to the fraction as possible. With `once`, identical documents count once, because
+    duplicates are dropped. UsageError if all documents are identical.
     """
     sizes: dict[int, int] = {}
     for key, size in documents:
@@ -39,7 +39,7 @@ def bound_for_few(documents: Iterable[tuple[int, int]], fraction: float, source:
     if len(sizes) < 2:
         raise UsageError(
             "data.one_document",
-            f"{source} is one document, or copies of one: nothing can be held out of it.",
+            f"{source} is one document, or copies of one document, so no document can be held out.",
             hint="Use more text, or put a line <|endoftext|> between its documents.",
         )
     target, keys = fraction * sum(sizes.values()), sorted(sizes)
@@ -48,7 +48,7 @@ def bound_for_few(documents: Iterable[tuple[int, int]], fraction: float, source:
 
 
 def _misses(sizes: dict[int, int], keys: list[int], target: float) -> list[float]:
-    """Return, for every n, by how many bytes the fraction is missed if the first n keys are held out; never n = 0."""
+    """Return the error in bytes for each n > 0, if the first n keys are held out."""
     held, misses = 0, [float("inf")]
     for key in keys:
         held += sizes[key]

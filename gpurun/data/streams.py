@@ -1,4 +1,4 @@
-"""Files as bytes from any offset, whether or not they are packed or inside an archive."""
+"""Reads the bytes of a file from any offset, also if the file is packed or inside an archive."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def plain_name(path: PurePath) -> str:
 
 @contextlib.contextmanager
 def open_content(path: Path, start: int = 0) -> Iterator[BinaryIO]:
-    """Open the content of a file from byte `start` on, unpacked. A packed file must be unpacked up to there.
+    """Open a file's unpacked content at byte `start`; a packed file is unpacked up to there.
 
-    The path of a file in an archive continues the archive's path. UsageError for a file that is unreadable or
-    damaged, also while the stream is read within the context.
+    The path of a file in an archive is the archive's path followed by the member's name. UsageError, also while the
+    stream is read, if the file is unreadable or damaged.
     """
     with naming_faults(path), _opened(path) as (raw, how), unpacked(raw, how) as stream:
         if start and not how and stream.seekable():
@@ -63,7 +63,7 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, str]]:
 
 
 def size_and_time(path: Path) -> tuple[int, int]:
-    """Return a file's stored bytes, and when it changed; for a file in an archive, when the archive changed."""
+    """Return a file's size in bytes as stored, and its modification time; a member has its archive's time."""
     try:
         about = path.stat()
     except NotADirectoryError:
@@ -73,7 +73,7 @@ def size_and_time(path: Path) -> tuple[int, int]:
 
 
 def content_bytes(path: Path) -> int:
-    """Return the length of the unpacked content; a packed file is unpacked for that, so damage shows here."""
+    """Return the length of the unpacked content; a packed file is unpacked for this, which also detects damage."""
     if not packing(path):
         return size_and_time(path)[0]
     with open_content(path) as stream:
@@ -81,12 +81,12 @@ def content_bytes(path: Path) -> int:
 
 
 def lines_from(stream: BinaryIO, path: Path, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (place, line) for the lines that begin in [start, stop); the stream must be at max(0, start - 1).
+    """Yield (offset, line) for each line that begins in [start, stop); the stream must be at max(0, start - 1).
 
     UsageError for a line that is longer than a row may be.
     """
     place = start
-    if start:  # The line before belongs to another task, however long it is.
+    if start:  # The previous line belongs to another task, however long it is.
         place -= 1
         while part := stream.readline(BLOCK_BYTES):
             place += len(part)

@@ -1,7 +1,7 @@
-"""Tables (CSV, TSV and similar): recognised if all rows agree, else refused with the flags that resolve the doubt.
+"""Recognises tables (CSV, TSV and similar), whose rows all have the same number of cells.
 
-Training never relies on a guess: a file that is named like a table but does not parse as one is in doubt, and so is a
-text whose many lines all have the same number of cells.
+Training never relies on a guess. If a file is named like a table but cannot be parsed as one, or if all lines of a
+long text have the same number of cells, it is refused, and the error names the flags that decide how it is read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 from gpurun.core.errors import UsageError
 from gpurun.data.bounded_rows import TableLines
 from gpurun.data.layout import AS_TEXT, Layout
-from gpurun.data.refusals import MOST_NAMES, MOST_ROW_BYTES, bad_row, name_first, no_column
+from gpurun.data.refusals import MOST_NAMES, MOST_ROW_BYTES, bad_row, name_list, no_column
 from gpurun.data.source_file import Table
 from gpurun.data.streams import open_content, plain_name
 from gpurun.data.texts import END, look_through
@@ -24,15 +24,15 @@ from gpurun.data.texts import END, look_through
 _DELIMITERS = ",;\t|"
 _SUFFIXES = (".csv", ".tsv", ".tab", ".psv")
 _HEAD_BYTES = 64 << 10
-"""If the file is not named like a table, its first row must fit here: a text may be one line of gigabytes."""
+"""The limit for the first row of a file that is not named like a table, because a text may be one line of gigabytes."""
 _FEW_ROWS, _MANY_ROWS = 3, 50
-"""With a header, fewer rows do not count as agreement; without one, more rows cannot agree by chance."""
+"""With a header, at least so many rows must agree; without a header, so many rows cannot agree by chance."""
 _NAME_CHARS, _NAME_WORDS = 40, 3
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """The result of reading a file as one kind of table: the rows that agree, and why reading stopped early."""
+    """The result of reading a file with one delimiter: the number of rows that agree, and why reading stopped early."""
 
     table: Table
     first: tuple[str, ...]
@@ -40,16 +40,16 @@ class _Reading:
     fault: str = ""
     has_empty_column: bool = False
     error: UsageError | None = None
-    """The error, if a row is too long."""
+    """The error if a row is too long or is not UTF-8."""
 
     def breaks_off(self, layout: Layout) -> bool:
-        """Return whether too many rows for chance agree up to a fault: then it is not a text."""
+        """Return whether a fault follows so many rows that agree that the file is not a text."""
         is_named = set(layout.columns) <= set(self.first) and self.rows >= _FEW_ROWS
         return bool(self.fault) and (is_named or (self.rows >= _MANY_ROWS and not self.has_empty_column))
 
     @property
     def has_head(self) -> bool:
-        """Return whether the first row has names; its first name may be empty, for the index of pandas."""
+        """Return whether the first row consists of names; the first may be empty, as pandas writes it for an index."""
         names = [cell.strip() for cell in self.first]
         named = names[1:] if len(names) > 1 and not names[0] else names
         is_short = all(0 < len(cell) <= _NAME_CHARS and len(cell.split()) <= _NAME_WORDS for cell in named)
@@ -58,15 +58,15 @@ class _Reading:
 
 
 def is_called_table(path: Path) -> bool:
-    """Return whether a file's name is that of a table, packed or not."""
+    """Return whether a file's name has a table's suffix, before that of a packing if there is one."""
     return plain_name(path).endswith(_SUFFIXES)
 
 
 def table_of(path: Path, layout: Layout, *, is_alone: bool) -> Table | None:
-    """Return how a file is written as a table with the requested columns; None for a text.
+    """Return the format of a table that has the requested columns; None if the file is a text.
 
-    UsageError if it is a table without them, or in doubt. `is_alone` means that the source is this one file, so that
-    a flag about tables concerns it.
+    UsageError if it is a table without these columns, or may be a table or a text. `is_alone` means that this file is
+    the whole source, so flags about tables apply to it.
     """
     if layout.delimiter == AS_TEXT:
         return None
@@ -77,7 +77,7 @@ def table_of(path: Path, layout: Layout, *, is_alone: bool) -> Table | None:
     readings = list(_readings(path, layout, is_demanded=is_demanded))
     agreed = [reading for reading in readings if not reading.fault]
     if not layout.has_head:
-        return _headless(path, layout, agreed, readings, is_demanded=is_demanded)
+        return _table_without_header(path, layout, agreed, readings, is_demanded=is_demanded)
     for reading in agreed:
         is_named = all(reading.first.count(name) == 1 for name in layout.columns)
         if is_named and (reading.rows >= _FEW_ROWS or is_demanded):
@@ -88,57 +88,61 @@ def table_of(path: Path, layout: Layout, *, is_alone: bool) -> Table | None:
             missing = next(name for name in layout.columns if name not in best.first)
             raise no_column(path, missing, best.first)
         if is_demanded or (best.rows >= _MANY_ROWS and not best.has_empty_column):
-            raise _in_doubt(path, f"its rows have {_cells(agreed)}, but the first row is not a header", best)
+            why = f"its rows have {_cells(agreed)}, but the first row is not a header"
+            raise _ambiguous_file_error(path, why, best)
     broken = [reading for reading in readings if is_demanded or reading.breaks_off(layout)]
     if broken or is_demanded:
         errors = (reading.error for reading in broken if reading.error is not None)
-        raise next(errors, None) or _in_doubt(path, _why(readings, layout), best)
+        raise next(errors, None) or _ambiguous_file_error(path, _parse_failure(readings, layout), best)
     return None
 
 
-def _headless(
+def _table_without_header(
     path: Path, layout: Layout, agreed: Sequence[_Reading], readings: Sequence[_Reading], *, is_demanded: bool
 ) -> Table | None:
-    """Return how a table without a header is written; its columns are numbers, and it must have enough of them."""
+    """Return the format of a table without a header, whose columns are numbered; None if the file is a text.
+
+    UsageError if a requested column does not exist.
+    """
     best = max(agreed, key=lambda reading: len(reading.first), default=None)
     if best is None or (best.rows < _MANY_ROWS and not is_demanded):
         if is_demanded:
-            raise _in_doubt(path, _why(readings, layout), best)
+            raise _ambiguous_file_error(path, _parse_failure(readings, layout), best)
         return None
     if sum(len(reading.first) > 1 for reading in agreed) > 1:
-        raise _in_doubt(path, f"its rows have {_cells(agreed)}", best)
+        raise _ambiguous_file_error(path, f"its rows have {_cells(agreed)}", best)
     there = [str(number + 1) for number in range(len(best.first))]
     chosen = layout.column or layout.template
     if len(there) > 1 and not chosen:
-        raise _in_doubt(path, f"its rows have {_cells(agreed)}, and no column is named", best)
+        raise _ambiguous_file_error(path, f"its rows have {_cells(agreed)}, and no column is named", best)
     if missing := [name for name in layout.columns if name not in there]:
         raise no_column(path, missing[0], there)
     return best.table._replace(has_head=False)
 
 
 def _readings(path: Path, layout: Layout, *, is_demanded: bool) -> Iterator[_Reading]:
-    """Yield the file's reading as each kind of table that it could be."""
+    """Yield the result of reading the file with each delimiter that is possible."""
     with open_content(path) as stream:
         head = stream.read(_HEAD_BYTES + 1).removeprefix(b"\xef\xbb\xbf")
     first, ended, _ = head.partition(b"\n")
-    is_marked = END in head  # A text with marks between documents: a mark has two characters that could be delimiters.
+    is_marked = END in head  # The mark between documents has two characters that could be delimiters.
     if not is_demanded and (is_marked or (not ended and len(head) > _HEAD_BYTES)):
         return
     for delimiter in layout.delimiter or _DELIMITERS:
         is_single = delimiter == "," and first.decode("utf-8", "replace").strip().strip('"') in layout.columns
         if delimiter.encode() not in first and not (is_single or is_demanded):
             continue
-        reading = _read(path, Table(delimiter, is_quoted=True, has_head=True))
+        reading = _read_as_table(path, Table(delimiter, is_quoted=True, has_head=True))
         if reading.fault or delimiter == "\t":
-            bare = _read(path, Table(delimiter, is_quoted=False, has_head=True))
-            # If the quotes enclose nothing, they would merge two rows into one.
+            bare = _read_as_table(path, Table(delimiter, is_quoted=False, has_head=True))
+            # A quote that does not enclose a cell would merge two rows.
             reading = bare if not bare.fault and reading.rows != bare.rows and delimiter != "," else reading
         if len(reading.first) > 1 or is_single or (is_demanded and delimiter == (layout.delimiter or ",")):
             yield reading
 
 
-def _read(path: Path, table: Table) -> _Reading:
-    """Read a file as a table to its end, or to the first row that does not agree."""
+def _read_as_table(path: Path, table: Table) -> _Reading:
+    """Read a file as a table to its end, or to the first row with a different number of cells."""
     first: tuple[str, ...] = ()
     rows, empty = 0, set[int]()
     try:
@@ -165,9 +169,9 @@ def _read(path: Path, table: Table) -> _Reading:
 
 
 def rows_of(path: Path, table: Table, *, is_strict: bool = True) -> Iterator[list[str]]:
-    """Yield the rows of a table, including the first, without blank lines; UsageError with the place of a bad row.
+    """Yield a table's rows, including the first, without blank lines; UsageError, with the place, for a bad row.
 
-    If `is_strict`, a row with more or fewer cells than the first is refused.
+    If `is_strict`, a row whose number of cells differs from the first row's is refused.
     """
     csv.field_size_limit(MOST_ROW_BYTES)
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if table.is_quoted else csv.QUOTE_NONE
@@ -194,25 +198,27 @@ def rows_of(path: Path, table: Table, *, is_strict: bool = True) -> Iterator[lis
 
 def _cells(readings: Sequence[_Reading]) -> str:
     several = [reading for reading in readings if len(reading.first) > 1]
-    return " or ".join(f"{len(read.first)} cells each by {_sign(read.table.delimiter)}" for read in several)
+    return " or ".join(
+        f"{len(found.first)} cells each, split at {_delimiter_name(found.table.delimiter)}" for found in several
+    )
 
 
-def _sign(delimiter: str) -> str:
+def _delimiter_name(delimiter: str) -> str:
     return "tab" if delimiter == "\t" else f"{delimiter!r}"
 
 
-def _why(readings: Sequence[_Reading], layout: Layout) -> str:
-    """Return why a file that is named like a table does not parse as one."""
+def _parse_failure(readings: Sequence[_Reading], layout: Layout) -> str:
+    """Return why a file that is named like a table cannot be parsed as one."""
     furthest = max((reading for reading in readings if reading.fault), key=lambda reading: reading.rows, default=None)
     if furthest is None:
-        by = _sign(layout.delimiter) if layout.delimiter else "any sign"
-        return f"its first row is not {name_first(layout.columns)!r}, and nothing is separated by {by}"
-    return f"by {_sign(furthest.table.delimiter)} {furthest.fault}"
+        by = _delimiter_name(layout.delimiter) if layout.delimiter else "any sign"
+        return f"its first row is not {name_list(layout.columns)!r}, and nothing is separated by {by}"
+    return f"split at {_delimiter_name(furthest.table.delimiter)}, {furthest.fault}"
 
 
-def _in_doubt(path: Path, why: str, best: _Reading | None) -> UsageError:
-    """Return the refusal of a file that may be a table, with the flags that resolve the doubt."""
-    first = f" The first row: {name_first([cell.strip() or '(empty)' for cell in best.first])}." if best else ""
+def _ambiguous_file_error(path: Path, why: str, best: _Reading | None) -> UsageError:
+    """Return the error for a file that may be a table or a text; its hint names the flags that decide it."""
+    first = f" The first row: {name_list([cell.strip() or '(empty)' for cell in best.first])}." if best else ""
     return UsageError(
         "data.table_in_doubt",
         f"{path} may be a table or a text: {why}.{first}",

@@ -1,8 +1,8 @@
-"""A source is divided into tasks, each with about the text of one shard; a task is finished completely or not at all.
+"""Divides a source into tasks, each with about the text of one shard, and writes the shards of a task.
 
-The division depends only on the source and the size of a shard, never on the workers. Any process of any executor may
-do a task, even twice or on another machine: its files are the same to the byte, and its record, written
-last, confirms that they are complete.
+The division depends only on the source and the size of a shard, not on the workers. Any process of any executor may
+do a task, even twice or on another machine, because its files are always byte-identical. A task's record is written
+last, and confirms that its files are complete.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpurun.data.split import hash_text
 
 UNFINISHED = ".task-"
 _TASKS, _LEAST_BYTES = 32, 8 << 20
-"""The number of tasks for a source that is too small to fill as many shards, and the least text in each."""
+"""The number of tasks for a source that is too small for so many shards, and the least bytes of text in a task."""
 _UNBOUNDED = 1 << 62
 
 Task = tuple[FileSpan, ...]
@@ -38,7 +38,7 @@ Drop = Callable[[], bool]
 
 
 class Work(Protocol):
-    """What is done with every task's documents; it is pickled, and its results are on disk afterwards."""
+    """The work to do for each task's documents. It must be picklable, and must write its results to the disk."""
 
     @property
     def layout(self) -> Layout:
@@ -46,14 +46,14 @@ class Work(Protocol):
         ...
 
     def do(self, index: int, documents: Iterable[Document], tell: Tell) -> None:
-        """Process a task's documents: the same result on every worker, complete or not at all."""
+        """Process a task's documents; the result must be the same on each worker, and appear complete or not at all."""
         ...
 
 
 def divide(files: Sequence[SourceFile], shard_tokens: int, bytes_per_token: int) -> list[Task]:
-    """Return the tasks of a source in order; a file that can be divided continues in the next task when one is full.
+    """Return a source's tasks in order; a divisible file is split at the end of a full task.
 
-    A small source has smaller tasks, so that all cores have work and a kill costs little.
+    A small source has smaller tasks, so that all cores are used, and little work is lost if a process is killed.
     """
     every = sum(file.text_bytes for file in files)
     room = most = min(shard_tokens * bytes_per_token, max(_LEAST_BYTES, every // _TASKS))
@@ -73,7 +73,7 @@ def divide(files: Sequence[SourceFile], shard_tokens: int, bytes_per_token: int)
 
 
 def _stop(file: SourceFile, start: int, end: int, room: int) -> int:
-    """Return the end of a span that begins at `start` and fills the remaining room; a row group is never cut."""
+    """Return the end of a span that begins at `start` and fills the remaining room; row groups are not split."""
     if file.form not in DIVISIBLE:
         return end
     if file.form != "parquet":
@@ -96,17 +96,17 @@ def write_task(
     drop: Drop | None = None,
     tell: Tell = lambda _: None,
 ) -> dict[str, Any]:
-    """Write a task's documents into `folder` and return its record, which is then `task-INDEX.json` there.
+    """Write a task's shards to `folder`, write its record to `task-INDEX.json`, and return the record.
 
-    Training tokens go to `train_INDEX+1.bin`; those of documents whose key is below `bound` go to `val_INDEX.bin`. A
-    file without tokens is not made. The end-of-text token, if the tokeniser has one, stands before each document, and
-    where a piece of a text does not follow the piece before it. `identity` names what the bytes depend on besides the
-    documents; a record is trusted only for its own identity.
+    The tokens of documents whose key is below `bound` go to `val_INDEX.bin`, all others to `train_INDEX+1.bin`. A file
+    without tokens is not made. The end-of-text token, if the tokeniser has one, is written before each document, and
+    before a piece of a text that does not follow the previous piece. `identity` identifies everything else that the
+    bytes depend on; a record with another identity is not used.
 
     The record: {"v": 1, "index", "identity", "documents", "dropped", "bytes" (of text, UTF-8), "digest" (sha256 over
     the sha256 of each text used), "train": [entry], "val": [entry]}, an entry as in data.json.
     """
-    with _workplace(folder, index) as place:
+    with _private_folder(folder, index) as place:
         counts, digest = {"documents": 0, "dropped": 0, "bytes": 0}, hashlib.sha256()
         writers = {
             "train": shard_files.ShardWriter(place, "train", _UNBOUNDED, number=index + 1),
@@ -134,7 +134,7 @@ def _encoded(
     drop: Drop | None,
     counts: dict[str, int],
 ) -> Iterator[tuple[str, bytes, np.ndarray]]:
-    """Yield (split, UTF-8, tokens) for each document that is not dropped; small documents are batched."""
+    """Yield (split, UTF-8, tokens) for each document that is not dropped; small documents are encoded in batches."""
     before = np.array([] if tokenizer.eot_id is None else [tokenizer.eot_id], dtype=np.uint16)
     last = ""
     for document in documents:
@@ -156,9 +156,9 @@ def record_path(folder: Path, index: int) -> Path:
 
 
 def read_record(folder: Path, index: int, identity: str, *, verified: bool = True) -> dict[str, Any] | None:
-    """Return the record of a task finished with this identity, if its files match its digests; else None.
+    """Return the record of a task that was finished with this identity; None if it is missing or its files are damaged.
 
-    If one of our own processes has just finished the task, its files need not be `verified`.
+    The digests are checked only if `verified`, which is not necessary if this program has just written the files.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         record = read_object(record_path(folder, index))
@@ -172,8 +172,8 @@ def read_record(folder: Path, index: int, identity: str, *, verified: bool = Tru
 
 
 @contextlib.contextmanager
-def _workplace(folder: Path, index: int) -> Iterator[Path]:
-    """Yield a private folder for unfinished files; a killed process's folder is removed when the work is resumed."""
+def _private_folder(folder: Path, index: int) -> Iterator[Path]:
+    """Yield a private folder for unfinished files; a later call removes the folder that a killed process left."""
     place = Path(tempfile.mkdtemp(prefix=f"{UNFINISHED}{index:06d}-", dir=folder))
     try:
         yield place

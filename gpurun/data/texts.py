@@ -1,4 +1,4 @@
-"""Text files: checked before any work, and read as one document, or as pieces, parts or lines."""
+"""Checks text files before any work, and reads them as one document, or as pieces, parts or lines."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gpurun.data.source_file import Document, FileSpan, SourceFile
 from gpurun.data.streams import lines_from, open_content
 
 END, START = b"<|endoftext|>", "<|startoftext|>"
-"""GPT-2's mark between documents, anywhere in a text, and the mark that some put before each document."""
+"""GPT-2's mark between documents, and another mark that some texts have before each document."""
 
 
 def look_through(path: Path) -> tuple[int, bool]:
     """Return the bytes of a text's content, and whether marks separate its documents; UsageError for invalid text.
 
-    Here that costs a moment. Later it would waste the work before it, because a corrected file is another source.
+    An error that was found only later would waste the work done before, because a corrected file is a new source.
     """
     decoder, size, tail, is_separated = codecs.getincrementaldecoder("utf-8")(), 0, b"", False
     with open_content(path) as stream:
@@ -34,7 +34,7 @@ def look_through(path: Path) -> tuple[int, bool]:
 
 
 def _demand_utf8(decoder: codecs.IncrementalDecoder, block: bytes, path: Path, place: int) -> None:
-    """Refuse a block at offset `place` if it continues as invalid UTF-8; an empty block is the end."""
+    """Raise UsageError if a block at offset `place` makes the text invalid UTF-8; an empty block means the end."""
     place -= len(decoder.getstate()[0])
     try:
         decoder.decode(block, final=not block)
@@ -49,7 +49,7 @@ def yield_whole(span: FileSpan) -> Iterator[Document]:
 
 
 def cut_text(span: FileSpan) -> Iterator[Document]:
-    """Yield pieces of about `piece_bytes`, cut after a line end or else a space; the last extends past the stop."""
+    """Yield pieces of about `piece_bytes`, cut after a line end or a space; the last piece may end after the span."""
     size, file = span.file.piece_bytes, span.file
     place, stop = (_cut_from(file, at) if at else 0 for at in (span.start, span.stop))
     with open_content(file.path, place) as stream:
@@ -65,21 +65,21 @@ def cut_text(span: FileSpan) -> Iterator[Document]:
 
 
 def _cut_from(file: SourceFile, place: int) -> int:
-    """Return where a text is cut, at `place` or soon after; both neighbouring tasks find the same place."""
+    """Return the offset, at `place` or soon after, where a text is cut; both adjacent tasks compute the same offset."""
     with open_content(file.path, place) as stream:
         return place + _cut(stream.read(file.piece_bytes), 0)
 
 
 def _cut(raw: bytes, least: int) -> int:
-    """Return the first place from `least` on after a line end, or else after a space, or else before a character."""
+    """Return the first offset from `least` on that follows a line end, else a space, else any character."""
     for gap in (b"\n", b" "):
         if place := raw.find(gap, least) + 1:
             return place
     return next((at for at in range(least, len(raw)) if raw[at] & 0xC0 != 0x80), len(raw))
 
 
-def separated(span: FileSpan) -> Iterator[Document]:
-    """Yield the texts between marks; a document belongs to the span where its mark begins, and is read to its end."""
+def marked_documents(span: FileSpan) -> Iterator[Document]:
+    """Yield the texts between marks whose mark begins in the span; each is read to its end, even after the span."""
     file, is_owned, place, held = span.file, span.start == 0, span.start, b""
     with open_content(file.path, place) as stream:
         while block := stream.read(BLOCK_BYTES):
@@ -103,7 +103,7 @@ def separated(span: FileSpan) -> Iterator[Document]:
 
 
 def _text(file: SourceFile, place: int, raw: bytes) -> str:
-    """Return a document's text: without byte-order mark and the rest of a mark's line, with lines ending in \\n."""
+    """Return a document's text, without a byte-order mark or the rest of a mark's line; lines end in \\n."""
     try:
         text = raw.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -114,18 +114,18 @@ def _text(file: SourceFile, place: int, raw: bytes) -> str:
     return text.removeprefix(START).removeprefix("\n") if text.startswith(START) else text
 
 
-def lines(span: FileSpan) -> Iterator[Document]:
-    """Yield each line as a document that ends in a line end, including the last."""
+def line_documents(span: FileSpan) -> Iterator[Document]:
+    """Yield each line as a document; a line end is added to the last line if it has none."""
     file = span.file
     with open_content(file.path, max(0, span.start - 1)) as stream:
         for place, line in lines_from(stream, file.path, span.start, span.stop):
             text = _text(file, place, line).rstrip("\n")
-            for part in parted(Document(f"{file.name}#{place}", text)):
+            for part in split_at_marks(Document(f"{file.name}#{place}", text)):
                 yield replace(part, text=f"{part.text}\n") if part.text.strip() else part
 
 
-def parted(document: Document) -> Iterator[Document]:
-    """Yield a row; a row with marks inside is several documents, or one with a mark to remove."""
+def split_at_marks(document: Document) -> Iterator[Document]:
+    """Yield the documents of a row, which is split at marks."""
     mark = END.decode()
     if mark not in document.text:
         yield document

@@ -1,6 +1,6 @@
-"""The tokeniser for a corpus: GPT-2's unchanged, the corpus's own characters, or tokens trained on it.
+"""Makes the tokeniser for a corpus: GPT-2's, the corpus's own characters, or tokens trained on the corpus.
 
-Its vocabulary is written into the folder before any shard, so that every process and every later call has the same one.
+The vocabulary is written to the folder before any shard, so that all processes and later calls use the same one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _SAMPLED_TASKS = 32
 def make_vocabulary(
     folder: Path, name: str, size: int, tasks: Sequence[Task], layout: Layout, say: Say
 ) -> tokenizers.TextTokenizer:
-    """Return the tokeniser for a corpus, with its vocabulary in `folder`; an existing one was made for these tasks.
+    """Return the tokeniser for a corpus, and write its vocabulary to `folder` unless it is there already.
 
-    `size` is the number of tokens for one that is trained, or the maximum number of characters; 0 means its default.
+    `size` is the number of tokens to train, or the maximum number of characters; 0 means the default.
     """
     if (folder / "vocab.json").exists():
         return tokenizers.tokenizer_of(name, tokenizers.read_vocabulary(folder))
@@ -41,7 +41,7 @@ def make_vocabulary(
 
 
 def _characters(tasks: Sequence[Task], layout: Layout, size: int, say: Say) -> tokenizers.CharTokenizer:
-    """Return a tokeniser for all characters of the corpus, or for as many as fit; report what is lost."""
+    """Return a tokeniser for the corpus's characters, at most `size`; report the characters that are left out."""
     counts = tokenizers.count_characters(document.text for task in tasks for document in documents_of(task, layout))
     tokenizer = tokenizers.CharTokenizer.for_counts(counts, size)
     known = {ord(token.decode("utf-8")) for token in tokenizer.tokens}
@@ -54,7 +54,7 @@ def _characters(tasks: Sequence[Task], layout: Layout, size: int, say: Say) -> t
 
 
 def _sample(tasks: Sequence[Task], layout: Layout) -> Iterator[str]:
-    """Yield the beginnings of tasks from all over the source, some megabytes in total."""
+    """Yield the beginnings of tasks that are spread over the whole source, some megabytes in total."""
     chosen = [tasks[place] for place in sorted({i * len(tasks) // _SAMPLED_TASKS for i in range(_SAMPLED_TASKS)})]
     for task in chosen:
         left = SAMPLE_CHARS // len(chosen)

@@ -1,4 +1,4 @@
-"""Runs the tasks of a corpus: in this process, in several on this machine, or on datatrove's executors, also on Ray."""
+"""Runs the tasks of a corpus: in this process, in several processes, or on datatrove's executors, including Ray."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from gpurun.data.tasks import Task, Tell, Work
 EXECUTORS = ("processes", "datatrove", "ray")
 _LOOK_S = 0.5
 MOST_MEMORY_BYTES = 4 << 30
-"""The limit for each process that reads; a row or page within its bound needs a fraction of that."""
+"""The memory limit of each worker; a row or page within its own limit needs only a fraction of this."""
 _PRELOAD = ["numpy", "tiktoken", "gpurun.data.prepare"]
 
 
 def work_through(
     work: Work, tasks: Sequence[tuple[int, Task]], workers: int, executor: str, tell: Tell
 ) -> Iterator[int]:
-    """Run the work on tasks, (index, task) each; yield each index when it ends, and report bytes read to `tell`.
+    """Run the work on (index, task) pairs; yield each index when its task ends, and report the bytes read to `tell`.
 
-    Raises what the work raises, and SetupError if a process was killed from outside; finished work is kept.
+    An exception of the work is raised here; SetupError if a process was killed. Finished work is kept.
     """
     if executor != "processes":
         from gpurun.data.datatrove_steps import run_datatrove
@@ -45,7 +45,7 @@ def work_through(
 
 
 def _in_processes(work: Work, tasks: Sequence[tuple[int, Task]], workers: int, tell: Tell) -> Iterator[int]:
-    # With a server that has loaded the modules, sixteen processes share the memory of one vocabulary.
+    # A fork server that has loaded the modules lets all processes share the memory of one vocabulary.
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's linear algebra and its threads are not needed here.
@@ -70,8 +70,8 @@ def _in_processes(work: Work, tasks: Sequence[tuple[int, Task]], workers: int, t
         except BrokenProcessPool:
             raise SetupError(
                 "prepare.worker_died",
-                "One of the processes was killed from outside.",
-                hint="If memory ran out, use fewer: --workers 1. The same command resumes.",
+                "Another program, or the operating system, killed one of the processes.",
+                hint="If memory ran out, use fewer processes: --workers 1. The same command resumes.",
             ) from None
         finally:
             for process in (getattr(pool, "_processes", None) or {}).values():
@@ -84,7 +84,7 @@ _read: Any = None
 
 
 def _begin(read: Any) -> None:
-    """Set up a worker: where it counts the bytes it reads, and that it ends together with its parent."""
+    """Set up a worker process: share the counter of bytes read, and end the worker when its parent ends."""
     global _read
     _read = read
     if sys.platform == "linux":  # Other systems do not enforce the limit.
@@ -107,7 +107,7 @@ def _do(work: Work, index: int, task: Task) -> None:
     work.do(index, documents_of(task, work.layout), tell)
 
 
-def demand_executor(executor: str) -> None:
+def require_known_executor(executor: str) -> None:
     """Refuse an executor that is not in EXECUTORS."""
     if executor not in EXECUTORS:
         what = f"--executor {executor} is unknown."

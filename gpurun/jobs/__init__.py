@@ -1,1 +1,1 @@
-"""What runs: each kind of job is a module here, and what it alone needs to know lies in a folder beside it."""
+"""Defines the kinds of job, one module for each. Code that only one kind needs is in a folder beside the modules."""

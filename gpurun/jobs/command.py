@@ -1,4 +1,4 @@
-"""The user's own command, in a copy of its folder: the job of `gpurun run`."""
+"""Defines the job of `gpurun run`: the user's own command, run in a copy of its folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PACKAGE = "bundle/gpurun/remote/agent"
 _ORDER = ("outputs", "checkpoints", "total_steps", "secrets", "stop_signal", "grace_s", "executable", "imports")
 """The fields of a command that the runner reads on the machine. They never contain the value of a secret."""
 LOOK_S, HERE_LOOK_S = 20.0, 3.0
-"""How long to search for a command's results outside its folder; less on this computer, where they stay anyway."""
+"""Seconds to search for results that a command wrote outside its folder: on a machine, and on this computer."""
 _NO_GIT = re.compile(r"not a git repository|InvalidGitRepositoryError|\bgit\b[^\n]{0,80}exit status 128", re.I)
 
 
@@ -67,7 +67,7 @@ class CommandJob(Job):
         return bool(self.command.checkpoints)
 
     def resumed(self, leg: Leg) -> CommandJob:
-        """Return the command set to continue from the leg's checkpoint; unchanged if the leg has none."""
+        """Return the job with the leg's checkpoint as its starting point; unchanged if the leg has no checkpoint."""
         if not leg.files:
             return self
         names = [place for place, _ in checkpoint_of(leg)]
@@ -116,14 +116,17 @@ class CommandJob(Job):
         commit = {"GPURUN_GIT_COMMIT": self.command.commit} if self.command.commit else {}
         env = {"PYTHONUNBUFFERED": "1", **commit, **self.command.env, **self._challenge_env()}
         uploads = self._uploads(plan)
-        return Workload(argv, uploads, env, has_runner=True, allowed=tuple(self._let_in(uploads)))
+        return Workload(argv, uploads, env, has_runner=True, allowed=tuple(self._included_files(uploads)))
 
     def digest(self, plan: Plan, trainer: Path) -> str:
-        """Return one digest of the names and contents of the files in the command's folder."""
+        """Return one digest over the names and contents of all files in the command's folder."""
         return digest_json(_file_digests(Path(plan.data.beside) / "work"))
 
     def code(self, plan: Plan, beside: Path) -> list[tuple[str, str]]:
-        """Return the uploaded files that the command names, and the folder's git commit; [] if the folder changed."""
+        """Return (label, text) rows: each uploaded file that the command names, then the git commit.
+
+        Return [] if the folder has changed since it was planned.
+        """
         digests = _file_digests(beside / "work")
         if digest_json(digests) != plan.bundle_sha256:
             return []
@@ -131,18 +134,18 @@ class CommandJob(Job):
         where = f"in {folder.name if folder.suffix not in ('.py', '.ipynb') else folder.parent.name}/, as uploaded"
         started = (name for name in dict.fromkeys(map(normpath, self.command.argv)) if name in digests)
         files = [("Code", f"{name}, {where} · sha256 {digests[name]}") for name in started]
-        return [*files, *([("Commit", f"{self.command.commit}, as git had it")] if self.command.commit else [])]
+        return [*files, *([("Commit", f"{self.command.commit}, checked out in git")] if self.command.commit else [])]
 
     def opened(self) -> dict[str, Any]:
         """Return the command and the names, not the values, of its environment variables."""
         return {"command": self.command.recorded}
 
     def flat(self) -> dict[str, Any]:
-        """Return this job's keys of plan.json, which stand beside the plan's own."""
+        """Return the keys that this job adds to the top level of plan.json."""
         return self.model_dump(mode="json")
 
     def headline(self) -> list[str]:
-        """Return the command, its environment variables, its checkpoints and its challenge, each as a phrase."""
+        """Return one phrase each for the command, its environment variables, its checkpoints and its challenge."""
         names = [*sorted(self.env), *(f"{name} (secret)" for name in sorted(self.secrets))]
         parts = [shlex.join(self.command.words).replace("'{python}'", "python")]
         if names:
@@ -154,29 +157,29 @@ class CommandJob(Job):
         return parts
 
     def trial_order(self, workload: Workload) -> dict[str, Any]:
-        """Return what the runner of a sweep is told of each trial of the command."""
+        """Return the settings that a sweep's runner needs to start each trial of this command."""
         fields = {"outputs", "total_steps", "stop_signal", "executable"}
         return {"is_recipe": False, "argv": list(self.command.words), **self.command.model_dump(include=fields)}
 
     def trial_uploads(self, plan: Plan) -> dict[str, Path | bytes]:
-        """Return what an earlier sweep of the command came to."""
+        """Return the earlier sweep's results as uploads by path; empty if this sweep does not continue one."""
         earlier = Path(plan.data.beside) / EARLIER
         return {f"bundle/{EARLIER}": earlier} if earlier.is_dir() else {}
 
     def trials_save_s(self, at_once: int) -> int:
-        """Return how long so many trials have to save that are stopped together."""
+        """Return the seconds that trials get to save when they are all stopped at the same time."""
         return self.command.grace_s - END_S
 
     def trials_bytes(self, at_once: int, keep: int) -> int:
-        """Return what other trials take beside one: its user says how much disk the command wants."""
+        """Return 0: the user's --disk already covers all trials."""
         return 0
 
     def kept_bytes(self, keep: int) -> int:
-        """Return what the files of the best weigh: its user says how much may come home."""
+        """Return the bytes to download for the best trials: the limit that the user set for all outputs."""
         return self.home_bytes
 
     def with_settings(self, params: Mapping[str, str]) -> TrainerJob | None:
-        """Return nothing: only a recipe has settings by which it trains alone."""
+        """Return None: only a trial of a recipe can become a stand-alone training run."""
         return None
 
     def cargo(self, plan: Plan) -> tuple[list[str], list[str]]:
@@ -190,17 +193,17 @@ class CommandJob(Job):
         yield failure_cure(message, self.command)
         if _NO_GIT.search(log):
             commit = self.command.commit
-            known = "the commit is in $GPURUN_GIT_COMMIT" if commit else "its folder here has no commit either"
-            yield f".git is not uploaded, so git does not work there; {known}."
+            known = "the commit is in $GPURUN_GIT_COMMIT" if commit else "your folder has no commit either"
+            yield f".git is not uploaded, so git does not work on the machine; {known}."
 
     def _challenge_env(self) -> dict[str, str]:
-        """Return the challenge and its seed as variables; the seed has 32 bits, which numpy and torch accept."""
+        """Return the environment variables for the challenge and its seed. The seed has 32 bits, as numpy requires."""
         if not self.challenge:
             return {}
         return {"GPURUN_CHALLENGE": self.challenge, "GPURUN_SEED": str(recipe_file.seed_of(self.challenge, 32))}
 
     def _uploads(self, plan: Plan) -> dict[str, Path | bytes]:
-        """Return the files to upload: the runner with its order, the run's copy of the folder, and the named data."""
+        """Return the files to upload by path: the runner, its settings, the run's copy of the folder, and --data."""
         from gpurun.remote.client import ANY_ON_EACH_NODE, IN_IMAGE, PYTHON_IN_IMAGE
 
         several, words = plan.offer.nodes > 1, tuple(self.command.words)
@@ -222,15 +225,15 @@ class CommandJob(Job):
             **data,
         }
 
-    def _let_in(self, uploads: Mapping[str, Path | bytes]) -> Iterator[str]:
-        """Yield the full path of each file in the folder or the data that --include names."""
+    def _included_files(self, uploads: Mapping[str, Path | bytes]) -> Iterator[str]:
+        """Yield the full path of each file, in the folder or the data, that an --include names."""
         folders = (uploads.get(name) for name in (WORK, "data"))
         places = [folder.resolve() for folder in folders if isinstance(folder, Path)]
         return (str(place / name) for place in places for name in self.command.include if (place / name).is_file())
 
 
 def checkpoint_of(leg: Leg) -> list[tuple[str, Path]]:
-    """Return the checkpoint files of a leg, each as (path in the command's folder, path on this computer)."""
+    """Return each checkpoint file of a leg as (path in the command's folder, path on this computer)."""
     return [
         (os.fsdecode(raw_name(file.name)).removeprefix(_OUTPUTS), path_of(Path(leg.folder), file.name))
         for file in leg.files
@@ -238,7 +241,7 @@ def checkpoint_of(leg: Leg) -> list[tuple[str, Path]]:
 
 
 def runner_uploads() -> dict[str, Path | bytes]:
-    """Return the files of the runner package by their path on the machine."""
+    """Return the files of the runner package, each keyed by its path on the machine."""
     from gpurun.remote.client import AGENT
 
     return {
@@ -248,7 +251,7 @@ def runner_uploads() -> dict[str, Path | bytes]:
 
 
 def _file_digests(work: Path) -> dict[str, str]:
-    """Return the sha256 of each file in a folder by its relative path."""
+    """Return the sha256 of each file in a folder, keyed by the file's relative path."""
     digests: dict[str, str] = {}
     for path in sorted(path for path in work.rglob("*") if path.is_file()):
         with path.open("rb") as content:

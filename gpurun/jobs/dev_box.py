@@ -1,4 +1,4 @@
-"""A machine that is rented to be worked on by hand, in a copy of a folder: the job of `gpurun dev`."""
+"""Defines the job of `gpurun dev`: a machine to work on by hand, in a copy of a folder."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpurun.core.run_plan import Job, Plan, Workload
 from gpurun.jobs.command import CommandJob
 
 IDLE_S, SYNC_S = 1800, 300
-"""How long a dev box may be idle, and how often its changed files are brought home, where nothing else is said."""
+"""Default seconds until an idle dev box is ended, and between downloads of its changed files."""
 KEEP = ("sleep", "2147483647")
-"""What runs until somebody or something ends the box."""
+"""The command that runs until the user or gpurun ends the box."""
 JUPYTER_PORT = 8888
 JUPYTER_FOLDER = "jupyter"
-"""Where its server notes its port and its token, below the run's folder on the machine, for its own user alone."""
-# It is started again where it has ended: a notebook that took all memory must not end the box that others work on. A
-# stop goes to all of them, and is over once the server has ended: what is left behind would be told as a loss.
+"""The folder, below the run's folder on the machine, where Jupyter writes its port and token; private to its user."""
+# Jupyter is restarted if it ends, because a notebook that uses up all memory must not end the box. SIGTERM goes to the
+# shell and the server. The shell exits only after the server, because leftover processes would be reported as a loss.
 _JUPYTER = f"""\
 umask 077
 trap 'exit 143' TERM
@@ -33,10 +33,10 @@ JUPYTER = ("sh", "-c", _JUPYTER, "{python}")
 
 
 class DevBoxJob(CommandJob):
-    """A `command` that only keeps the box, and what people do there beside it.
+    """A `command` that only keeps the machine running, so that people can work there.
 
-    `git` is the address that the machine clones its folder from, at `at_commit` where that is said; `sync_s` is how
-    often what changed is brought home.
+    `git` is the address of the repository that the machine clones, at `at_commit` if it is not empty. Changed files are
+    downloaded every `sync_s` seconds.
     """
 
     kind: ClassVar[str] = "dev_box"
@@ -55,7 +55,7 @@ class DevBoxJob(CommandJob):
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """See `Job.argv`: nobody typed what keeps it."""
+        """See `Job.argv`: empty, because the user did not type the command that keeps the box running."""
         return ()
 
     def workload(self, plan: Plan, trainer: Path, cpus: int) -> Workload:

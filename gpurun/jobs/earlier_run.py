@@ -1,4 +1,4 @@
-"""Reads an earlier run of this home, as far as its signed receipt confirms it, for everything that continues a run.
+"""Reads an earlier run of this home that a new run continues. Only what its signed receipt confirms is used.
 
 `training/continued_training.py` (train --from), `commands/continued_command.py` (run --from) and
 `training/compile_cache.py` (--warm) use it. The run's folder may have changed since the run ended; a file that differs
@@ -37,7 +37,7 @@ _BOX = ("host", "host_key", "jump", "python", "price_micros_per_hour")
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """A run that ended, with its `receipt` (the predicate) and that receipt's digest."""
+    """A run that ended, with the predicate of its receipt (`receipt`) and the receipt's digest."""
 
     folder: RunFolder
     receipt: dict[str, Any]
@@ -49,12 +49,12 @@ class EarlierRun:
         return self.folder.name
 
     def plan(self) -> Plan | None:
-        """Return the run's plan; None if the file differs from the receipt."""
-        return self._record(Plan, self.folder.plan, "plan")
+        """Return the run's plan; None if its file differs from the receipt."""
+        return self._read_confirmed(Plan, self.folder.plan, "plan")
 
     def request(self) -> Request | None:
-        """Return the user's request; None if the file differs from the receipt."""
-        return self._record(Request, self.folder.request, "request")
+        """Return the user's request; None if its file differs from the receipt."""
+        return self._read_confirmed(Request, self.folder.request, "request")
 
     def files(self, *kinds: str) -> list[dict[str, Any]]:
         """Return the downloaded files of these kinds as the receipt lists them: name, bytes, sha256, kind, step."""
@@ -67,10 +67,10 @@ class EarlierRun:
 
     def content(self, file: dict[str, Any]) -> bytes | None:
         """Return the bytes of a small downloaded file; None if they differ from the receipt."""
-        return _content_of(path_of(self.folder.artifacts, str(file["name"])), file["sha256"])
+        return _read_if_unchanged(path_of(self.folder.artifacts, str(file["name"])), file["sha256"])
 
     def unchanged(self, file: dict[str, Any]) -> Path:
-        """Return the path of a downloaded file after checking its digest; VerificationFailed if it has changed."""
+        """Check a downloaded file's digest and return its path; VerificationFailed if it differs from the receipt."""
         path, digest = path_of(self.folder.artifacts, str(file["name"])), hashlib.sha256()
         try:
             with open_regular(path) as content:
@@ -83,16 +83,16 @@ class EarlierRun:
         return path
 
     def altered(self, what: str) -> VerificationFailed:
-        """Return the error for something that differs from the receipt."""
+        """Return the error that says that `what` is missing or differs from the receipt."""
         return VerificationFailed(
             "continue.altered",
-            f"{what} of {self.name} is missing or differs from the receipt.",
-            hint=f"gpurun audit {self.name} shows what changed; gpurun collect {self.name} downloads again what is "
-            "still in the bucket.",
+            f"{self.name}: {what} is missing or differs from the receipt.",
+            hint=f"gpurun audit {self.name} shows what changed; gpurun collect {self.name} downloads again "
+            "the files that are still in the bucket.",
         )
 
     def continued_at(self, step: int, files: Sequence[dict[str, Any]], plan: Plan) -> Earlier:
-        """Return a plan's record of the checkpoint it continues from, with the cost of all runs that led to it."""
+        """Return the new plan's record of this run's checkpoint, including the cost of all runs that led to it."""
         spent = self.receipt["cost"]["upper_bound_micros"]
         before = plan.continues.spent_micros if plan.continues else Micros(0)
         return Earlier(
@@ -104,9 +104,9 @@ class EarlierRun:
             steps=plan.job.steps,
         )
 
-    def _record(self, kind: type[Model], path: Path, name: str) -> Model | None:
-        """Return a record of the run's folder if its digest is the one in the receipt under this name, else None."""
-        content = _content_of(path, self.receipt["digests"][name])
+    def _read_confirmed(self, kind: type[Model], path: Path, name: str) -> Model | None:
+        """Read a record from the run's folder; None unless its digest equals the receipt's digest of this name."""
+        content = _read_if_unchanged(path, self.receipt["digests"][name])
         try:
             return kind.from_json(content) if content is not None else None
         except ValidationError:
@@ -114,7 +114,7 @@ class EarlierRun:
 
 
 def read_earlier_run(home: Home, chain: Chain, name: str) -> EarlierRun | None:
-    """Return a run of this home; None unless its receipt is in the chain and signed with this home's key."""
+    """Return a run of this home; None if its receipt is not in the chain, or not signed with this home's key."""
     folder, link = home.run(name), chain.of(name)
     try:
         receipt = read_receipt(home, folder) if link else None
@@ -126,11 +126,11 @@ def read_earlier_run(home: Home, chain: Chain, name: str) -> EarlierRun | None:
 
 
 def find_earlier_run(wanted: str, home: Home) -> EarlierRun:
-    """Return the run that `wanted` names; UsageError if it is still open or has no receipt of this home."""
+    """Return the run that `wanted` names; UsageError if it has not ended, or has no receipt signed by this home."""
     name = find_run(home, wanted)
     if look_at_run(home, name).unfinished:
         hint = f"gpurun stop {name} saves and ends it. If its supervisor is dead, use gpurun resume {name} instead."
-        raise UsageError("continue.unfinished", f"{name} is not over yet.", hint=hint)
+        raise UsageError("continue.unfinished", f"{name} has not ended yet.", hint=hint)
     run = read_earlier_run(home, read_chain(home.ledger), name)
     if run is None:
         raise UsageError(
@@ -143,9 +143,9 @@ def find_earlier_run(wanted: str, home: Home) -> EarlierRun:
 
 
 def on_the_same_place(request: Request, before: Request, usual: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields that send a request without a provider to the same place as the request `before`.
+    """Return the fields that give a request the provider and machine of `before`; {} if it names a provider itself.
 
-    `usual` are the providers to take if `before` named none. The host key and the price are kept only for the same box.
+    `usual` are the providers to use if `before` named none. The host key and the price apply only to the same box.
     """
     if request.providers:
         return {}
@@ -160,7 +160,7 @@ def on_the_same_place(request: Request, before: Request, usual: tuple[str, ...])
     }
 
 
-def _content_of(path: Path, sha256: str) -> bytes | None:
+def _read_if_unchanged(path: Path, sha256: str) -> bytes | None:
     """Return a file's bytes if they have this digest, else None."""
     try:
         content = read_regular(path)

@@ -1,4 +1,4 @@
-"""Runs that continue a sweep: another sweep of the same trials, or one training from the best trial of a recipe."""
+"""Plans what continues a sweep: a sweep that runs its remaining trials, or a training run from its best trial."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from gpurun.core.untrusted import Malformed, parse_object
 from gpurun.jobs.earlier_run import EarlierRun, find_earlier_run, on_the_same_place
 from gpurun.jobs.sweep import FOLDER, TABLE, SweepJob
 
-_PLACE = f"outputs/{FOLDER}/"
-"""The folder of a sweep's files among the downloaded ones."""
+_SWEEP_FOLDER = f"outputs/{FOLDER}/"
+"""The folder of a sweep's files among the downloaded files."""
 _MOST_CHARS = 200
 
 
 def sweep_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Request:
-    """Return the request, with the earlier sweep's value for each setting that this one does not give."""
+    """Return the request with its missing fields taken from the earlier sweep's request."""
     run = find_earlier_run(request.continues, home)
     before = run.request()
     if before is None or before.sweep is None:
         what = f"{run.name} was not a sweep."
         raise UsageError("continue.no_sweep", what, hint=f"If it is unfinished: gpurun resume {run.name}")
     if request.command or request.recipe or request.sweep:
-        raise make_other_sweep(run.name, "a command" if request.command else request.recipe or "a setting")
+        what = f"--from {run.name} runs that sweep's remaining trials: no recipe, command or --set is allowed."
+        hint = f"Leave them out: gpurun sweep --from {run.name}. Or start a new sweep without --from."
+        raise UsageError("continue.other_sweep", what, hint=hint)
     same = before.model_dump(include={"recipe", "overrides"})
     filled: dict[str, Any] = {
         **same,
@@ -45,35 +47,29 @@ def sweep_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Req
     return request.model_copy(update=filled)
 
 
-def make_other_sweep(run: str, given: str) -> UsageError:
-    """Return the error for a sweep that continues `run` and gives a setting of its own as well."""
-    what = f"A sweep with --from repeats the settings of the earlier sweep, so {given} is not allowed with it."
-    hint = f"Leave it out: gpurun sweep --from {run}; or start another sweep without --from."
-    return UsageError("continue.other_sweep", what, hint=hint)
-
-
 def take_earlier_sweep(request: Request, sweep: Sweep, home: Home, into: Path) -> Earlier | None:
-    """Copy the results of an earlier sweep into a folder for the upload; return None if the request names no sweep.
+    """Copy an earlier sweep's results into the folder `into`, which is uploaded, and return the record of that sweep.
 
-    VerificationFailed for a file that was altered since; UsageError if nothing is left to try.
+    Return None if the request does not continue a sweep. VerificationFailed if a file differs from the receipt;
+    UsageError if no trial is left to run.
     """
     if not request.continues:
         return None
     run = find_earlier_run(request.continues, home)
     plan, files = run.plan(), run.files("checkpoint")
     if plan is None:
-        raise run.altered("The plan")
+        raise run.altered("its plan")
     latest = run.receipt["checkpoint"]["latest"]
     files = [file for file in files if file["step"] == latest]
-    rows = _table(run)["rows"]
+    rows = _read_table(run)["rows"]
     over = sum(row.get("state") in ("done", "pruned", "failed", "nan") for row in rows)
     if over >= sweep.trials:
-        hint = f"The best is in {run.folder.artifacts}; gpurun receipt {run.name} has a row for each trial."
+        hint = f"The best trial is in {run.folder.artifacts}; gpurun receipt {run.name} lists all trials."
         if isinstance(plan.job, SweepJob) and plan.job.trial.terms.has_model:
-            hint = f"To continue training the best one: gpurun train --from {run.name} --set train.steps=N"
-        raise UsageError("continue.finished", f"{run.name} has tried all its {sweep.trials} trials.", hint=hint)
+            hint = f"To continue training the best trial: gpurun train --from {run.name} --set train.steps=N"
+        raise UsageError("continue.finished", f"{run.name} has run all {sweep.trials} trials.", hint=hint)
     for file in files:
-        name = os.fsdecode(raw_name(str(file["name"]))).removeprefix(_PLACE)
+        name = os.fsdecode(raw_name(str(file["name"]))).removeprefix(_SWEEP_FOLDER)
         source, target = run.unchanged(file), into / name
         make_private(target.parent)
         shutil.copyfile(source, target)
@@ -82,24 +78,24 @@ def take_earlier_sweep(request: Request, sweep: Sweep, home: Home, into: Path) -
 
 @dataclass(frozen=True)
 class EarlierTrial(EarlierRun):
-    """The best trial of a finished sweep, presented as a run of its own."""
+    """The best trial of a sweep that ended, with the interface of a stand-alone training run."""
 
     number: int
     params: dict[str, str]
 
     @property
-    def _place(self) -> str:
-        return f"{_PLACE}best/{self.number:03d}/"
+    def _sweep_folder(self) -> str:
+        return f"{_SWEEP_FOLDER}best/{self.number:03d}/"
 
     def plan(self) -> Plan | None:
-        """Return the sweep's plan, with the trial as its job."""
+        """Return the sweep's plan, with the trial's job in place of the sweep's."""
         plan = super().plan()
         if plan is None or not isinstance(plan.job, SweepJob):
             return plan
         return plan.model_copy(update={"job": plan.job.with_settings(self.params)})
 
     def request(self) -> Request | None:
-        """Return a request for only this trial."""
+        """Return the request that would train only this trial."""
         before = super().request()
         if before is None:
             return None
@@ -107,61 +103,61 @@ class EarlierTrial(EarlierRun):
         return before.model_copy(update={"overrides": sets, "sweep": None, "continues": ""})
 
     def files(self, *kinds: str) -> list[dict[str, Any]]:
-        """Return the downloaded files of the trial, as its trainer's list describes them."""
+        """Return the trial's downloaded files, as its trainer's own manifest lists them."""
         home = {str(file["name"]): file for file in super().files("checkpoint", "output")}
-        listed = _object(self, home.get(f"{self._place}MANIFEST.json")).get("files")
-        files = [file for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []
+        listed = _read_confirmed_object(self, home.get(f"{self._sweep_folder}MANIFEST.json")).get("files")
+        entries = [file for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []
         found = []
-        for file in files:
-            brought = home.get(f"{self._place}{file.get('name')}")
-            if brought is None or file.get("sha256") != brought["sha256"]:
-                continue  # It was written over after the list.
+        for file in entries:
+            downloaded = home.get(f"{self._sweep_folder}{file.get('name')}")
+            if downloaded is None or file.get("sha256") != downloaded["sha256"]:
+                continue  # It was overwritten after the list was written.
             if file.get("kind") in kinds and type(file.get("step")) is int:
-                found.append({**file, "bytes": brought["bytes"]})
+                found.append({**file, "bytes": downloaded["bytes"]})
         return found
 
     def unchanged(self, file: dict[str, Any]) -> Path:
         """See `EarlierRun.unchanged`."""
-        return super().unchanged({**file, "name": f"{self._place}{file['name']}"})
+        return super().unchanged({**file, "name": f"{self._sweep_folder}{file['name']}"})
 
 
 def find_earlier_training(wanted: str, home: Home) -> EarlierRun:
-    """Return the training with this name: a run, or the best trial of a sweep; UsageError if there is none."""
+    """Return the run that `wanted` names, or the best trial if that run is a sweep; UsageError if no trial finished."""
     run = find_earlier_run(wanted, home)
     plan = run.plan()
     if plan is None or not isinstance(plan.job, SweepJob) or not plan.job.trial.terms.has_model:
         return run
-    table = _table(run)
+    table = _read_table(run)
     rows = {row["trial"]: row for row in table["rows"]}
     best = next((rows[number] for number in table["best"] if type(number) is int and number in rows), None)
     if best is None or not plan.job.sweep.space.keys() <= best["params"].keys():
-        hint = f"gpurun receipt {run.name} has a row for each trial."
+        hint = f"gpurun receipt {run.name} lists all trials."
         raise UsageError("continue.no_checkpoint", f"No trial of {run.name} has a result.", hint=hint)
     params = {name: best["params"][name][:_MOST_CHARS] for name in plan.job.sweep.space}
     return EarlierTrial(run.folder, run.receipt, run.receipt_sha256, best["trial"], params)
 
 
-def _table(run: EarlierRun) -> dict[str, Any]:
-    """Return the downloaded table of a sweep; UsageError if there is none."""
+def _read_table(run: EarlierRun) -> dict[str, Any]:
+    """Return the downloaded table of a sweep's trials; UsageError if there is none."""
     found = {str(file["name"]): file for file in run.files("checkpoint")}
-    table = _object(run, found.get(f"{_PLACE}{TABLE}"))
+    table = _read_confirmed_object(run, found.get(f"{_SWEEP_FOLDER}{TABLE}"))
     rows, best = table.get("rows"), table.get("best")
     if not isinstance(rows, list) or not isinstance(best, list) or not all(map(_is_row, rows)):
-        hint = "Start it again; none of its trials can be reused."
-        raise UsageError("continue.no_table", f"The table of {run.name}'s trials was not downloaded.", hint=hint)
+        hint = "It cannot be continued; start a new sweep."
+        raise UsageError("continue.no_table", f"The table of trials of {run.name} was not downloaded.", hint=hint)
     return table
 
 
 def _is_row(row: Any) -> bool:
-    """Return whether a row has the fields that are read from it; the machine wrote it, and could write anything."""
+    """Return whether a row has the fields that are used. The machine wrote the row, so it may contain anything."""
     if not isinstance(row, dict) or type(row.get("trial")) is not int or row["trial"] < 1:
         return False
     params = row.get("params")
     return isinstance(params, dict) and all(isinstance(value, str) for value in params.values())
 
 
-def _object(run: EarlierRun, file: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a small JSON file whose digest the receipt has; {} if it is missing or invalid."""
+def _read_confirmed_object(run: EarlierRun, file: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a small JSON file as an object; {} if it is missing, differs from the receipt, or is not an object."""
     content = run.content(file) if file is not None else None
     try:
         return parse_object(content) if content else {}

@@ -1,4 +1,4 @@
-"""Finds the packages that a job needs beside torch and numpy, and installs them on a machine that lacks them."""
+"""Finds the packages that a job needs in addition to torch and numpy, and installs those that a machine lacks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LEAST_TORCH = "2.8"
 SETUP_LIMIT_S = 600
 """The default time limit of a set-up script."""
 HUGGINGFACE_PACKAGES = ("accelerate", "transformers")
-# Their versions, those of their dependencies other than torch and numpy, and the digests of all wheels.
+# Pinned versions and wheel digests of these packages, and of their dependencies other than torch and numpy.
 _PINS = Path(__file__).with_name("huggingface_pins.txt").read_text(encoding="ascii")
 _IS_PINNED_FOR = """
 import platform, sys
@@ -62,8 +62,8 @@ exit 1
 
 
 PIP_MARK = "gpurun --pip:"
-"""The beginning of the log lines that --pip writes during set-up."""
-# Install for the Python that runs the command: the one with torch, if there is one.
+"""The beginning of each log line that installing --pip packages writes during set-up."""
+# Install for the Python that runs the command: the first that has torch, else the last.
 _PIP = """\
 export PIP_BREAK_SYSTEM_PACKAGES=1
 for python in {pythons}; do
@@ -97,7 +97,7 @@ _OTHER_NAMES = {
 
 
 def requirement_lines(wanted: str) -> list[str]:
-    """Return the lines of a requirements file, or the one requirement given; UsageError if the file is unreadable."""
+    """Return the lines of a requirements file, or the single requirement itself; UsageError if a file is unreadable."""
     if not wanted.endswith(".txt"):
         return [wanted]
     try:
@@ -116,14 +116,14 @@ def with_pip(choices: Choices, lines: Sequence[str], python: str = "") -> Choice
 
 
 def with_pip_if_it_can(choices: Choices, lines: Sequence[str], python: str = "") -> Choices:
-    """Return the choices with what is installed after --setup for what does without it: a failure is only said."""
+    """Return the choices with optional packages to install after --setup; if that fails, the job runs without them."""
     script = with_pip(Choices(), lines, python).setup
     script = f"(\n{script}) || echo '{PIP_MARK} {' '.join(lines)} could not be installed: it is done without' >&2\n"
     return choices.model_copy(update={"setup": f"{choices.setup.rstrip()}\n{script}" if choices.setup else script})
 
 
 def distributions(modules: Iterable[str], python: str = sys.executable) -> dict[str, list[str]]:
-    """Return the modules that a Python on this computer can import, each with the distributions that provide it."""
+    """Return each of the modules that a Python here can import, with the distributions that provide it."""
     names = [name for name in modules if name.isidentifier()]
     if python == sys.executable:
         by = packages_distributions()
@@ -136,25 +136,25 @@ def distributions(modules: Iterable[str], python: str = sys.executable) -> dict[
 
 def provided_by(module: str, lines: Iterable[str]) -> bool:
     """Return whether a --pip line names the module, or a distribution that provides it on this computer."""
-    wanted = {_plain(found[0]) for line in lines if (found := _NAME.match(line.strip()))}
-    return bool(wanted & {_plain(name) for name in (module, *packages_distributions().get(module, []))})
+    wanted = {_normalized(found[0]) for line in lines if (found := _NAME.match(line.strip()))}
+    return bool(wanted & {_normalized(name) for name in (module, *packages_distributions().get(module, []))})
 
 
 def distribution_of(module: str) -> str:
-    """Return the likely name for pip of the distribution that provides a module."""
+    """Return the name that pip probably uses for the distribution that provides a module."""
     return next(iter(packages_distributions().get(module, [])), _OTHER_NAMES.get(module, module))
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def outfitted(recipe: RecipeTables, choices: Choices, *, is_outfitted: bool) -> tuple[Choices, tuple[str, ...]]:
-    """Return the choices that give the machine what the recipe needs, and notes about that for the plan.
+    """Return the choices with the packages that the recipe needs, and notes about them for the plan.
 
-    The user's own image or set-up script is kept, and the note says what it must provide. No default image of a
-    provider is known to have the Hugging Face libraries. Nothing is installed unasked if `is_outfitted` is false (the
-    user's own box), and nothing can be installed in the image of a cluster's job.
+    The user's own image or set-up script is kept; a note says what it must provide. The default images of providers
+    lack the Hugging Face libraries. If `is_outfitted` is false (the user's own machine), nothing is installed
+    automatically. Nothing can be installed in the image of a cluster's job.
     """
     if recipe.train.loop != "huggingface":
         return choices, ()
@@ -163,7 +163,7 @@ def outfitted(recipe: RecipeTables, choices: Choices, *, is_outfitted: bool) -> 
 
 
 def choose_setup_limit_s(recipe: RecipeTables, choices: Choices, *, is_outfitted: bool) -> int:
-    """Return the time limit in seconds of the script that runs before the upload; 0 if there is no script."""
+    """Return the time limit, in seconds, of the script that runs before the upload; 0 if there is no script."""
     runs = choices.setup or (is_outfitted and recipe.train.loop == "huggingface")
     return (choices.setup_limit_s or SETUP_LIMIT_S) if runs else 0
 
@@ -171,8 +171,8 @@ def choose_setup_limit_s(recipe: RecipeTables, choices: Choices, *, is_outfitted
 def _with_huggingface(choices: Choices, *, is_outfitted: bool) -> tuple[Choices, str]:
     need = 'train.loop "huggingface" needs transformers and accelerate'
     if choices.setup:
-        return choices, f"{need}: the --setup script or the image must provide them."
+        return choices, f"{need}: your --setup script or image must provide them."
     if not is_outfitted:
         return choices, f"{need}: the machine must have them already, or --setup must install them."
     script = choices.model_copy(update={"setup": HUGGINGFACE_SETUP})
-    return script, f"{need}, which the image lacks: pip installs them there first, within the set-up's own time limit."
+    return script, f"{need}, which the image lacks: pip installs them during set-up, within the set-up's time limit."

@@ -1,7 +1,7 @@
-"""Trials of one recipe or one command with different settings, on one machine: the job of `gpurun sweep`.
+"""Defines the job of `gpurun sweep`: trials of one recipe or one command with different settings, on one machine.
 
-On the machine `remote/agent/runner/sweep.py` is the command: it starts the trials, and its table and the files of the
-best are the checkpoint of the whole. To the rest of gpurun it is a command with a few outputs.
+On the machine the command is `remote/agent/runner/sweep.py`, which starts the trials. The sweep's checkpoint is its
+table of trials and the files of the best trials. The rest of gpurun treats a sweep as a command with a few outputs.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _MAIN = ("{python}", "../start_sweep.py", "../sweep.json")
 
 
 class SweepJob(Job):
-    """A `sweep` over one kind of `trial`; `at_once` is how many run together on all cards.
+    """A `sweep` over one kind of `trial`; `at_once` is the number of trials that run at the same time on all GPUs.
 
-    `installs` is what its sampler wants installed on a rented machine: where that fails it draws by chance.
+    `installs` are the packages that the sampler needs on a rented machine; without them it chooses settings randomly.
     """
 
     kind: ClassVar[str] = "sweep"
@@ -52,33 +52,33 @@ class SweepJob(Job):
 
     @property
     def steps(self) -> int:
-        """Return how many trials there are: each that is over is a step of the whole."""
+        """Return the number of trials: a finished trial counts as one step of the sweep."""
         return self.sweep.trials
 
     @property
     def disk_gb(self) -> int:
-        """Return the disk of one trial, and room for the checkpoints of the others and of the best."""
+        """Return the GB for one trial, plus the checkpoints of the other running trials and of the best ones."""
         return self.trial.disk_gb + ceil(self.trial.trials_bytes(self.at_once, self.sweep.keep) / 2**30)
 
     @property
     def home_bytes(self) -> int:
-        """Return what the best trials weigh that are kept."""
+        """Return the bytes to download for the best trials that are kept."""
         return self.trial.kept_bytes(self.sweep.keep)
 
     @property
     def save_s(self) -> int:
-        """Return what all trials need that are stopped together, and their runner."""
+        """Return the seconds that all running trials and their runner need to save when they are stopped together."""
         grace_s = self.trial.trials_save_s(self.at_once)
         return grace_s + END_S + PUBLISH_START_S + int(self.home_bytes / DIGEST_BYTES_PER_S)
 
     @property
     def can_resume(self) -> bool:
-        """See `Job.can_resume`: the trials that are over are not run again."""
+        """See `Job.can_resume`: finished trials are not run again."""
         return True
 
     @property
     def checkpoint_every(self) -> int:
-        """See `Job.checkpoint_every`: the table is written when a trial ends."""
+        """See `Job.checkpoint_every`: the table is written each time a trial ends."""
         return 1
 
     @property
@@ -117,9 +117,9 @@ class SweepJob(Job):
         return self.trial.challenge
 
     def workload(self, plan: Plan, trainer: Path, cpus: int) -> Workload:
-        """See `Job.workload`: its own program in the place of the trial's, which stands in sweep.json."""
+        """See `Job.workload`: the sweep's own program, which reads the trial's program from sweep.json."""
         trial = self.trial.workload(plan.model_copy(update={"processes": 1, "leg": None}), trainer, cpus)
-        of_trial = self.trial.trial_order(trial)
+        trial_order = self.trial.trial_order(trial)
         grace_s = self.trial.trials_save_s(self.at_once)
         order = {
             "outputs": [f"{FOLDER}/**"],
@@ -128,15 +128,15 @@ class SweepJob(Job):
             "secrets": self.secrets,
             "stop_signal": "TERM",
             "grace_s": grace_s + END_S,
-            "executable": of_trial.pop("executable"),
+            "executable": trial_order.pop("executable"),
             "imports": (),
             "argv": _MAIN,
             "look_s": LOOK_S if plan.mode is Mode.PAID else HERE_LOOK_S,
         }
         sweep = {
-            "space": {name: axis.model_dump() if isinstance(axis, Range) else axis for name, axis in self._space()},
+            "space": {name: axis.model_dump() if isinstance(axis, Range) else axis for name, axis in self._axes()},
             **self.sweep.model_dump(include={"trials", "sampler", "prune", "keep", "seed"}),
-            **of_trial,
+            **trial_order,
             "at_once": self.at_once,
             "jobs": plan.offer.jobs,
             "cards": max(0, plan.offer.gpus_per_node),
@@ -148,7 +148,7 @@ class SweepJob(Job):
         uploads = {
             **trial.uploads,
             **runner_uploads(),
-            **self._earlier(plan),
+            **self._earlier_results(plan),
             "bundle/command.json": json.dumps(order, indent=2, sort_keys=True).encode(),
             "bundle/sweep.json": json.dumps(sweep, indent=2, sort_keys=True).encode(),
             "bundle/start_sweep.py": _START,
@@ -156,19 +156,19 @@ class SweepJob(Job):
         argv = ("{python}", "-m", "gpurun.remote.agent.runner.run_command", "command.json")
         return Workload(argv, uploads, trial.env, has_runner=True, allowed=trial.allowed)
 
-    def _earlier(self, plan: Plan) -> dict[str, Path | bytes]:
-        """Return what an earlier machine came to: of this run, or of the one that it continues."""
+    def _earlier_results(self, plan: Plan) -> dict[str, Path | bytes]:
+        """Return the results to upload: of this run's earlier machine, or of the sweep that this sweep continues."""
         if plan.leg is None or not plan.leg.files:
             return self.trial.trial_uploads(plan)
         files = [(name.removeprefix(f"{FOLDER}/"), path) for name, path in checkpoint_of(plan.leg)]
         return {f"bundle/{EARLIER}/{name}": path for name, path in files}
 
-    def _space(self) -> Iterator[tuple[str, Any]]:
-        """Yield the settings in the order in which a grid takes them, whatever wrote the plan."""
+    def _axes(self) -> Iterator[tuple[str, Any]]:
+        """Yield the settings by name, because a grid must use the same order whichever version wrote the plan."""
         yield from sorted(self.sweep.space.items())
 
     def digest(self, plan: Plan, trainer: Path) -> str:
-        """See `Job.digest`: the trial's own, since the trainer's or the folder's is what people compare."""
+        """See `Job.digest`: the digest of the trial's trainer or folder, because people compare that."""
         return self.trial.digest(plan, trainer)
 
     def shipped(self, digest: str) -> Self:
@@ -181,10 +181,10 @@ class SweepJob(Job):
         return self.trial.code(plan, beside)
 
     def headline(self) -> list[str]:
-        """Return how many trials of what, over which settings, and what ends them early."""
+        """Return phrases for the number of trials, their settings, the pruning, and how many trials are kept."""
         sweep = self.sweep
         pruned = [f"a trial that falls behind ends early ({sweep.prune})"] if sweep.prune else []
-        kept = "the best one comes home" if sweep.keep == 1 else f"the best {sweep.keep} come home"
+        kept = "the best trial is downloaded" if sweep.keep == 1 else f"the best {sweep.keep} trials are downloaded"
         return [f"{sweep.trials} trials ({sweep.sampler}) of {self.trial.headline()[0]}", *sweep.words(), *pruned, kept]
 
     def cargo(self, plan: Plan) -> tuple[list[str], list[str]]:
@@ -196,7 +196,7 @@ class SweepJob(Job):
         yield from self.trial.cures(message, log)
 
     def with_settings(self, params: dict[str, str]) -> TrainerJob | None:
-        """Return the job of one trial of a recipe, trained alone; None for a command."""
+        """Return the job that trains one trial of a recipe as a stand-alone run; None if the trials run a command."""
         return self.trial.with_settings(params)
 
 

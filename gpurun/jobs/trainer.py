@@ -1,4 +1,4 @@
-"""The bundled trainer, or a changed copy of it, on shards of tokens: the job of `gpurun train`."""
+"""Defines the job of `gpurun train`: the bundled trainer, or a copy that the user modified, on shards of tokens."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ CHANGED = "changed trainer"
 CONTINUED = "continue"
 """The folder beside the shards that holds the checkpoint from which the trainer continues."""
 CHECKPOINT_BYTES = 12  # Per parameter: fp32 weights and AdamW's two moments.
-KEPT_CHECKPOINTS = 2  # The latest and the best, which are downloaded at the end.
+KEPT_CHECKPOINTS = 2  # The latest and the best checkpoint, which are downloaded at the end.
 SAVE_START_S = 60  # Time to end a step and save before the trainer is killed,
 SAVE_BYTES_PER_S = 80e6  # plus the time to write the checkpoint at this rate (86 MB/s measured on two busy cores).
-TRIAL_CHECKPOINTS = 4  # A running trial has three on the disk while it writes another.
+TRIAL_CHECKPOINTS = 4  # A running trial has three checkpoints on the disk while it writes a fourth.
 # Sizes that do not follow from the model.
 SLACK_BYTES, SAMPLE_BYTES, COMPILE_CACHE_BYTES = 16 << 20, 256 << 10, 1 << 30
 
 
 class TrainerJob(Job):
-    """A recipe for the trainer: `resolved` is the whole recipe, `parameters` the size of its model on the plan's data.
+    """A recipe for the trainer. `resolved` is the whole recipe, `parameters` the model's size with the plan's data.
 
     `trainer` is "official trainer 0.1.0" or "changed trainer"; it is empty in plans of older versions.
     """
@@ -82,7 +82,7 @@ class TrainerJob(Job):
 
     @property
     def more_kept(self) -> int:
-        """See `Job.more_kept`; plans of older versions lack the key."""
+        """See `Job.more_kept`; 0 for plans of older versions, which lack the key."""
         return int(self.resolved.get("train", {}).get("keep_checkpoints", 0))
 
     @property
@@ -96,7 +96,7 @@ class TrainerJob(Job):
         return SAVE_START_S + int(self.checkpoint_bytes / SAVE_BYTES_PER_S)
 
     def most_bytes(self, kind: str) -> int | None:
-        """Return twice the largest size in bytes of one file of a kind; None when the model's size is not known."""
+        """Return the byte limit of one file of a kind, twice the expected size; None if the model's size is unknown."""
         if not self.parameters:
             return None
         tokens = int(self.resolved.get("sample", {}).get("tokens", 0))
@@ -111,23 +111,23 @@ class TrainerJob(Job):
         """See `Job.workload`."""
         recipe = json.dumps(self.resolved, indent=2, sort_keys=True).encode()
         modules = {f"bundle/trainer/{name}": path for name, path in modules_of(trainer).items()}
-        uploads = {**modules, "bundle/recipe.json": recipe, **self._data(plan)}
-        return Workload(self._words(plan), uploads, _variables(plan, cpus))
+        uploads = {**modules, "bundle/recipe.json": recipe, **self._data_uploads(plan)}
+        return Workload(self._command_words(plan), uploads, _environment_variables(plan, cpus))
 
     def digest(self, plan: Plan, trainer: Path) -> str:
         """See `Job.digest`."""
         return digest_of_trainer(trainer)
 
     def shipped(self, digest: str) -> Self:
-        """Return the job with the name of the trainer that has this digest."""
+        """Return the job with its trainer's name, which follows from the trainer's digest."""
         return self.model_copy(update={"trainer": words_of_trainer(digest)})
 
     def opened(self) -> dict[str, Any]:
-        """Return nothing: the journal of a trainer's run opens with the fields of every job."""
+        """Return {}: a training run adds no fields to the journal's first record."""
         return {}
 
     def flat(self) -> dict[str, Any]:
-        """Return this job's keys of plan.json, which stand beside the plan's own."""
+        """Return the keys that this job adds to the top level of plan.json."""
         return {**self.model_dump(mode="json"), "command": None}
 
     def headline(self) -> list[str]:
@@ -141,29 +141,29 @@ class TrainerJob(Job):
         return parts
 
     def trial_order(self, workload: Workload) -> dict[str, Any]:
-        """Return what the runner of a sweep is told of each trial of the recipe; it gives each a folder of its own."""
+        """Return the settings that a sweep's runner needs to start each trial, in a folder of the trial's own."""
         argv = ["{out}" if word == "../out" else word for word in workload.argv]
         none: dict[str, Any] = {"outputs": (), "total_steps": 0, "executable": ()}
         return {"is_recipe": True, "argv": argv, "stop_signal": "TERM", **none}
 
     def trial_uploads(self, plan: Plan) -> dict[str, Path | bytes]:
-        """Return nothing: what an earlier sweep came to lies beside the shards."""
+        """Return {}: the earlier sweep's results are uploaded with the shards."""
         return {}
 
     def trials_save_s(self, at_once: int) -> int:
-        """Return how long so many trials have to save that are stopped together: they write to one disk."""
+        """Return the seconds that trials get to save when they are stopped together; they share one disk."""
         return at_once * self.save_s
 
     def trials_bytes(self, at_once: int, keep: int) -> int:
-        """Return what other trials take beside one: the checkpoints of those that run, and of the best."""
+        """Return the disk bytes for the checkpoints of the other running trials, and of the best trials."""
         return ((at_once - 1) * TRIAL_CHECKPOINTS + keep * KEPT_CHECKPOINTS) * self.checkpoint_bytes
 
     def kept_bytes(self, keep: int) -> int:
-        """Return what the files of the best weigh."""
+        """Return the bytes to download for the best trials."""
         return keep * self.home_bytes
 
     def with_settings(self, params: Mapping[str, str]) -> Self:
-        """Return the job of one trial, trained alone."""
+        """Return the job that trains one trial, with these settings, as a stand-alone run."""
         from gpurun.core.installed_files import recipe, recipe_file
 
         sets = [recipe_file.parse_override(f"{name}={value}") for name, value in params.items()]
@@ -183,10 +183,10 @@ class TrainerJob(Job):
             return [data.source, f"{format_count(data.train_tokens)} tokens ({data.tokenizer})"], digests
         return [f"{data.source}, {data.tokenizer}"], digests
 
-    def _words(self, plan: Plan) -> tuple[str, ...]:
+    def _command_words(self, plan: Plan) -> tuple[str, ...]:
         """Return the command that starts the plan's processes, with the micro-batch that the plan found to fit.
 
-        Otherwise the trainer would find the micro-batch by running out of memory, on paid time.
+        Without it, the trainer would have to find the micro-batch by running out of memory, on paid time.
         """
         from gpurun.remote.client import EACH_NODE, TORCHRUN
 
@@ -198,12 +198,12 @@ class TrainerJob(Job):
         paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
         fits, train = plan.estimate.micro_batch, self.resolved["train"]
         cut = [f"--micro-batch={fits}"] if 0 < fits < train["micro_batch"] else []
-        # Otherwise the trainer decides, as it does for plans of versions that did not decide this.
+        # Without the flag the trainer decides, as it must for older plans, which do not contain this decision.
         shared = ["--parallel=fsdp"] if plan.estimate.sharded and train["parallel"] == "auto" else []
         return (*start, *program, *paths, *cut, *shared)
 
-    def _data(self, plan: Plan) -> dict[str, Path | bytes]:
-        """Return the data to upload: the run's own folder whole, or the shards and weights of the user's folder.
+    def _data_uploads(self, plan: Plan) -> dict[str, Path | bytes]:
+        """Return the data to upload: the run's own folder, or the shards and weights in the user's folder.
 
         The manifest is the run's own copy, because the user may move or rebuild the folder before the upload.
         """
@@ -212,7 +212,7 @@ class TrainerJob(Job):
         folder, name = Path(plan.data.folder), self.resolved["train"].get("init_from")
         if plan.leg is not None and plan.leg.files:
             own = Path(plan.data.beside or folder)
-            rest = self._data(plan.model_copy(update={"leg": None}))
+            rest = self._data_uploads(plan.model_copy(update={"leg": None}))
             # The run's own newest checkpoint replaces the checkpoint of an earlier run.
             beside = {f"data/{path.name}": path for path in own.iterdir() if path.name != CONTINUED}
             files = {place: path for place, path in rest.items() if place != "data"}
@@ -237,15 +237,15 @@ def _checkpoint_of(leg: Leg) -> dict[str, Path | bytes]:
     return {**files, f"data/{CONTINUED}/MANIFEST.json": json.dumps(manifest, indent=1).encode() + b"\n"}
 
 
-def _variables(plan: Plan, cpus: int) -> dict[str, str]:
+def _environment_variables(plan: Plan, cpus: int) -> dict[str, str]:
     """Return the environment variables that the trainer needs in addition to the machine's own."""
     variables = {"PYTHONUNBUFFERED": "1"}
     if plan.processes > 1 or plan.lease.queue_s:
-        # torchrun gives each process one thread, however many cores there are; and other jobs may share the node.
+        # By default torchrun gives each process only one thread, and on a cluster other jobs may share the node.
         variables["OMP_NUM_THREADS"] = str(max(1, cpus // (plan.processes // plan.offer.nodes)))
     if plan.mode is not Mode.PAID:
-        # Beside other programs a spinning thread can keep the thread that it waits for from running. Sleeping costs a
-        # wake-up for each part of a small step, which can take longer than the part itself.
+        # Other programs run here, so a spinning thread can take the core that another thread needs. On a rented machine
+        # threads may spin, because waking a thread can take longer than its part of a small step.
         variables |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
     return variables
 
@@ -256,11 +256,11 @@ def modules_of(trainer: Path) -> dict[str, Path]:
 
 
 def digest_of_trainer(trainer: Path) -> str:
-    """Return one digest of the names and texts of all modules."""
+    """Return one digest over the names and texts of a trainer's modules."""
     return digest_json({name: path.read_text(encoding="utf-8") for name, path in modules_of(trainer).items()})
 
 
 def words_of_trainer(digest: str) -> str:
-    """Return the trainer's name in plan, journal and receipt; an unchanged copy counts as the official trainer."""
+    """Return the trainer's name in the plan, journal and receipt; an unmodified copy counts as the official trainer."""
     official = digest == digest_of_trainer(bundle_root() / "trainer")
     return f"official trainer {__version__}" if official else CHANGED

@@ -28,15 +28,22 @@ from gpurun.jobs.commands.command_program import startable, with_notebook
 from gpurun.jobs.commands.continued_command import repeated_run, with_checkpoint
 from gpurun.jobs.commands.rehearsal_venv import is_built, venv_python
 from gpurun.jobs.commands.upload_advice import (
-    demand_decided,
     file_warnings,
     import_warnings,
     imports_of,
     left_out_warnings,
-    undecided,
+    refuse_undecided,
+    undecided_files,
+    upload_notes,
 )
-from gpurun.jobs.commands.upload_advice import notes as upload_notes
-from gpurun.jobs.commands.work_folder import Admit, WorkFolder, copy_work_folder, refuse_vain, without_keys, work_folder
+from gpurun.jobs.commands.work_folder import (
+    Admit,
+    WorkFolder,
+    copy_work_folder,
+    refuse_unmatched_include,
+    without_keys,
+    work_folder,
+)
 from gpurun.jobs.requirements import SETUP_LIMIT_S, with_pip
 from gpurun.ledger.chain import read_chain
 from gpurun.ledger.write_receipt import read_receipt
@@ -259,10 +266,10 @@ def _uploaded(request: Request, work: Path, desk: Desk, *, is_asked: bool, admit
     for name in command.secrets:
         require_secret(name)
     found = work_folder(command, home.root)
-    refuse_vain(command, found, Path(request.data) if request.data else None)
-    left = undecided(found)
+    refuse_unmatched_include(command, found, Path(request.data) if request.data else None)
+    left = undecided_files(found)
     if not is_asked and mode is Mode.PAID:
-        demand_decided(left)
+        refuse_undecided(left)
     desk.demand_uploadable(found.files.values())
     command, found = without_keys(command, found, admit)
     program = startable(copy_work_folder(command, found, work), found)

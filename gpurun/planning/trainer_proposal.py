@@ -263,9 +263,9 @@ class TrainerProposal(Proposal):
         resolved = self.resolved.record
         notes: list[str] = []
         if request.choices.core_bundle or resolved["eval"].get("core"):
-            from gpurun.jobs.training.core_tasks import core_note, demand_bundle
+            from gpurun.jobs.training.core_tasks import core_note, require_core_bundle
 
-            demand_bundle(request, resolved["eval"].get("core", 0))
+            require_core_bundle(request, resolved["eval"].get("core", 0))
             notes += core_note(plan)
         if self._own_trainer:
             from gpurun.jobs.training.changed_trainer import describe_changed_trainer

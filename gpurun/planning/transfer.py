@@ -17,8 +17,8 @@ from gpurun.core.places import AWS, place_facts
 from gpurun.core.records import Offer, digest_json
 from gpurun.core.run_plan import DataSummary, Plan, Request
 from gpurun.core.uplink import Uplink
-from gpurun.data.shard_folder import demand_made_for, demand_whole, read_manifest
-from gpurun.data.source_names import BUILT_IN, PUBLIC, PUBLIC_SHARDS, YOUR_TEXT, demand_public_name
+from gpurun.data.shard_folder import read_manifest, refuse_undescribed_shards, require_fitting_shards
+from gpurun.data.source_names import BUILT_IN, PUBLIC, PUBLIC_SHARDS, YOUR_TEXT, require_public_name
 from gpurun.jobs.trainer import CHECKPOINT_BYTES, KEPT_CHECKPOINTS
 from gpurun.jobs.training.recipe import LoadedRecipe, ResolvedRecipe, known_override
 from gpurun.providers.catalog import terms_of
@@ -114,7 +114,7 @@ SOURCE_TOKENS = {
 def public_shards(request: Request, source: str) -> str:
     """Return the public shards that the machine downloads, "" if the data comes from here; UsageError if unknown."""
     if request.data is not None:
-        demand_public_name(request.data)
+        require_public_name(request.data)
     named = PUBLIC_SHARDS.get(source, "") if request.data is None else request.data
     return named if PUBLIC.fullmatch(named) else ""
 
@@ -179,7 +179,7 @@ def _shards_for(full: ResolvedRecipe, folder: Path) -> list[Mapping[str, Any]]:
     """Return what the manifest lists for training; shards of another tokeniser or model are refused, as in `train`."""
     manifest, model = read_manifest(folder), full.tables.model
     tokenizer = full.tables.data.tokenizer
-    demand_made_for(folder, manifest, tokenizer=tokenizer, vocab_size=model.vocab_size, context=model.context)
+    require_fitting_shards(folder, manifest, tokenizer=tokenizer, vocab_size=model.vocab_size, context=model.context)
     return list(manifest["train"])
 
 
@@ -237,7 +237,7 @@ def _size_at(data: str, full: ResolvedRecipe) -> tuple[int, Path | None]:
     for place in places:
         if not place.exists():
             raise UsageError("data.missing", f"{place} does not exist.", hint="Check the path that --data names.")
-        demand_whole(place)
+        refuse_undescribed_shards(place)
     files = [path for place in places for path in [place, *place.rglob("*")] if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     return (size, places[0]) if (places[0] / "data.json").exists() else (_text_bytes(size, full), None)

@@ -1,1 +1,1 @@
-"""Modules that read a run's folder and produce something from it; no lower room imports them."""
+"""Contains modules that read a run's folder and produce something from it."""

@@ -1,9 +1,9 @@
-"""`--log-to tensorboard,wandb`: writes a run's figures to the user's experiment tracker while it trains.
+"""Implements `--log-to tensorboard,wandb`: writes a run's figures to the user's experiment tracker during training.
 
   python -m gpurun.readers.curve_log HOME RUN
 
-It is a separate process without any cloud key, so that a tracker's failure cannot affect the rental. It
-reads what the supervisor has downloaded, so nothing is installed on the machine and no tracker's key goes there.
+This module runs as a separate process without cloud keys, so that a tracker's failure cannot affect the rental. It
+reads the files that the supervisor has downloaded, so the machine needs neither the tracker's package nor its key.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class CurveLog(Protocol):
     """One tracker's log of one run."""
 
     def add(self, name: str, value: float, row: Row) -> None:
-        """Write a figure of a step; `row` has all figures, including `seconds` since the trainer began."""
+        """Log one figure of a step; `row` has all figures of the step, including `seconds` since the trainer began."""
 
     def close(self) -> None:
         """Finish it."""
 
 
 class TensorBoardLog:
-    """Event files below a folder; `began_wall` is when the trainer began."""
+    """Writes TensorBoard's event files below a folder; `began_wall` is the time when the trainer began."""
 
     def __init__(self, place: Path, began_wall: float) -> None:
         try:
@@ -67,7 +67,7 @@ class TensorBoardLog:
 
 
 class WandbLog:
-    """A run of Weights & Biases with the same name, which a later process can continue."""
+    """Logs to a run of Weights & Biases with the same name, which a later process can continue."""
 
     def __init__(self, folder: RunFolder, config: Mapping[str, Any]) -> None:
         import wandb
@@ -88,8 +88,8 @@ class WandbLog:
         self._run.finish()
 
 
-def checked_trackers(text: str) -> tuple[str, ...]:
-    """Return the trackers in --log-to; problems are reported before anything is rented."""
+def parse_trackers(text: str) -> tuple[str, ...]:
+    """Return the trackers in --log-to; UsageError or SetupError if one is unknown, not installed or not logged in."""
     names = tuple(dict.fromkeys(name_typed.strip() for name_typed in text.split(",") if name_typed.strip()))
     for name in names:
         if name not in TRACKERS:
@@ -105,7 +105,7 @@ def checked_trackers(text: str) -> tuple[str, ...]:
 
 
 def _is_logged_in() -> bool:
-    """Return whether Weights & Biases has a key, or needs none."""
+    """Return whether Weights & Biases has a key, or does not need one."""
     if os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled") or os.environ.get("WANDB_API_KEY"):
         return True
     try:
@@ -115,7 +115,7 @@ def _is_logged_in() -> bool:
 
 
 def start_logging(folder: RunFolder, home: Home, trackers: Sequence[str]) -> str:
-    """Start the process that logs a run, if the user wants it; return how to view the log, "" if there is nothing."""
+    """Start the process that logs a run, if --log-to is set; return a sentence for the user, or ""."""
     if not trackers:
         return ""
     known = {name: os.environ[name] for name in os.environ if name.startswith("WANDB_") or name.endswith("_PROXY")}
@@ -126,14 +126,14 @@ def start_logging(folder: RunFolder, home: Home, trackers: Sequence[str]) -> str
                 env=child_environment(known), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 cwd=folder.path,
             )  # fmt: skip
-    except OSError as error:  # The run is under way, and its owner must still see it.
-        return f"Its figures are not logged: {error.strerror}."
+    except OSError as error:  # The run has started, so this must not end the command.
+        return f"The run's figures are not logged: {error.strerror}."
     place = shlex.quote(str(folder.path / "tensorboard"))
-    return f"See it: tensorboard --logdir {place}" if "tensorboard" in trackers else ""
+    return f"To see the curves: tensorboard --logdir {place}" if "tensorboard" in trackers else ""
 
 
 def figures_in(rows: Sequence[Row]) -> Iterator[tuple[str, float, Row]]:
-    """Yield every measured figure: its column, its value, and its row."""
+    """Yield each measured figure as (column, value, row)."""
     for row in rows:
         for name in COLUMNS[1:]:
             if (value := row[name]) is not None:
@@ -141,14 +141,14 @@ def figures_in(rows: Sequence[Row]) -> Iterator[tuple[str, float, Row]]:
 
 
 def log_curve(home: Home, run: str, clock: Clock) -> None:
-    """Log a run's figures, each once, until it ends, or no process drives it."""
+    """Log each of a run's figures once, until the run ends or no process drives it."""
     done: set[tuple[float | None, str]] = set()
     logs: list[CurveLog] = []
     while True:
-        sight = look_at_run(home, run)  # Checked first, so that figures from before its end are still read.
+        sight = look_at_run(home, run)  # Check this first, so that all figures from before the run's end are read.
         rows = load_run(run, home.root).rows
         if rows and not logs:
-            logs = _opened(sight)
+            logs = _open_logs(sight)
         for name, value, row in figures_in(rows):
             if (row["step"], name) not in done:
                 done.add((row["step"], name))
@@ -161,8 +161,8 @@ def log_curve(home: Home, run: str, clock: Clock) -> None:
         log.close()
 
 
-def _opened(sight: Sight) -> list[CurveLog]:
-    """Return the logs that the run's user wants."""
+def _open_logs(sight: Sight) -> list[CurveLog]:
+    """Return an open log for each tracker that the run uses."""
     began = next((record.wall for record in sight.records if record.event is Event.TRAIN_STARTED), 0.0)
     plan, trackers = sight.plan, sight.plan.choices.log_to
     config = {"recipe": plan.job.recipe, "machine": f"{plan.offer.provider} {plan.offer.label}", **plan.job.resolved}
@@ -175,7 +175,7 @@ def _opened(sight: Sight) -> list[CurveLog]:
 
 
 def main() -> int:
-    """Log one run; a second process for the same run ends at once."""
+    """Log the run in the arguments; a second process for the same run exits at once."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     home, run, clock = Home(Path(sys.argv[1])), sys.argv[2], SystemClock()
     try:

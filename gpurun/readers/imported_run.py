@@ -1,7 +1,7 @@
-"""A run made from the evidence of a notebook: it ran where gpurun could not see it, and is signed and chained as such.
+"""Makes a run from a notebook's evidence, and signs and chains its receipt as an imported run.
 
-The file is read as untrusted. Its training is reported by its machine, as in every run. Its cost, and the end of
-its session, were not observed, and the receipt says so.
+The file is untrusted. As in every run, the training is reported by the machine. gpurun did not observe the cost or the
+end of the session, and the receipt says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpurun.core.records import Frozen, Offer
 from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan, Request
 from gpurun.core.trainer_events import StartEvent, StopEvent, events_of
 from gpurun.core.untrusted import number, plain_line
-from gpurun.data.shard_folder import demand_made_for, inspect_data
+from gpurun.data.shard_folder import inspect_data, require_fitting_shards
 from gpurun.jobs.trainer import TrainerJob
 from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.ledger.audit.contradictions import contradictions
@@ -43,12 +43,12 @@ from gpurun.ledger.write_receipt import write_receipt
 from gpurun.readers.evidence.card import EVENTS, LOG, PLAN, RECEIPT, EvidenceCard, NoCard, read_listed
 
 _KINDS = {"model.safetensors": "weights", "optim.safetensors": "optimizer", "state.json": "state"}
-_AGAIN = "Download it again where it was made, and do not unpack it."
+_AGAIN = "Download it again from the notebook, and do not unpack it."
 _LOST = {"outcome": "lost", "reason": "lost", "message": "its evidence was packed before its training had ended"}
 
 
-class _Stated(Frozen):
-    """What a notebook's evidence adds to the trainer's own files; `readers/notebook_file.py` has it written."""
+class _Told(Frozen):
+    """The facts that a notebook's evidence adds to the trainer's files; cells in notebook_file.py write them."""
 
     v: Literal[1]
     kind: Literal["notebook"]
@@ -66,26 +66,26 @@ class _Stated(Frozen):
 
 @dataclass(frozen=True)
 class _Evidence:
-    """A notebook's evidence, after it was read and found to be of one recipe and one home."""
+    """A notebook's evidence that was read and checked."""
 
     card: EvidenceCard
-    stated: _Stated
+    told: _Told
     resolved: ResolvedRecipe
     sha256: str
 
     @property
     def origin(self) -> dict[str, str]:
-        """Return the origin of the run, for the journal."""
+        """Return the run's origin, as it is recorded in the journal."""
         events = hashlib.sha256(self.card.files[EVENTS]).hexdigest()
-        facts = {"platform": self.stated.platform, "gpurun_version": plain_line(self.stated.gpurun_version)[:40]}
+        facts = {"platform": self.told.platform, "gpurun_version": plain_line(self.told.gpurun_version)[:40]}
         return {**facts, "evidence_sha256": self.sha256, "events_sha256": events}
 
 
 def import_run(path: Path, name: str, home: Home, clock: Clock) -> tuple[RunFolder, ExitCode]:
-    """Make a run with this name from a notebook's evidence, and close it; return the run, and its exit code.
+    """Make and close a run with this name from a notebook's evidence; return the run's folder and exit code.
 
-    It is made in a hidden place, and appears complete. UsageError if it is not such evidence, was imported before, or
-    belongs to another home; VerificationFailed if it does not hold.
+    The run is made in a hidden folder, and appears only when it is complete. UsageError if the file is not such
+    evidence, was imported before, or belongs to another home; VerificationFailed if its content is contradictory.
     """
     staged = RunFolder(home.staged_data(name))
     shutil.rmtree(staged.path, ignore_errors=True)
@@ -107,20 +107,20 @@ def import_run(path: Path, name: str, home: Home, clock: Clock) -> tuple[RunFold
             place.parent.mkdir(exist_ok=True)
             write_atomic(place, content)
     folder = home.run(name)
-    request = Request(recipe=evidence.stated.recipe, overrides=evidence.stated.overrides)
-    plan = _plan(name, request, evidence, _shards(staged.data, folder.data, evidence), staged.events)
+    request = Request(recipe=evidence.told.recipe, overrides=evidence.told.overrides)
+    plan = _plan_of(name, request, evidence, _shards(staged.data, folder.data, evidence), staged.events)
     write_atomic(staged.request, request.to_json().encode())
     write_atomic(staged.plan, plan.to_json().encode())
-    _record(staged, plan, evidence, home, clock)
+    _write_journal(staged, plan, evidence, home, clock)
     demand_free(home, name)
     make_private(folder.path.parent)
     staged.path.rename(folder.path)
     fsync_folder(folder.path.parent)
-    return folder, close_import(home, folder, clock)
+    return folder, finish_import(home, folder, clock)
 
 
-def close_import(home: Home, folder: RunFolder, clock: Clock) -> ExitCode:
-    """Write, sign and chain the receipt of an imported run, and close it; repeating it changes nothing."""
+def finish_import(home: Home, folder: RunFolder, clock: Clock) -> ExitCode:
+    """Write, sign and chain the receipt of an imported run, and close the run; calling this again changes nothing."""
     with RunLock(folder.lock):
         journal = Journal.open(folder.journal, clock)
         written = write_receipt(home, folder)
@@ -134,30 +134,30 @@ def close_import(home: Home, folder: RunFolder, clock: Clock) -> ExitCode:
 
 
 def _read(path: Path, home: Home) -> _Evidence:
-    """Return the evidence, if it is complete, new here, and for this home's key."""
+    """Read the evidence; NoCard if it is incomplete, UsageError if it was imported before or is for another home."""
     card = read_listed(path)
     if RECEIPT in card.files:
         what = f"{path} is the card of a run that already has its receipt."
         raise UsageError("import.card", what, hint=f"Check it: gpurun audit --roster {path.parent}")
     if not {PLAN, LOG, EVENTS, "data/data.json"} <= card.files.keys() | card.large.keys():
-        raise NoCard("it has no plan, log, events or shards: was its last cell run before training began?")
+        raise NoCard("it has no plan, log, events or shards; perhaps the last cell ran before training began")
     try:
-        stated = _Stated.from_json(card.files[PLAN])
-        tables = schema.parse_recipe(stated.resolved)
+        told = _Told.from_json(card.files[PLAN])
+        tables = schema.parse_recipe(told.resolved)
     except (ValidationError, schema.RecipeError, RecursionError) as error:
         raise NoCard("its description of the recipe is not a notebook's, or is a newer gpurun's") from error
-    resolved = ResolvedRecipe(name=plain_line(stated.recipe)[:80], form="full", processes=1, tables=tables)
-    if resolved.sha256 != stated.recipe_sha256 or resolved.record != stated.resolved:
+    resolved = ResolvedRecipe(name=plain_line(told.recipe)[:80], form="full", processes=1, tables=tables)
+    if resolved.sha256 != told.recipe_sha256 or resolved.record != told.resolved:
         raise NoCard("its recipe does not have the digest that it states")
     with open_regular(path) as content:
         sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-    evidence = _Evidence(card, stated, resolved, sha256)
-    _demand_new_and_own(evidence, home)
+    evidence = _Evidence(card, told, resolved, sha256)
+    _refuse_foreign(evidence, home)
     return evidence
 
 
-def _demand_new_and_own(evidence: _Evidence, home: Home) -> None:
-    """Refuse evidence that is here already, or was made for the key of another home."""
+def _refuse_foreign(evidence: _Evidence, home: Home) -> None:
+    """Raise UsageError if evidence was imported before, or was made for another home's key."""
     events = evidence.origin["events_sha256"]
     for name in home.run_names():
         with suppress(OSError):
@@ -168,29 +168,29 @@ def _demand_new_and_own(evidence: _Evidence, home: Home) -> None:
     signer = load_signer(home.keys)
     if keyid and (signer is None or signer.keyid != keyid):
         what = f"Its challenge was given to the key {keyid[:12]}…, which is not the key of {home.root}."
-        hint = "Import it in the home that the notebook was made in: --home DIR"
+        hint = "Import it into the home where the notebook was made: --home DIR"
         raise UsageError("import.other_key", what, hint=hint)
 
 
 def _shards(there: Path, later: Path, evidence: _Evidence) -> DataSummary:
-    """Return the shards, every byte checked, with their place in the run's folder."""
+    """Check every byte of the shards, and return their summary with their place in the run's folder."""
     tables = evidence.resolved.tables
     found, manifest = inspect_data(there)
-    demand_made_for(there, manifest, tokenizer=tables.data.tokenizer, vocab_size=tables.model.vocab_size)
-    if found.sha256 != evidence.stated.data_sha256:
-        what = "Its shards are not those that its notebook was made with."
+    require_fitting_shards(there, manifest, tokenizer=tables.data.tokenizer, vocab_size=tables.model.vocab_size)
+    if found.sha256 != evidence.told.data_sha256:
+        what = "Its shards differ from the shards in the notebook."
         raise VerificationFailed("import.other_data", what, hint=_AGAIN)
     return found.model_copy(update={"folder": str(later)})
 
 
-def _plan(run: str, request: Request, evidence: _Evidence, data: DataSummary, events: Path) -> Plan:
-    """Return the plan that the notebook stood for: its training, on the GPUs that its trainer reported."""
-    stated, tables = evidence.stated, evidence.resolved.tables
+def _plan_of(run: str, request: Request, evidence: _Evidence, data: DataSummary, events: Path) -> Plan:
+    """Return the plan that corresponds to the notebook's training, on the GPUs that its trainer reported."""
+    told, tables = evidence.told, evidence.resolved.tables
     start = next((event for event in events_of(events) if isinstance(event, StartEvent)), None)
     card = start.cuda_name if start else None
     count = (start.world_size or 1) if start and card else 0
     offer = Offer(
-        provider=stated.platform, type_id="notebook", gpu=card or "cpu", gpu_count=count, vram_gb=0, region="any",
+        provider=told.platform, type_id="notebook", gpu=card or "cpu", gpu_count=count, vram_gb=0, region="any",
         rate_micros_per_hour=usd(0), billing_unit_s=1, boot_s=0, price_source="not observed",
         dies_by_itself="yours to end",
     )  # fmt: skip
@@ -201,7 +201,7 @@ def _plan(run: str, request: Request, evidence: _Evidence, data: DataSummary, ev
         offer=offer, estimate=estimate, lease=Lease(boot_s=0, ship_s=0, train_s=0, collect_s=0, destroy_s=0),
         expected_micros=usd(0), worst_micros=usd(0), finishes=True,
     )  # fmt: skip
-    trainer = stated.trainer_sha256 if re.fullmatch("[0-9a-f]{64}", stated.trainer_sha256) else UNKNOWN
+    trainer = told.trainer_sha256 if re.fullmatch("[0-9a-f]{64}", told.trainer_sha256) else UNKNOWN
     resolved = evidence.resolved
     job = TrainerJob(
         recipe=resolved.name,
@@ -228,14 +228,14 @@ def _plan(run: str, request: Request, evidence: _Evidence, data: DataSummary, ev
     )
 
 
-def _record(folder: RunFolder, plan: Plan, evidence: _Evidence, home: Home, clock: Clock) -> None:
-    """Write the journal up to the downloaded files; VerificationFailed if it contradicts itself."""
+def _write_journal(folder: RunFolder, plan: Plan, evidence: _Evidence, home: Home, clock: Clock) -> None:
+    """Write the journal, up to the record of the downloaded files; VerificationFailed if it contradicts itself."""
     journal = Journal.open(folder.journal, clock)
     journal.append(opening(plan, folder, home, endpoint="", imported=evidence.origin))
-    journal.append(TrainObserved(**_outcome(folder.events, evidence.stated), ended_wall=None))
-    files = list(_files(evidence.card, folder.artifacts))
+    journal.append(TrainObserved(**_training_outcome(folder.events, evidence.told), ended_wall=None))
+    files = list(_listed_files(evidence.card, folder.artifacts))
     steps = {file["step"] for file in files}
-    best = evidence.stated.best or {}
+    best = evidence.told.best or {}
     val_loss = number(best.get("val_loss"))
     is_kept = type(best.get("step")) is int and best["step"] in steps and val_loss is not None
     journal.append(
@@ -251,12 +251,12 @@ def _record(folder: RunFolder, plan: Plan, evidence: _Evidence, home: Home, cloc
     predicate = build_statement(folder, records, head=journal.head, seq=0, prev="", keyid=keyid)["predicate"]
     wrong = next(contradictions(folder, records, plan.model_dump(mode="json"), {**predicate}), None)
     if wrong:
-        hint = "Import the notebook's file unchanged; nothing of this one was kept."
-        raise VerificationFailed("import.contradicts", f"It contradicts itself: {wrong}.", hint=hint)
+        hint = "Import the notebook's file unchanged. This import was undone."
+        raise VerificationFailed("import.contradicts", f"The evidence contradicts itself: {wrong}.", hint=hint)
 
 
-def _files(card: EvidenceCard, artifacts: Path) -> Iterator[FileBrought]:
-    """Yield the checkpoint files, by digest, as a manifest lists them."""
+def _listed_files(card: EvidenceCard, artifacts: Path) -> Iterator[FileBrought]:
+    """Yield the checkpoint files with their digests, as their manifest lists them."""
     for name in sorted(card.files.keys() | card.large.keys()):
         if name.startswith("checkpoints/"):
             step, _, kind = name.removeprefix("checkpoints/").partition(".")
@@ -266,8 +266,8 @@ def _files(card: EvidenceCard, artifacts: Path) -> Iterator[FileBrought]:
             yield {"name": name, "bytes": size, "sha256": sha256, "kind": _KINDS[kind], "step": int(step)}
 
 
-def _outcome(events: Path, notebook: _Stated) -> dict[str, Any]:
-    """Return the outcome of the training, from the trainer's last event; without one it was packed too early."""
+def _training_outcome(events: Path, notebook: _Told) -> dict[str, Any]:
+    """Return the training's outcome from the trainer's last event; without that event, the outcome is `lost`."""
     last: StopEvent | None = None
     for event in events_of(events):
         if isinstance(event, StartEvent | StopEvent):

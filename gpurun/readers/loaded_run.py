@@ -1,4 +1,4 @@
-"""Past runs as values, for a notebook or a script: `gpurun.runs()` and `gpurun.load_run("fox-41")`. Nothing is written.
+"""Loads past runs in a notebook or script: `gpurun.runs()` and `gpurun.load_run("fox-41")`. Does not write anything.
 
 docs/NOTEBOOK.md describes the whole interface.
 """
@@ -18,12 +18,12 @@ from gpurun.core.trainer_events import EvaluationEvent, SampleEvent, StepEvent, 
 
 COLUMNS = ("step", "tokens", "seconds", "cost_usd", "loss", "val_loss", "bits_per_byte", "hellaswag", "lr", "grad_norm",
            "tokens_per_s", "mfu")  # fmt: skip
-"""The columns of `Run.metrics`: one row per logged or evaluated step, None (pandas: NaN) where nothing was measured."""
+"""The columns of `Run.metrics`, which has a row per logged or evaluated step; None (pandas: NaN) if not measured."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a home, as it was when it was loaded."""
+    """A run, as it was when it was loaded."""
 
     name: str
     rows: tuple[Mapping[str, float | int | None], ...] = field(repr=False)
@@ -34,7 +34,7 @@ class Run:
 
     @property
     def metrics(self) -> Any:
-        """Return the rows as a pandas frame if pandas is installed, else as a dict of lists; columns are COLUMNS."""
+        """Return the rows, with COLUMNS, as a pandas frame; as a dict of lists if pandas is not installed."""
         table = {name: [row[name] for row in self.rows] for name in COLUMNS}
         try:
             import pandas
@@ -43,7 +43,7 @@ class Run:
         return pandas.DataFrame(table)
 
     def plot(self, against: str = "step") -> Any:
-        """Return a matplotlib figure of training and validation loss against a column; SetupError if not installed."""
+        """Return a matplotlib figure of the losses, plotted against a column; SetupError if matplotlib is missing."""
         try:
             from matplotlib.figure import Figure
         except ImportError:
@@ -54,13 +54,13 @@ class Run:
         for name, form in (("loss", "-"), ("val_loss", "o")):
             marks = [(row[against], row[name]) for row in self.rows if None not in (row[against], row[name])]
             axes.plot(*zip(*marks, strict=True) if marks else ([], []), form, label=name)
-        axes.set(title=self.name, xlabel=against, ylabel="loss (nats a token)")
+        axes.set(title=self.name, xlabel=against, ylabel="loss (nats per token)")
         axes.legend()
         return figure
 
 
 def runs(home: str | Path | None = None) -> list[str]:
-    """Return the names of a home's runs, oldest first; by default of GPURUN_HOME or the usual place."""
+    """Return the names of a home's runs, oldest first; the default home is GPURUN_HOME, or else the usual folder."""
     from gpurun.ledger.runs import planned_runs
 
     return planned_runs(_home(home))
@@ -69,7 +69,7 @@ def runs(home: str | Path | None = None) -> list[str]:
 def load_run(name: str = "@last", home: str | Path | None = None) -> Run:
     """Return a run by its name, a unique beginning of it, or "@last"; UsageError if there is none.
 
-    A receipt that does not hold raises the same error as `gpurun receipt`.
+    If the receipt's signature is wrong, the error is the same as from `gpurun receipt`.
     """
     from gpurun.ledger.runs import find_run, look_at_run
     from gpurun.ledger.write_receipt import read_receipt

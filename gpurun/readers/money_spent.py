@@ -1,4 +1,4 @@
-"""What this home's receipts say was spent, by month, provider and job."""
+"""Sums what was spent according to this home's receipts, for each month, provider and job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpurun.ledger.write_receipt import read_receipt
 
 @dataclass(frozen=True, slots=True)
 class MonthRow:
-    """The upper bound of a month's cost for one job and one provider, from the receipts; months are in UTC."""
+    """The upper bound of one month's cost, for one job and one provider; months are in UTC."""
 
     month: str
     provider: str

@@ -1,4 +1,4 @@
-"""The next command after a receipt, and the step from which another rental continues."""
+"""Chooses the next command to show after a receipt, and the step from which a new rental would continue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpurun.jobs.training.continued_training import newest_whole
 
 
 def next_command(predicate: Predicate, folder: RunFolder, shutdown: str = "") -> str:
-    """Return the next command; `shutdown` is what is known about the end of the user's own box."""
+    """Return the next command; `shutdown` is the line about the shutdown of the user's own box, or ""."""
     request = predicate["asked"]
     if shutdown.startswith("shutdown "):
         return f"gpurun audit {folder.name}"
@@ -30,14 +30,15 @@ def next_command(predicate: Predicate, folder: RunFolder, shutdown: str = "") ->
 
 
 def continuing_command(predicate: Predicate) -> str:
-    """Return the command that continues a run in another rental."""
+    """Return the command that continues a run in a new rental."""
     return f"gpurun {terms_in(predicate).verb} --from {predicate['run']}"
 
 
 def left_at(predicate: Predicate) -> int | None:
-    """Return the step from which another rental continues a run that was cut off; None if it cannot.
+    """Return the step from which a new rental can continue a run that was cut off; None if it cannot.
 
-    A trainer that failed would fail again; one that was stopped by someone on the machine ended well.
+    A failed trainer would fail again, so the step is None. It is also None for a trainer that someone stopped on the
+    machine, because that run ended well.
     """
     training = predicate["training"]
     is_cut = training["outcome"] in ("stopped", "none", "lost")
@@ -50,7 +51,7 @@ def left_at(predicate: Predicate) -> int | None:
 
 
 def _recipe_word(folder: RunFolder) -> str:
-    """Return the recipe as it was typed, with the path of a file; "" if it is unknown, or for a command."""
+    """Return the recipe's name, or its file's path, to type in a command; "" if unknown, or if a command was run."""
     try:
         request = Request.from_json(read_regular(folder.request))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""The notebook of a recipe: it contains the trainer, the recipe and the shards, and cells that need no network.
+"""Makes a notebook that contains the trainer, a recipe and its shards; its cells do not need a network.
 
-It is plain JSON in nbformat 4.5, readable for anyone who opens it. Its last cell writes the
-evidence.zip that `gpurun import` reads (docs/FORMATS.md).
+The notebook is plain JSON in nbformat 4.5. Its last cell writes the evidence.zip that `gpurun import` reads
+(docs/FORMATS.md).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PLATFORMS = {
     "kaggle": ("Settings > Accelerator > GPU T4 x2", "Run > Stop session"),
     "jupyter": ("whatever starts this server on a machine with a GPU", "the page where you started this server"),
 }
-"""Where each platform's GPU is chosen, and where its session is ended."""
+"""For each platform: the menu to choose a GPU, and the menu to end the session."""
 _COLAB = "https://colab.research.google.com"
 _PUBLISHED = re.compile(
     r"https://(github)\.com/([\w.~%/-]+/blob/[\w.~%/-]+\.ipynb)|https://(gist)\.github\.com/([\w./-]+)"
 )
 MOST_BYTES = 12 << 20
-"""The limit for the bundle: base64 adds a third, and platforms accept notebooks of about 20 MB."""
-FACTS = "facts.json"
+"""The size limit of the bundle. Base64 adds a third, and platforms accept notebooks of about 20 MB."""
+TOLD = "told.json"
 _STAMP = (1980, 1, 1, 0, 0, 0)
 _METADATA: dict[str, dict[str, Any]] = {
     "colab": {"accelerator": "GPU", "colab": {"provenance": [], "gpuType": "T4"}},
@@ -131,8 +131,8 @@ files = {"run.log": HERE / "run.log", "events.jsonl": HERE / "out" / "events.jso
 files |= {f"data/{path.name}": path for path in (HERE / "data").iterdir()}
 files |= {one["name"]: HERE / "out" / one["name"] for one in made["files"]
           if one["step"] in steps and one["kind"] in ("weights", "optimizer", "state")}
-facts = json.loads((HERE / "facts.json").read_text())
-facts |= {"exit_code": EXIT_CODE, "processes": PROCESSES, "best": made["best"]}
+told = json.loads((HERE / "told.json").read_text())
+told |= {"exit_code": EXIT_CODE, "processes": PROCESSES, "best": made["best"]}
 listed = {}
 with zipfile.ZipFile("evidence.zip", "w") as archive:
     def put(name, content):
@@ -141,7 +141,7 @@ with zipfile.ZipFile("evidence.zip", "w") as archive:
     for name, path in files.items():
         if path.is_file():
             put(name, path.read_bytes())
-    put("plan.json", json.dumps(facts).encode())
+    put("plan.json", json.dumps(told).encode())
     archive.writestr("card.json", json.dumps({"v": 1, "run": "", "files": listed, "left_out": {}}))
 print("Wrote", Path("evidence.zip").absolute())"""
 _DOWNLOAD = """\
@@ -154,7 +154,7 @@ except ImportError:
 
 
 def badge_to(url: str) -> str:
-    """Return Colab's badge for a notebook to be published at this address; UsageError if Colab cannot open it."""
+    """Return Colab's badge for a notebook at this future address; UsageError if Colab cannot open the address."""
     if not (found := _PUBLISHED.fullmatch(url)):
         what = f"Colab opens a notebook from GitHub or a gist, but {url} is neither."
         raise UsageError("notebook.url", what, hint="Write --url https://github.com/OWNER/NAME/blob/main/FILE.ipynb")
@@ -165,7 +165,7 @@ def badge_to(url: str) -> str:
 def notebook_of(
     resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any], minutes: int, *, badge: str = ""
 ) -> bytes:
-    """Return the notebook for `facts`, which `notebook_facts` makes; UsageError if it would be too large."""
+    """Return the notebook for the platform in `facts` (see `notebook_facts`); UsageError if it would be too large."""
     packed = _packed(resolved, data, facts)
     choose, end = PLATFORMS[facts["platform"]]
     tables, sha256 = resolved.tables, hashlib.sha256(packed).hexdigest()
@@ -195,7 +195,7 @@ def notebook_of(
 def notebook_facts(
     resolved: ResolvedRecipe, data: DataSummary, overrides: tuple[str, ...], platform: str
 ) -> dict[str, Any]:
-    """Return what a notebook's evidence says about the intended training; its cells add the outcome."""
+    """Return the facts about the intended training for a notebook's evidence; the cells add the outcome."""
     return {
         "v": 1,
         "kind": "notebook",
@@ -211,7 +211,7 @@ def notebook_facts(
 
 
 def _packed(resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any]) -> bytes:
-    """Return the bundle as a zip, the same bytes for the same content."""
+    """Return the bundle as a zip; the same content gives the same bytes."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in _contents(resolved, data, facts):
@@ -219,13 +219,13 @@ def _packed(resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any
             member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, content)
             if out.tell() > MOST_BYTES:
-                what = f"The shards and the trainer are more than the {format_bytes(MOST_BYTES)} that fit a notebook."
+                what = f"The shards and the trainer are larger than a notebook's limit, {format_bytes(MOST_BYTES)}."
                 raise UsageError("notebook.large", what, hint="Use less text: --set data.limit_mb=4")
     return out.getvalue()
 
 
 def _contents(resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-    yield FACTS, json.dumps(facts, indent=1, sort_keys=True).encode()
+    yield TOLD, json.dumps(facts, indent=1, sort_keys=True).encode()
     yield "bundle/recipe.json", json.dumps(resolved.record, indent=2, sort_keys=True).encode()
     for name, path in modules_of(bundle_root() / "trainer").items():
         yield f"bundle/trainer/{name}", path.read_bytes()
@@ -234,14 +234,12 @@ def _contents(resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, A
 
 
 def _shards(data: DataSummary) -> Iterator[Path]:
-    """Yield the shards: a run's own folder completely; of the user's folder only what its data.json lists."""
+    """Yield the shards: all files of a run's own folder, or the files that data.json lists in a user's folder."""
     own = Path(data.beside or data.folder)
     yield from (path for path in own.iterdir() if path.is_file())
     if data.beside:
         manifest = read_object(own / "data.json")
-        yield from (
-            Path(data.folder, Path(shard["name"]).name) for part in ("train", "val") for shard in manifest[part]
-        )
+        yield from (Path(data.folder, Path(one["name"]).name) for part in ("train", "val") for one in manifest[part])
 
 
 def _cell(place: int, kind: str, text: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Recomputes what a run claims, with its trainer in a child process, and compares it with the run's files.
+"""Repeats parts of a run's training, with its trainer in a child process, and compares the results with its files.
 
-On the same kind of processor the bits must be the same. Elsewhere sums are computed in another order or precision, and
-only what was measured to agree nevertheless is compared: docs/RECEIPTS.md has the figures.
+On the same kind of processor the results must be bit-identical. On other processors sums are computed in a different
+order or precision, so only quantities that agree nevertheless, as measurements have shown, are compared;
+docs/RECEIPTS.md has the figures.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ from gpurun.view.number_format import format_duration
 
 LIMIT_S = 900.0
 MOST_FLOPS = 2e13
-"""The limit for repeated training: minutes on two cores."""
+"""The time limit for repeated training, which is some minutes on two cores."""
 START_S, STEP_S, CPU_FLOPS = 5.0, 0.01, 4e10
-"""The expected time of a replay: to begin, per step of the smallest model, and per FLOP; roughly, on two cores."""
+"""The expected seconds of a replay on two cores, roughly: to begin, per step of the smallest model, and per FLOP."""
 FIRST_STEPS = 20
-"""How many steps two kinds of processor agree before they diverge."""
+"""The number of steps for which two kinds of processor agree before their results diverge."""
 DRAWN = 3
-"""How many spans are drawn from a run that is too long to be repeated."""
+"""The number of spans that are drawn from a run that is too long to be repeated completely."""
 LOSS_APART = {"same": 1e-5, "other": 5e-3}
 STEPS_APART = {"same": 1e-3, "other": 1e-2}
-"""How far a loss may be from the reported one, as a share of it: both in fp32 on a CPU, or not."""
+"""The relative tolerance between a recomputed and a reported loss: if both are in fp32 on a CPU, and otherwise."""
 _KINDS = ("weights", "optimizer", "state")
 
 
 NOT_REPLAYED = "nothing"
 LEAST_ALIKE = 0.5
-"""The lowest cosine between the movements of honest and replayed weights: docs/RECEIPTS.md has the sample."""
+"""The lowest cosine between the changes of honest and of replayed weights; docs/RECEIPTS.md has the sample."""
 SAMPLED_STEPS, SAMPLED_PARAMETERS = 300, 30_000
-"""The training time and the model size of the sample; beyond these a low cosine proves nothing."""
+"""The longest training and the largest model in the sample; above these, a low cosine does not prove anything."""
 
 
 class Sort(StrEnum):
@@ -64,9 +65,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Replayed:
-    """The result of a replay: what does not hold, what was checked, and what was not and why (`--strict` counts that).
+    """The result of a replay: the problems, what was checked, and what could not be checked, with the reason.
 
-    `extent` is how much was repeated: "all", "3 spans", "nothing".
+    Under --strict, what could not be checked counts as a problem. `extent` is how much of the training was repeated:
+    "all", "3 spans" or "nothing".
     """
 
     problems: tuple[str, ...] = ()
@@ -81,21 +83,21 @@ class Replayed:
 
     @classmethod
     def of(cls, lines: Iterable[Said], extent: str) -> Replayed:
-        """Return the lines, grouped by kind."""
+        """Return the result with these lines, grouped by kind."""
         said = [(sort, plain_line(text)) for sort, text in lines]
-        by_sort = {sort: tuple(text for kind, text in said if kind is sort) for sort in Sort}
+        by_sort = {sort: tuple(text for one, text in said if one is sort) for sort in Sort}
         return cls(by_sort[Sort.PROBLEM], by_sort[Sort.CHECKED], by_sort[Sort.UNCHECKED], extent)
 
     @classmethod
     def nothing(cls, why: str) -> Replayed:
-        """Return the result that nothing was repeated, and why."""
+        """Return the result of a replay that was not possible, with the reason."""
         return cls(unchecked=(plain_line(f"not checked: {why}"),))
 
 
 def with_replay(row: AuditRow, replayed: Replayed | None, *, is_required: bool = False) -> AuditRow:
-    """Return the row with a replay's contradictions, and as warnings what it could not check.
+    """Return the row with a replay's problems added, and with a warning for what could not be checked.
 
-    If a replay `is_required`, a run of which nothing was recomputed has a problem.
+    If a replay `is_required`, it is a problem if nothing was recomputed.
     """
     if replayed is None:
         return row
@@ -115,27 +117,27 @@ def replay_run(
     *,
     limit_s: float = LIMIT_S,
 ) -> Replayed:
-    """Recompute the last checkpoint's loss, and steps between the checkpoints here, if that takes only minutes.
+    """Recompute the last checkpoint's loss, and repeat steps between downloaded checkpoints, within `limit_s` seconds.
 
-    `predicate` is the receipt's predicate, `recipe` the plan's, `data` where the shards are; computing takes at most
-    `limit_s`. `say` is called before, with the number of steps and the estimated time.
+    `predicate` is the receipt's, `recipe` the plan's, `data` the folder of the shards. Before the computation, `say` is
+    called with the number of steps and the estimated time.
     """
     if not terms_in(predicate).has_model:
         return Replayed.nothing("it ran a user's command")
     if predicate["asked"].get("trainer") == CHANGED:
         return Replayed.nothing("it was trained by a changed trainer, whose code is not run for this")
-    listed = [file for file in predicate["checkpoint"]["files"] if file["kind"] in _KINDS]
-    files = [file for file in listed if digest_file(folder.artifacts / file["name"])["sha256"] == file["sha256"]]
+    listed = [one for one in predicate["checkpoint"]["files"] if one["kind"] in _KINDS]
+    files = [one for one in listed if digest_file(folder.artifacts / one["name"])["sha256"] == one["sha256"]]
     last = newest_whole(files)
     if last is None or last != newest_whole(listed):
         return Replayed.nothing("the last checkpoint is not complete here")
-    own = [file for file in files if file["step"] == last]
+    own = [one for one in files if one["step"] == last]
     if not _has_shards(data):
         return Replayed.nothing("the shards that it was trained on are not here")
-    weights = folder.artifacts / next(file["name"] for file in own if file["kind"] == "weights")
-    state = _state(folder, files, last)
+    weights = folder.artifacts / next(one["name"] for one in own if one["kind"] == "weights")
+    state = _read_state(folder, files, last)
     parameters = weights.stat().st_size // 4
-    spans = _spans(files, predicate, recipe, parameters)
+    spans = _spans_to_repeat(files, predicate, recipe, parameters)
     words = [f"--again={first}:{until}" for first, until in spans]
     steps = sum(until - first for first, until in spans)
     expected_s = START_S + steps * (STEP_S + 6 * parameters * int(recipe["train"]["batch_tokens"]) / CPU_FLOPS)
@@ -148,20 +150,21 @@ def replay_run(
     except UsageError as error:
         return Replayed(problems=(f"step {last} cannot be recomputed: {error.what}",))
     start = predicate["training"]["start"]["event"] or {}
-    lines = [*_loss(answer, state, last, "same" if _is_alike(answer, start) else "other")]
+    lines = [*_compare_loss(answer, state, last, "same" if _is_alike(answer, start) else "other")]
     if last not in (until for _, until in spans):
         lines.append((Sort.UNCHECKED, "the steps to it were not checked, because that would take too long"))
     for again in answer["again"]:
         every = int(recipe["train"].get("log_every", 0))
-        lines += _steps(again, answer, folder, start, _state(folder, files, again["to"]) or state, every, parameters)
+        end_state = _read_state(folder, files, again["to"]) or state
+        lines += _compare_steps(again, answer, folder, start, end_state, every, parameters)
     extent = "1 span" if len(spans) == 1 else f"{len(spans)} spans"
     if spans == [(0, last)]:
         extent = "all"
     return Replayed.of(lines, extent if spans else NOT_REPLAYED)
 
 
-def _loss(answer: Mapping[str, Any], state: Mapping[str, Any], last: int, kind: str) -> Iterator[Said]:
-    """Yield the comparison of the weights' validation loss, in evaluation mode, with the checkpoint's."""
+def _compare_loss(answer: Mapping[str, Any], state: Mapping[str, Any], last: int, kind: str) -> Iterator[Said]:
+    """Yield the result of comparing the recomputed validation loss of the weights with the checkpoint's."""
     stated, found = number(state.get("val_loss")), number(answer["val_loss"])
     if stated is None:
         yield Sort.UNCHECKED, f"the validation loss of step {last} was not checked: none was computed there"
@@ -171,7 +174,7 @@ def _loss(answer: Mapping[str, Any], state: Mapping[str, Any], last: int, kind: 
         yield Sort.CHECKED, f"the validation loss of step {last} was recomputed: {found:.6g}"
 
 
-def _steps(
+def _compare_steps(
     again: Mapping[str, Any],
     answer: Mapping[str, Any],
     folder: RunFolder,
@@ -180,25 +183,25 @@ def _steps(
     every: int,
     parameters: int,
 ) -> Iterator[Said]:
-    """Yield the comparison of a repeated span: to the bit on the same kind of processor, else while losses agree.
+    """Yield the results of comparing a repeated span: bit by bit on the same kind of processor, else only losses.
 
-    `state` belongs to the checkpoint at its end, or to the last one; a loss is reported `every` so many steps. Claims
-    of the checked run cannot weaken a finding: what they prevent from being checked counts as unchecked.
+    `state` belongs to the checkpoint at the end of the span, or to the last checkpoint. Losses are reported every
+    `every` steps. A run's own claims never turn a problem into a pass: if a claim prevents a check, that part counts as
+    unchecked.
     """
     first, until, here = again["from"], again["to"], answer["kind"]
     span = f"steps {first} to {until}"
     taken = {int(step): float(loss) for step, loss in again["losses"].items()}
-    reported = {
-        step: losses for step, losses in _reported_losses(folder, range(first + 1, until + 1)).items() if step in taken
-    }
+    events = _reported_losses(folder, range(first + 1, until + 1))
+    reported = {step: losses for step, losses in events.items() if step in taken}
     apart = STEPS_APART["same" if _is_alike(answer, start) else "other"]
     early = {step: losses for step, losses in sorted(reported.items()) if step <= first + FIRST_STEPS}
     for step, losses in early.items():
         if all(abs(taken[step] - loss) > apart * abs(loss) for loss in losses):
-            reported_loss = min(losses)
+            told_loss = min(losses)
             yield (
                 Sort.PROBLEM,
-                f"step {step}, repeated, has loss {taken[step]:.6g}, but the run says {reported_loss:.6g}",
+                f"step {step}, repeated, has loss {taken[step]:.6g}, but the run says {told_loss:.6g}",
             )
             return
     agreed = f"{len(early)} of the losses of its first {FIRST_STEPS} steps were compared and agree"
@@ -207,32 +210,32 @@ def _steps(
         due = range(first + 1, min(until, first + FIRST_STEPS) + 1)
         if any(step == 1 or (every and step % every == 0) for step in due):
             yield Sort.PROBLEM, f"{span}: {agreed}, although the trainer reports some"
-    yield from _moved(again, span, parameters)
+    yield from _compare_movement(again, span, parameters)
     is_equal = again["equal"]
-    if is_equal is None:  # Without a checkpoint at its end there are only losses.
+    if is_equal is None:  # If the span does not end at a checkpoint, only losses can be compared.
         is_equal = bool(reported) and all(taken[step] in losses for step, losses in reported.items())
     is_same_kind = state.get("kind") == here and state.get("processes") == 1 and answer["device"] == "cpu"
     if is_equal and start.get("device") == "cuda" and answer["device"] == "cpu":
         yield Sort.PROBLEM, f"the log says cuda, but a CPU gives the same bits for {span}"
     elif is_equal:
-        yield Sort.CHECKED, f"{span} are the same to the bit"
+        yield Sort.CHECKED, f"{span} are bit-identical"
     elif _resumed_in(folder, first, until):
         yield (
             Sort.UNCHECKED,
-            f"{span}: {agreed}; the bits were not checked, because the run says that it was resumed there",
+            f"{span}: {agreed}; the bits were not compared, because the run says that it was resumed there",
         )
     elif is_same_kind and (reported or again["equal"] is not None):
-        yield Sort.PROBLEM, f"{span} are not the same to the bit, on the same kind of processor ({here})"
+        yield Sort.PROBLEM, f"{span} are not bit-identical, on the same kind of processor ({here})"
     else:
         theirs = plain_line(str(state.get("kind") or "unknown"))[:80]
         yield (
             Sort.UNCHECKED,
-            f"{span}: {agreed}; the bits were not checked: it says that it ran on {theirs}, but this is {here}",
+            f"{span}: {agreed}; the bits were not compared: the run says that it ran on {theirs}, but this is {here}",
         )
 
 
-def _moved(again: Mapping[str, Any], span: str, parameters: int) -> Iterator[Said]:
-    """Yield how similarly the weights moved in a span; a problem if no honest run of the sample came as low."""
+def _compare_movement(again: Mapping[str, Any], span: str, parameters: int) -> Iterator[Said]:
+    """Yield the cosine between the changes of the weights in a span; a problem if it is below LEAST_ALIKE."""
     alike = number(again.get("alike"))
     if alike is None or again["equal"]:
         return
@@ -247,43 +250,43 @@ def _moved(again: Mapping[str, Any], span: str, parameters: int) -> Iterator[Sai
 
 
 def _is_alike(answer: Mapping[str, Any], start: Mapping[str, Any]) -> bool:
-    """Return whether both computed in fp32 on a CPU."""
+    """Return whether both computations used fp32 on a CPU."""
     return (answer["device"], start.get("device"), start.get("precision")) == ("cpu", "cpu", "fp32")
 
 
 def _reported_losses(folder: RunFolder, steps: range) -> dict[int, list[float]]:
-    """Return the losses in the events of these steps; a step that was taken twice has two."""
-    losses: dict[int, list[float]] = {}
+    """Return the reported losses of these steps; a step that was trained twice has two losses."""
+    reported: dict[int, list[float]] = {}
     for event in events_of(folder.events):
         if isinstance(event, StepEvent) and event.step is not None and event.step in steps and event.loss is not None:
-            losses.setdefault(event.step, []).append(event.loss)
-    return losses
+            reported.setdefault(event.step, []).append(event.loss)
+    return reported
 
 
 def _resumed_in(folder: RunFolder, first: int, until: int) -> bool:
-    """Return whether another process, on this or another machine, resumed between these two steps."""
+    """Return whether a new process, on the same or another machine, resumed training between these two steps."""
     starts = (event.resumed_from for event in events_of(folder.events) if isinstance(event, StartEvent))
     return any(step is not None and first < step < until for step in starts)
 
 
-def _state(folder: RunFolder, files: list[dict[str, Any]], step: int) -> dict[str, Any]:
-    """Return a checkpoint's state; {} if it is not here, or not an object."""
+def _read_state(folder: RunFolder, files: list[dict[str, Any]], step: int) -> dict[str, Any]:
+    """Return a checkpoint's state; {} if the file is missing or is not a JSON object."""
     for entry in files:
         if (entry["kind"], entry["step"]) == ("state", step):
             return read_object(folder.artifacts / entry["name"], MOST_STATE_BYTES)
     return {}
 
 
-def _spans(
+def _spans_to_repeat(
     files: list[dict[str, Any]], predicate: Mapping[str, Any], recipe: Mapping[str, Any], parameters: int
 ) -> list[tuple[int, int]]:
-    """Return the steps to repeat, from the seed's own weights if possible, for minutes in total.
+    """Return the spans of steps to repeat, which take minutes in total; they begin at the seed's weights if possible.
 
-    These are all steps; for a longer run those that led to the last checkpoint, and some between the kept ones, drawn
-    unpredictably. Of a long span only the first few steps are repeated.
+    For a short run these are all steps. For a longer run they are the steps that led to the last checkpoint, and
+    randomly chosen spans between the kept checkpoints. Of a long span only the first few steps are repeated.
     """
     is_fresh = not predicate["asked"].get("continues") and not recipe["train"].get("init_from")
-    kept = sorted({file["step"] for file in files if newest_whole([f for f in files if f["step"] == file["step"]])})
+    kept = sorted({one["step"] for one in files if newest_whole([f for f in files if f["step"] == one["step"]])})
     most = int(MOST_FLOPS / (6 * parameters * int(recipe["train"]["batch_tokens"])))
     ends = [*[0] * is_fresh, *kept]
     last = ends[-1]
@@ -302,7 +305,7 @@ def _spans(
 
 
 def _has_shards(data: Path) -> bool:
-    """Return whether all shards in data.json are present and intact; only the machine had the public ones."""
+    """Return whether all shards in data.json are present and intact; public shards were only on the machine."""
     try:
         listed = read_object(data / "data.json")
         shards = [shard for part in ("train", "val") for shard in listed[part]]

@@ -1,4 +1,4 @@
-"""Judges a folder of evidence cards, offline, and recomputes them on request."""
+"""Audits a folder of evidence cards, offline, and repeats their training on request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpurun.readers.replay import NOT_REPLAYED, Replayed, replay_run
 
 CARD_S, MORE_S = 300.0, 180.0
 MEAN_S = 120.0
-"""Recomputing a card takes at most CARD_S, a folder MEAN_S per card plus MORE_S."""
+"""Limits in seconds: a card is recomputed for at most CARD_S, a folder for MEAN_S per card plus MORE_S."""
 
 
 def audit_roster(
@@ -33,9 +33,10 @@ def audit_roster(
     replay: bool,
     require_replay: bool,
 ) -> list[CardRow]:
-    """Return a row for every file of a folder, and for each learner of the class who handed in none.
+    """Return a row for each file of a folder, and for each learner of the class who did not hand in a card.
 
-    `replay` recomputes the cards, `require_replay` accepts nothing less. Ctrl-C ends the computing, not the table.
+    `replay` recomputes the cards; with `require_replay` a card that cannot be recomputed has a problem. Ctrl-C ends
+    only the recomputing.
     """
     try:
         names = sorted(name for name in os.listdir(place) if not name.startswith("."))
@@ -45,7 +46,7 @@ def audit_roster(
     roster = None
     if class_file:
         path = Path(class_file).expanduser()
-        if not path.exists() and path.suffix != ".json":  # The name of a class, whose file `roster new` wrote.
+        if not path.exists() and path.suffix != ".json":  # A class's name: use the file that `roster new` wrote for it.
             path = path.with_name(f"{path.name}.roster.json")
         roster = read_roster(path)
     paths = [place / name for name in names if not (place / name).is_dir()]
@@ -56,22 +57,22 @@ def audit_roster(
 
     rows = check_class(paths, roster, official=digest_of_trainer(bundle_root() / "trainer"), on_row=on_row)
     if replay or require_replay:
-        _replay(rows, place, clock, say)
+        _replay_cards(rows, place, clock, say)
     for row in rows:
-        if require_replay and row.predicate and row.replayed in ("", NOT_REPLAYED):
+        if require_replay and row.told and row.replayed in ("", NOT_REPLAYED):
             row.problems.append("nothing of its training was recomputed")
         row.verdict = NO if row.problems and row.verdict != UNREADABLE else row.verdict
     return rows
 
 
-def _replay(rows: Sequence[CardRow], place: Path, clock: Clock, say: Callable[[str], None]) -> None:
-    """Recompute the claims of cards with a checkpoint; note for the others that nothing was recomputed."""
-    judged = [row for row in rows if row.predicate and row.verdict != TWICE]
+def _replay_cards(rows: Sequence[CardRow], place: Path, clock: Clock, say: Callable[[str], None]) -> None:
+    """Recompute the cards that include a checkpoint; add a note to the other cards."""
+    judged = [row for row in rows if row.told and row.verdict != TWICE]
     ends_mono, why = clock.monotonic() + MORE_S + MEAN_S * len(judged), ""
     for number, row in enumerate(judged, start=1):
         row.replayed, left_s = NOT_REPLAYED, ends_mono - clock.monotonic()
         if left_s <= 0:
-            why = "the time for this folder is over"
+            why = "the time limit for this folder was reached"
         if why:
             row.notes.append(f"not checked by a replay: {why}")
             continue
@@ -83,7 +84,7 @@ def _replay(rows: Sequence[CardRow], place: Path, clock: Clock, say: Callable[[s
 
         try:
             with finding(row.problems.append, "it cannot be recomputed"):
-                replayed = _replayed(row, place, say_more, min(CARD_S, left_s))
+                replayed = _replay_card(row, place, say_more, min(CARD_S, left_s))
                 row.problems += replayed.problems
                 row.checked += replayed.checked
                 row.notes += replayed.unchecked
@@ -96,13 +97,13 @@ def _replay(rows: Sequence[CardRow], place: Path, clock: Clock, say: Callable[[s
             say(f"  {text}")
 
 
-def _replayed(row: CardRow, place: Path, say: Callable[[str], None], limit_s: float) -> Replayed:
-    """Recompute one card, in at most `limit_s`."""
+def _replay_card(row: CardRow, place: Path, say: Callable[[str], None], limit_s: float) -> Replayed:
+    """Recompute one card, within `limit_s` seconds."""
     card = read_card(place / row.file)
     if not card.large:
-        return Replayed.nothing("its checkpoint is not in it (gpurun evidence --with-checkpoint)")
+        return Replayed.nothing("the card does not include a checkpoint (gpurun evidence --with-checkpoint)")
     with tempfile.TemporaryDirectory(prefix="gpurun-card-") as own:
         folder = lay_out(card, Path(own))
         card.unpack_large(folder.artifacts)
         recipe = parse_object(card.files[PLAN])["resolved"]
-        return replay_run(folder, row.predicate, recipe, folder.artifacts / "data", say, limit_s=limit_s)
+        return replay_run(folder, row.told, recipe, folder.artifacts / "data", say, limit_s=limit_s)

@@ -1,4 +1,4 @@
-"""Everything known about a run, from its folder, for the report and a model card."""
+"""Collects everything that is known about a run from its folder, for the report and a model card."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _ENDED = {"failed": "failed", "cut off": "was cut off", "never started": "never 
 
 
 def material_of(home: Home, sight: Sight, now: float) -> RunMaterial:
-    """Return everything that the report needs about one run; its machine's files are used as far as readable."""
+    """Return everything that the report needs about one run; unreadable lines in the machine's files are skipped."""
     plan = sight.plan
-    history = hear(lines_of(sight.folder.events), spending_of(sight))
-    receipt, why = _receipt(home, sight)
+    told = hear(lines_of(sight.folder.events), spending_of(sight))
+    receipt, why = _receipt_or_reason(home, sight)
     return RunMaterial(
         run=sight.folder.name,
         recipe=plan.job.recipe + (" (rehearsal)" if plan.job.form == "rehearsal" else ""),
@@ -43,24 +43,24 @@ def material_of(home: Home, sight: Sight, now: float) -> RunMaterial:
         resolved=plan.job.resolved,
         shards=safe_line(f"{plan.data.source}, sha256 {short_hash(plan.data.sha256)}".removesuffix(", sha256 ")),
         tokenizer_sha256=plan.data.tokenizer_sha256,
-        history=history,
+        history=told,
         receipt=receipt,
         no_receipt=why,
         spent_micros=None if receipt else spent_by(sight.records, now),
-        notes=tuple(_notes(sight, history, receipt)),
+        notes=tuple(_notes(sight, told, receipt)),
         terms=plan.job.terms,
         argv=plan.job.argv,
         folder_sha256=plan.bundle_sha256,
         began_wall=sight.opened_wall or None,
-        given=_given(sight),
+        given=_typed_keys(sight),
         trainer=plan.job.trainer,
         env=plan.job.env,
         pip=plan.job.pip,
     )
 
 
-def _given(sight: Sight) -> tuple[str, ...]:
-    """Return the recipe's keys that its user set, from the request as typed; () if that cannot be read."""
+def _typed_keys(sight: Sight) -> tuple[str, ...]:
+    """Return the recipe's keys that the user typed with --set; () if the request cannot be read."""
     try:
         request = Request.from_json(read_regular(sight.folder.request))
     except (OSError, GpurunError, ValueError):
@@ -69,14 +69,14 @@ def _given(sight: Sight) -> tuple[str, ...]:
 
 
 def earlier_words(earlier: Earlier) -> str:
-    """Return what a run continued from, and the cost that is not in its own."""
+    """Return a phrase that names the continued run, its step, and its cost, which is not part of the new run's cost."""
     spent = earlier.spent_micros
     cost = f", which cost {format_usd(spent)} at most, not counted here" if spent else ""
     return f"{earlier.run} after step {earlier.step:,}{cost}"
 
 
-def _pace(sight: Sight, wall: float, rate: RateObserved, receipt: Receipt | None) -> str:
-    """Return the planned time, the measured speed after the first steps, and the time taken, if it is over."""
+def _pace_sentence(sight: Sight, wall: float, rate: RateObserved, receipt: Receipt | None) -> str:
+    """Return a sentence with the planned time, the measured speed, and the time taken if training has ended."""
     step, planned_s, terms = rate.step, sight.plan.estimate.likely_s, sight.plan.job.terms
     plan = f"Planned: {format_duration(planned_s)} of {terms.doing}; " if planned_s else ""
     if sight.unfinished:
@@ -86,8 +86,8 @@ def _pace(sight: Sight, wall: float, rate: RateObserved, receipt: Receipt | None
     return f"{plan}measured after {step} steps: {tell_pace(rate)}{took}."
 
 
-def _receipt(home: Home, sight: Sight) -> tuple[Receipt | None, str]:
-    """Return the run's receipt, or the reason why there is none to show."""
+def _receipt_or_reason(home: Home, sight: Sight) -> tuple[Receipt | None, str]:
+    """Return the run's receipt and ""; or None and the reason why there is no receipt to show."""
     if not sight.folder.receipt.exists():
         why = "it is under way" if sight.owner else "it was not finished"
         return None, why if sight.unfinished else "its receipt is no longer here"
@@ -98,9 +98,10 @@ def _receipt(home: Home, sight: Sight) -> tuple[Receipt | None, str]:
 
 
 def spending_of(sight: Sight) -> Callable[[float], Micros | None]:
-    """Return a function for the cost after some seconds of training, with boot and upload; None if free or unknown.
+    """Return a function from seconds of training to the total cost, including boot and upload.
 
-    A run that continued another starts with that one's cost, because its losses were not possible for less.
+    The function returns None if the run is free or its price unknown. For a run that continued another run, the cost
+    begins with that run's cost, because its losses could not have been reached for less.
     """
     places = [place for place, record in enumerate(sight.records) if record.event is Event.TRAIN_STARTED]
     before = sight.plan.continues.spent_micros if sight.plan.continues else Micros(0)
@@ -112,16 +113,16 @@ def spending_of(sight: Sight) -> Callable[[float], Micros | None]:
     return lambda seconds: total(before, spent_by(records, began + seconds))
 
 
-def _notes(sight: Sight, history: RunHistory, receipt: Receipt | None) -> Iterator[str]:
-    """Yield what a reader of the figures must know about them."""
+def _notes(sight: Sight, told: RunHistory, receipt: Receipt | None) -> Iterator[str]:
+    """Yield notes that a reader needs to interpret the figures."""
     terms = sight.plan.job.terms
     if sight.plan.mode is Mode.REHEARSAL:
         small = "the recipe's small form on this machine's CPU" if terms.has_model else "a short run on this machine"
-        yield f"A rehearsal: {small}, not the paid run."
+        yield f"This is a rehearsal: {small}, not the paid run."
     if (earlier := sight.plan.continues) is not None:
         yield f"It continued from {earlier_words(earlier)}."
         if earlier.spent_micros:
-            yield "In the curves its dollars begin with that run's cost, and its time at zero."
+            yield "In the curves, the cost begins with that run's cost, and the time begins at zero."
     if sight.unfinished:
         yield "The run is not finished: these are its current figures."
     elif (word := state_word(sight)) in _ENDED:
@@ -130,24 +131,24 @@ def _notes(sight: Sight, history: RunHistory, receipt: Receipt | None) -> Iterat
         yield f"Its journal is damaged: {sight.damage}."
     for record in sight.records:
         if isinstance(rate := record.typed, RateObserved):
-            yield _pace(sight, record.wall, rate, receipt)
-    # It is unknown which of a command's outputs had that loss.
+            yield _pace_sentence(sight, record.wall, rate, receipt)
+    # For a command it is unknown which output belongs to that loss.
     if (
         terms.has_model
-        and history.best is not None
+        and told.best is not None
         and not sight.unfinished
-        and history.best.step not in steps_at_home(sight)
+        and told.best.step not in steps_at_home(sight)
     ):
-        yield f"Its best validation loss was at step {history.best.step:,}, {NOT_HERE}."
-    if not history.losses.seen:
+        yield f"Its best validation loss was at step {told.best.step:,}, {NOT_HERE}."
+    if not told.losses.seen:
         yield "It reported no loss."
-    if history.unreadable:
-        yield f"{history.unreadable:,} lines of its events could not be read and are left out."
-    if history.not_finite:
-        yield f"{history.not_finite:,} losses were not finite numbers and are left out."
+    if told.unreadable:
+        yield f"{told.unreadable:,} lines of its events could not be read and are left out."
+    if told.not_finite:
+        yield f"{told.not_finite:,} losses were not finite numbers and are left out."
     dropped = LocalCopy(sight.folder.events).dropped_bytes
     if dropped:
         yield f"{format_bytes(dropped)} in the middle of its events were too large to keep."
-    if history.stop_reason not in ("", "done"):
-        said = history.stop_message or f"{terms.worker} stopped: {history.stop_reason}"
+    if told.stop_reason not in ("", "done"):
+        said = told.stop_message or f"{terms.worker} stopped: {told.stop_reason}"
         yield f"{said[:1].upper()}{said[1:].rstrip('.')}."

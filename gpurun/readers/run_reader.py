@@ -1,4 +1,4 @@
-"""Reads what is new in a run folder: records, events and log lines, each exactly once."""
+"""Reads new records, events and log lines from a run's folder, each exactly once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class News:
-    """What is new since the last reading; `heard_wall` is when the machine's last message was recorded here."""
+    """Everything new since the last call; `heard_wall` is the time when the machine's last message was recorded."""
 
     records: list[Record]
     events: list[TrainerEvent]
@@ -36,7 +36,7 @@ class News:
 
 
 class RunReader:
-    """Follows one run folder from its beginning; an incomplete line is left for the next reading."""
+    """Reads a run's folder from the beginning, in several calls; an incomplete line is read by a later call."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -44,7 +44,7 @@ class RunReader:
         self._offsets = {folder.events: 0, folder.log: 0}
 
     def read(self) -> News:
-        """Return what is new, at most a megabyte of each file at a time."""
+        """Return everything new, at most a megabyte of each file."""
         records = read_journal(self._folder.journal).records[self._records_seen :]
         self._records_seen += len(records)
         events = [event for line in self._lines(self._folder.events) if (event := parse_event(line)) is not None]
@@ -68,5 +68,5 @@ class RunReader:
 
 
 def lines_in(block: bytes) -> list[bytes]:
-    """Return the lines of a block, ended only by line feeds: a progress bar overwrites itself with carriage returns."""
+    """Return the lines of a block, split only at line feeds, because progress bars contain carriage returns."""
     return [line.rstrip(b"\r\n") for line in BytesIO(block)]

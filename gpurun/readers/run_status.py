@@ -1,4 +1,4 @@
-"""The status of a run: its word, its row in `ps`, and the next command for one that may be billing."""
+"""Describes a run's status: a short phrase, the row in `ps`, and the next command if the run may be billing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpurun.view.list_tables import RunRow
 from gpurun.view.number_format import format_duration
 
 _TAIL_BYTES = 1 << 16
-# The live view's words for these phases; the others have their own names.
+# The words that the live view uses for these phases; other phases are shown by their names.
 _WORDS = {
     Phase.OPENED: "starting",
     Phase.CREATING: "provisioning",
@@ -31,14 +31,14 @@ _WORDS = {
 }
 
 
-def way_on(sight: Sight, now: float) -> str:
-    """Return what is known about a run that may be billing, and the next command."""
+def billing_advice(sight: Sight, now: float) -> str:
+    """Return a sentence about a run that may be billing, with the next command."""
     why, name = gave_up(sight, now), sight.folder.name
     if why:
-        who = "Its supervisor goes on asking" if sight.owner else "Nobody drives it"
+        who = "Its supervisor keeps trying" if sight.owner else "No supervisor drives it"
         known = f"{name}: {why} {who}"
     else:
-        known = f"{name} is past its deadline under its supervisor" if sight.owner else f"Nobody drives {name}"
+        known = f"{name} is past its deadline; its supervisor runs" if sight.owner else f"No supervisor drives {name}"
     return f"{known}: gpurun resume {name}, or gpurun destroy {name}"
 
 
@@ -47,13 +47,13 @@ def run_row(sight: Sight, now: float) -> RunRow:
     state, plan = sight.state, sight.plan
     ends_wall = _ends_wall(sight)
     is_overdue = ends_wall is not None and now > ends_wall
-    # No process drives it, or one gave up without proof, or it is past its deadline.
+    # No supervisor drives it, or a supervisor gave up without proof, or it is past its deadline.
     is_red = state.may_be_billing and (sight.owner is None or is_overdue or bool(gave_up(sight)))
     spent = spending(sight.records, now, is_watched=sight.owner is not None and not is_red)
-    is_floor = sight.damage is not None  # Lost records of a damaged journal may have cost more.
+    is_floor = sight.damage is not None  # The lost records of a damaged journal may include more costs.
     dies = state.may_be_billing and not (
         state.late or state.leftover
-    )  # The deadline is not that of late machines or leftovers.
+    )  # Late machines and leftovers do not have this deadline.
     return RunRow(
         run=sight.folder.name,
         recipe=plan.job.recipe,
@@ -73,7 +73,7 @@ def run_row(sight: Sight, now: float) -> RunRow:
 
 
 def _where(sight: Sight, now: float) -> str:
-    """Return the machine that it is on; for a run that waits for another one, the best price seen meanwhile."""
+    """Return the run's machine; for a run that waits for its next machine, the best price seen while waiting."""
     offer, state = sight.plan.offer, sight.state
     leg = f"leg {state.leg} · " if state.leg > 1 else ""
     if waits_for_machine(state):
@@ -84,7 +84,7 @@ def _where(sight: Sight, now: float) -> str:
 
 
 def _silence(sight: Sight, now: float) -> str:
-    """Return for how long its job has written nothing, if that is long."""
+    """Return a phrase with the time since the job's last output, if that is long; else ""."""
     since_wall = sight.state.silent_since_wall
     if since_wall is None or not sight.unfinished or sight.state.phase is not Phase.TRAINING:
         return ""
@@ -92,7 +92,7 @@ def _silence(sight: Sight, now: float) -> str:
 
 
 def _ends_wall(sight: Sight) -> float | None:
-    """Return the deadline of its machine, or of its job once that has begun."""
+    """Return the deadline of the run's machine, or of its job once the job has begun."""
     state = sight.state
     if state.deadline_wall is None:
         return None
@@ -101,13 +101,13 @@ def _ends_wall(sight: Sight) -> float | None:
 
 
 def _is_queued(sight: Sight) -> bool:
-    """Return whether it may still be queued, so that it ends a whole lease after its start."""
+    """Return whether the run's job may still be queued; its lease begins only when the job starts."""
     instance = sight.state.instance
     return bool(sight.plan.lease.queue_s) and (instance is None or instance.started_wall is None)
 
 
 def _dies_by(sight: Sight) -> str:
-    """Return what ends the machine; a timer that is armed at boot counts only after it was read back."""
+    """Return what ends the machine; a timer that is armed at boot counts only after it was confirmed."""
     if _is_queued(sight):
         return f"{format_duration(sight.plan.lease.total_s)} after its start"
     planned = sight.plan.offer.dies_by_itself
@@ -117,7 +117,7 @@ def _dies_by(sight: Sight) -> str:
 
 
 def state_word(sight: Sight) -> str:
-    """Return the status of a run, in one to three words."""
+    """Return the status of a run in a few words."""
     state = sight.state
     if sight.damage is not None or sight.plan_lost is not None:
         return "damaged"
@@ -127,20 +127,20 @@ def state_word(sight: Sight) -> str:
         word = held_word(state) if state.phase is Phase.HELD else _WORDS.get(state.phase, str(state.phase))
         word = "waiting, $0.00/h" if waits_for_machine(state) else word
         word = "queued" if state.phase is Phase.CREATED and _is_queued(sight) else word
-        return word if sight.owner else f"{word}, nobody drives it"
+        return word if sight.owner else f"{word}, no supervisor"
     begun = any(record.event is Event.TRAIN_STARTED for record in sight.records)
     nothing = "cut off" if begun else "never started"
     return "failed" if state.failure or state.outcome in ("failed", "lost") else state.outcome or nothing
 
 
 def held_word(state: RunState) -> str:
-    """Return until when a machine is held for files that its end would destroy."""
+    """Return a phrase with the time until which a machine is held, because ending it would destroy files."""
     until_wall = state.hold_until_wall or 0.0
     return f"held until {local_minute(until_wall, now=until_wall)}"
 
 
 def run_data(sight: Sight, row: RunRow) -> dict[str, object]:
-    """Return the same row for programs."""
+    """Return the same row as data for programs."""
     state = sight.state
     return {
         "run": sight.folder.name,
@@ -166,7 +166,7 @@ def run_data(sight: Sight, row: RunRow) -> dict[str, object]:
 
 
 def _last_step(sight: Sight) -> int | None:
-    """Return the step of the latest event, reading only the end of the file."""
+    """Return the step of the latest event; only the end of the file is read."""
     try:
         with open_regular(sight.folder.events) as events:
             events.seek(max(0, sight.folder.events.stat().st_size - _TAIL_BYTES))

@@ -1,7 +1,7 @@
-"""A run's checkpoints at home, and the trainer's own programs that use them in a child process.
+"""Finds a run's downloaded checkpoints, and runs the trainer's programs on them in a child process.
 
-gpurun never loads a tensor: the trainer does, with torch, in its own process, and only from files whose digests match
-those that were recorded when they were downloaded.
+gpurun itself never loads tensors. The trainer does so with torch, in its own process, and only from files whose digests
+are the same as when they were downloaded.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from gpurun.core.installed_files import install_line
 from gpurun.core.journal_records import last_brought
 from gpurun.core.paths import open_regular
 from gpurun.jobs.trainer import CHANGED
-from gpurun.jobs.training.changed_trainer import demand_as_planned
+from gpurun.jobs.training.changed_trainer import require_unchanged_trainer
 from gpurun.ledger.runs import Sight
 from gpurun.lifecycle.artifacts.inventory import Inventory
 
-# Files for generating text or exporting; the optimiser's state is not needed.
+# The kinds of file for generating text and exporting, which do not need the optimiser's state.
 _NEEDED = ("weights", "state")
 MEMORY_BYTES = 8 << 30
-"""What torch may use in addition to the weights, including for a GPU."""
+"""The memory that torch may use in addition to the weights, including GPU libraries."""
 _STEP = re.compile(r"(?:checkpoints/)?0*(\d{1,6})(?:\.(?:model|optim)\.safetensors|\.state\.json)?")
 
 
 @dataclass(frozen=True)
 class HomeCheckpoint:
-    """One complete checkpoint at home: its step, its weights file, its data's folder and the plan's recipe.
+    """A complete downloaded checkpoint: its step, its weights file, its data's folder and the plan's recipe.
 
-    `trainer` is the run's copy of its own changed trainer, which alone knows its model; None for gpurun's.
+    `trainer` is the run's copy of a modified trainer, because only that trainer knows its model; None for gpurun's own.
     """
 
     step: int
@@ -48,35 +48,35 @@ class HomeCheckpoint:
 
 
 def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
-    """Return the requested checkpoint, `best`, `last` or a name, after verifying its digests.
+    """Return the checkpoint `wanted` (`best`, `last` or a name) after verifying its digests.
 
-    UsageError if it does not exist, VerificationFailed if a file is missing or was changed.
+    UsageError if it does not exist, VerificationFailed if a file is missing or was altered.
     """
     name = sight.folder.name
     if not sight.plan.job.terms.has_model:
         what = f"{name} ran your own command, whose files gpurun cannot open."
         raise UsageError("checkpoint.command", what, hint=f"They are in {sight.folder.artifacts}.")
-    collected = _came_home(sight)
-    files, steps = _whole(collected)
+    collected = _downloaded_files(sight)
+    files, steps = _complete_checkpoints(collected)
     if not steps:
-        raise _none(sight)
+        raise _no_checkpoint_error(sight)
     best = (collected.get("best") or {}).get("step")
     found = _STEP.fullmatch(wanted)
     step = int(found[1]) if found else {"last": steps[-1], "best": best if best in steps else steps[-1]}.get(wanted)
     if step is None or step not in steps:
-        there = ", ".join(f"{known:06d}" for known in steps)
+        there = ", ".join(f"{one:06d}" for one in steps)
         hint = f"Use one of: {there}; or best or last."
         raise UsageError("checkpoint.unknown", f"{name} has no checkpoint {wanted!r} here.", hint=hint)
-    own = {file["kind"]: _unchanged(sight, file) for file in files if file["step"] == step}
+    own = {file["kind"]: _verified_path(sight, file) for file in files if file["step"] == step}
     data = Path(sight.plan.data.beside or sight.plan.data.folder)
     trainer = sight.folder.trainer if sight.plan.job.trainer == CHANGED else None
     if trainer is not None:
-        demand_as_planned(sight.plan, trainer)
+        require_unchanged_trainer(sight.plan, trainer)
     return HomeCheckpoint(step, own["weights"], data, sight.plan.job.resolved, trainer)
 
 
-def _came_home(sight: Sight) -> dict[str, Any]:
-    """Return the recorded download; for an open run, the files here from its machine's last list."""
+def _downloaded_files(sight: Sight) -> dict[str, Any]:
+    """Return the recorded download; for an unfinished run, the files here that the machine's latest list contains."""
     recorded = last_brought(sight.records)
     listed = Inventory(sight.folder).remembered() if sight.unfinished and recorded is None else None
     if listed is None:
@@ -87,24 +87,24 @@ def _came_home(sight: Sight) -> dict[str, Any]:
     return listing
 
 
-def _none(sight: Sight) -> UsageError:
+def _no_checkpoint_error(sight: Sight) -> UsageError:
     name = sight.folder.name
     if not sight.unfinished:
-        hint = f"To see what came home and why: gpurun receipt {name}"
+        hint = f"To see what was downloaded, and why: gpurun receipt {name}"
         return UsageError("checkpoint.none", f"{name} has no checkpoint on this machine.", hint=hint)
-    hint = f"gpurun collect {name} downloads what is finished; the rest comes when training ends."
+    hint = f"gpurun collect {name} downloads finished files now; the rest is downloaded when training ends."
     return UsageError(
         "checkpoint.none", f"{name} is under way, and none of its checkpoints is complete here yet.", hint=hint
     )
 
 
 def steps_at_home(sight: Sight) -> list[int]:
-    """Return the steps of the complete checkpoints at home, in order."""
-    return _whole(_came_home(sight))[1]
+    """Return the steps of the complete downloaded checkpoints, in order."""
+    return _complete_checkpoints(_downloaded_files(sight))[1]
 
 
-def _whole(collected: dict[str, Any]) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return the files needed to use a checkpoint, and the steps for which all of them came home."""
+def _complete_checkpoints(collected: dict[str, Any]) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return the files needed to use checkpoints, and the steps whose files were all downloaded."""
     files = [file for file in collected.get("files", []) if file["kind"] in _NEEDED]
     kinds = {
         step: {file["kind"] for file in files if file["step"] == step} for step in {entry["step"] for entry in files}
@@ -112,8 +112,8 @@ def _whole(collected: dict[str, Any]) -> tuple[list[dict[str, Any]], list[int]]:
     return files, sorted(step for step, there in kinds.items() if there == set(_NEEDED))
 
 
-def _unchanged(sight: Sight, file: dict[str, Any]) -> Path:
-    """Return the path of a file that is byte for byte the recorded one; refuse a changed one."""
+def _verified_path(sight: Sight, file: dict[str, Any]) -> Path:
+    """Return the path of a downloaded file after checking its digest; VerificationFailed if it was altered."""
     path: Path = sight.folder.artifacts / file["name"]
     hint = f"gpurun audit {sight.folder.name} shows what else was changed; another checkpoint may be intact."
     try:
@@ -123,23 +123,23 @@ def _unchanged(sight: Sight, file: dict[str, Any]) -> Path:
         what = f"{file['name']} of {sight.folder.name} cannot be read: {error.strerror}."
         raise VerificationFailed("checkpoint.missing", what, hint=hint) from None
     if digest != file["sha256"]:
-        what = f"{file['name']} of {sight.folder.name} was changed after it came home; gpurun does not open it."
+        what = f"{file['name']} of {sight.folder.name} was altered after its download, so gpurun does not open it."
         raise VerificationFailed("checkpoint.tampered", what, hint=hint)
     return path
 
 
-def ask_trainer(module: str, found: HomeCheckpoint, *arguments: str, limit_s: float, **values: Any) -> str:
-    """Run `python -m MODULE` of a checkpoint's trainer on it, and return its output.
+def ask_trainer(module: str, found: HomeCheckpoint, *arguments: str, limit_s: float, **inputs: Any) -> str:
+    """Run `python -m MODULE`, a program of the checkpoint's trainer, on the checkpoint, and return its output.
 
-    It gets the recipe from the plan, not from the checkpoint, limits for memory and time, and `values` as JSON in
-    files. SetupError if torch is missing or the program breaks; UsageError for a refusal of the program.
+    The program gets the recipe from the plan, not from the checkpoint, and the values of `inputs` as JSON files; its
+    memory and time are limited. SetupError if torch is missing or the program fails, UsageError if the program refuses.
     """
     if find_spec("torch") is None:
         hint = f"{install_line('local')} (no NVIDIA GPU: from PyTorch's CPU index; see the README)."
         raise SetupError("torch.missing", "This needs PyTorch, which is not installed here.", hint=hint)
     words = [str(found.weights), *arguments, "--data", str(found.data)]
     with tempfile.TemporaryDirectory(prefix="gpurun-") as own:
-        for name, value in (values | ({"recipe": found.recipe} if "model" in found.recipe else {})).items():
+        for name, value in (inputs | ({"recipe": found.recipe} if "model" in found.recipe else {})).items():
             path = Path(own, f"{name}.json")
             path.write_text(json.dumps(value), encoding="utf-8")
             words += [f"--{name}", str(path)]
@@ -152,10 +152,10 @@ def ask_trainer(module: str, found: HomeCheckpoint, *arguments: str, limit_s: fl
             raise SetupError("trainer.too_long", what, hint=hint) from None
     if refusal := ended.refusal:
         hint = f"See gpurun {'sample' if module.endswith('generate') else 'export'} --help."
-        begun = refusal.split(maxsplit=1)[0]  # Capitalise a sentence, but not the name of a key or file.
+        begun = refusal.split(maxsplit=1)[0]  # Capitalise the first word of a sentence, but not a key or a file name.
         what = f"{begun.capitalize() if begun.isalpha() else begun}{refusal[len(begun) :]}."
         raise UsageError("trainer.refused", what, hint=hint)
     if ended.code:
         what = f"python -m {module} ended with exit code {ended.code}: {ended.last_lines}"
-        raise SetupError("trainer.failed", what, hint="The memory or PyTorch itself may be the reason; gpurun doctor.")
+        raise SetupError("trainer.failed", what, hint="There may be too little memory; gpurun doctor checks PyTorch.")
     return ended.out

@@ -34,7 +34,7 @@ def session(tmp_path: Path) -> Session:
 
 def confirm(session: Session, words: str | None, seen: str) -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shutdown_probe, "knock", lambda host, port: seen)
+        patch.setattr(shutdown_probe, "try_to_connect", lambda host, port: seen)
         try:
             return confirm_shutdown(session, "fox-41", words).text
         except GpurunError as error:

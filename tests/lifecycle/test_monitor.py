@@ -9,7 +9,7 @@ from shutil import copytree
 
 import pytest
 
-from gpurun.cli.run_control import demand_here
+from gpurun.cli.run_control import confirm_resume_here
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, UsageError
 from gpurun.core.journal_records import Event
@@ -284,10 +284,10 @@ def test_a_run_another_machine_opened_continues_only_when_asked(
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"
     sight = look_at_run(world.home, "fox-41")
-    demand_here(Session(home=world.home), sight)
+    confirm_resume_here(Session(home=world.home), sight)
     monkeypatch.setattr("gpurun.cli.run_control.machine_id", lambda: "another")
     with refusal(UsageError, "input.needed", "another machine"):
-        demand_here(Session(home=world.home), sight)
+        confirm_resume_here(Session(home=world.home), sight)
 
 
 def test_a_twice_risen_price_is_paid_for_as_long_as_each_stood(world: World) -> None:

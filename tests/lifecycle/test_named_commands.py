@@ -54,7 +54,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "commands"
     place.mkdir()
     (place / "nano-speedrun.toml").write_text(NAMED.format(commit=git(folder, "rev-parse", "HEAD")))
-    monkeypatch.setattr(named_command, "_folder", lambda: place)
+    monkeypatch.setattr(named_command, "_packaged_folder", lambda: place)
     return folder
 
 

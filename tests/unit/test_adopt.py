@@ -375,7 +375,7 @@ UNUSABLE = {
     make_two_makers: ("data.no_foreign_shards", "llm.c and of npy"),
     make_odd: ("data.truncated", "train.bin"),
     make_empty: ("data.empty", "t_train.bin"),
-    make_text: ("data.no_foreign_shards", "no known program"),
+    make_text: ("data.no_foreign_shards", "no known shards"),
 }
 
 

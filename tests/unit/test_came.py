@@ -12,7 +12,7 @@ from gpurun.ledger.write_receipt import read_receipt
 from tests.unit.ledger_samples import CloudRun
 
 
-def told_of(tmp_path: Path, *, endpoint: str = "", **came: Any) -> dict[str, Any]:
+def notebook_facts(tmp_path: Path, *, endpoint: str = "", **came: Any) -> dict[str, Any]:
     """The receipt of a run whose machine was not what was ordered, audited."""
     run = CloudRun(Home(tmp_path / "home").prepare())
     event, data = run.opened()
@@ -26,19 +26,19 @@ def told_of(tmp_path: Path, *, endpoint: str = "", **came: Any) -> dict[str, Any
 
 
 def test_what_came_is_named_and_not_what_was_ordered(tmp_path: Path) -> None:
-    told = told_of(tmp_path, type_id="A100-PCIE", gpu="A100", region="US-TX-3")["instance"]
+    told = notebook_facts(tmp_path, type_id="A100-PCIE", gpu="A100", region="US-TX-3")["instance"]
     assert (told["type"], told["gpu"], told["region"]) == ("A100-PCIE", "A100", "US-TX-3")
     assert "as_ordered" not in told
 
 
 def test_what_the_provider_did_not_tell_is_called_as_ordered(tmp_path: Path) -> None:
-    told = told_of(tmp_path, region="")["instance"]
+    told = notebook_facts(tmp_path, region="")["instance"]
     assert (told["type"], told["region"], told["as_ordered"]) == ("H100-SXM", "EU-RO-1", ["region", "type"])
 
 
 def test_another_address_than_the_providers_own_is_named(tmp_path: Path) -> None:
-    assert told_of(tmp_path, endpoint="http://127.0.0.1:9")["instance"]["endpoint"] == "http://127.0.0.1:9"
+    assert notebook_facts(tmp_path, endpoint="http://127.0.0.1:9")["instance"]["endpoint"] == "http://127.0.0.1:9"
 
 
 def test_a_step_that_failed_is_an_incident(tmp_path: Path) -> None:
-    assert [one["code"] for one in told_of(tmp_path)["incidents"]] == ["ssh.strange_host"]
+    assert [one["code"] for one in notebook_facts(tmp_path)["incidents"]] == ["ssh.strange_host"]

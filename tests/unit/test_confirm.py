@@ -17,7 +17,7 @@ from gpurun.cli.commands.confirm_shutdown import confirm_shutdown
 from gpurun.cli.commands.receipt import receipt
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
-from gpurun.cli.shutdown_probe import ANSWERS, knock
+from gpurun.cli.shutdown_probe import ANSWERS, try_to_connect
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import MayBeBilling, UsageError, VerificationFailed
 from gpurun.core.paths import Home, RunFolder
@@ -57,7 +57,7 @@ def always(seen: str) -> Callable[[str, int], str]:
 def confirm(session: Session, run: str, words: str | None, knocks: Callable[[str, int], str]) -> Result:
     """`gpurun confirm-shutdown` where each connection meets what `knocks` says."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shutdown_probe, "knock", knocks)
+        patch.setattr(shutdown_probe, "try_to_connect", knocks)
         return confirm_shutdown(session, run, words)
 
 
@@ -391,13 +391,13 @@ def server(*words: bytes, stay: bool = False) -> Iterator[int]:
 )
 def test_a_port_that_takes_the_call_is_listened_to(words: list[bytes], stay: bool, seen: str) -> None:
     with server(*words, stay=stay) as port:
-        assert knock("127.0.0.1", port, 0.5) == seen
+        assert try_to_connect("127.0.0.1", port, 0.5) == seen
 
 
 def test_a_port_that_nobody_listens_at_refuses() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        assert knock("127.0.0.1", taken.getsockname()[1], 0.5) == "refused"
+        assert try_to_connect("127.0.0.1", taken.getsockname()[1], 0.5) == "refused"
 
 
 @pytest.mark.parametrize(
@@ -416,4 +416,4 @@ def test_what_keeps_a_call_from_being_made_is_told_apart(
         raise error
 
     monkeypatch.setattr(socket, "create_connection", fail)
-    assert knock("box", 22, 0.5) == seen
+    assert try_to_connect("box", 22, 0.5) == seen

@@ -20,7 +20,7 @@ from gpurun.data import prepare as pipeline
 from gpurun.data.dedupe.signatures import Dedupe
 from gpurun.data.prepare import BegunPreparation, finish_preparing, prepare
 from gpurun.data.shard_folder import inspect
-from gpurun.data.workers import demand_executor
+from gpurun.data.workers import require_known_executor
 from tests.refusals import refusal
 from tests.unit.executors import WORDS, begun_of, content, order, steps
 
@@ -145,7 +145,7 @@ def test_an_unknown_or_missing_executor_is_refused_in_words(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError) as unknown:
-        demand_executor("dask")
+        require_known_executor("dask")
     assert "processes, datatrove, ray" in unknown.value.hint
     monkeypatch.setitem(sys.modules, "ray", None)
     with refusal(SetupError, "prepare.not_installed", "--executor") as refused:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.hub_push import demand_push, push
+from gpurun.cli.hub_push import push, require_push_setup
 from gpurun.cli.session import Session
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.paths import Home
@@ -114,7 +114,7 @@ def test_what_it_needs_is_asked_for_before_anything_is_written(monkeypatch: pyte
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with refusal(SetupError, "export.no_login"):
-        demand_push("me/tiny")
+        require_push_setup("me/tiny")
     for name in ("tiny", "me/tiny/main", "me/ti ny", "../tiny"):
         with refusal(UsageError, "export.push_name"):
-            demand_push(name)
+            require_push_setup(name)

@@ -129,10 +129,10 @@ def test_a_person_is_asked_after_each_twenty_minutes_of_silence(
 
     monkeypatch.setattr(Session, "ask", answer)
     viewer = Viewer(Session(home, clock=clock), folder, "ask", pane=SilentPane())
-    viewer._hear_silence(look_at_run(home, "fox-41").records)
+    viewer._note_silence(look_at_run(home, "fox-41").records)
     began, left = clock.monotonic(), None
     while clock.monotonic() - began < 45 * 60 and left is None:
-        left = viewer._about_silence()
+        left = viewer._ask_about_silence()
         clock.sleep(30)
     assert [round((at - began) / 60) for at in asked] == ([20] if leaves else [20, 40])
     request = read_stop_request(folder)

@@ -209,7 +209,7 @@ def test_a_continued_run_does_not_pass_for_the_whole(session: Session) -> None:
     before = Earlier(run="fox-41", step=60, bytes=1, receipt_sha256="a" * 64, spent_micros=usd(4))
     run.folder.plan.write_text(plan_of("owl-07").model_copy(update={"continues": before}).to_json())
     run.until_gone().settle()
-    said = figures_of(session, look_at_run(session.home, "owl-07"), 120)["went on from"]
+    said = figures_of(session, look_at_run(session.home, "owl-07"), 120)["continued from"]
     assert lacking(said, "fox-41", "step 60", "$4.00") == []
     assert said in report(session, "owl-07")[0].words
 

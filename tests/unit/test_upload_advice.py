@@ -21,15 +21,21 @@ from gpurun.jobs.commands.failure_cure import failure_cure
 from gpurun.jobs.commands.python_source import read_notebook, read_python
 from gpurun.jobs.commands.rehearsal_venv import build_venv, is_built, venv_python
 from gpurun.jobs.commands.upload_advice import (
-    demand_decided,
     file_warnings,
     import_warnings,
     imports_of,
     left_out_warnings,
-    notes,
-    undecided,
+    refuse_undecided,
+    undecided_files,
+    upload_notes,
 )
-from gpurun.jobs.commands.work_folder import WorkFolder, copy_work_folder, refuse_vain, without_keys, work_folder
+from gpurun.jobs.commands.work_folder import (
+    WorkFolder,
+    copy_work_folder,
+    refuse_unmatched_include,
+    without_keys,
+    work_folder,
+)
 from gpurun.jobs.requirements import PIP_MARK, distributions, provided_by, with_pip
 from gpurun.providers.catalog import parse_gpu
 from tests.plan_makers import make_command_plan
@@ -105,7 +111,7 @@ def nano(tmp_path: Path) -> Path:
 
 def test_an_ignored_file_that_is_read_warns_with_the_flag(nano: Path) -> None:
     command = Command(argv=NANOGPT_WORDS, folder=str(nano))
-    left = undecided(work_folder(command))
+    left = undecided_files(work_folder(command))
     assert {file.name: file.by for file in left} == {
         "data/shakespeare_char/train.bin": "train.py",
         "data/shakespeare_char/val.bin": "train.py",
@@ -117,7 +123,7 @@ def test_an_ignored_file_that_is_read_warns_with_the_flag(nano: Path) -> None:
     assert lacking(named, *files, *ways, "!data/**/*.bin", ".gpurunignore") == []
     assert lacking(large, "out/ckpt.pt (200 kB)", "--include out/ckpt.pt") == []
     with refusal(UsageError, "run.left_out", "train.py", *ways):
-        demand_decided(left)
+        refuse_undecided(left)
 
 
 @pytest.mark.parametrize("ignored", ["*.bin\n", "data/\n", "data/*\n", "data/shakespeare_char\n"])
@@ -130,7 +136,7 @@ def test_the_suggested_line_includes_it_however_it_was_left_out(nano: Path, igno
         (nano / ".gpurunignore").write_text("!data/**/*.bin\n")
     found = work_folder(command)
     assert {"data/shakespeare_char/train.bin", "data/shakespeare_char/val.bin"} <= set(found.files)
-    assert not [file for file in undecided(found) if file.by is not None]
+    assert not [file for file in undecided_files(found) if file.by is not None]
 
 
 @pytest.mark.parametrize("decision", [{"exclude": ("*.bin",)}, {"own": "*.bin\n"}])
@@ -138,7 +144,7 @@ def test_what_its_user_leaves_out_is_decided(nano: Path, decision: dict[str, obj
     own = str(decision.pop("own", ""))
     (nano / ".gpurunignore").write_text(own)
     command = Command(argv=NANOGPT_WORDS, folder=str(nano)).model_copy(update=decision)
-    demand_decided(undecided(work_folder(command)))
+    refuse_undecided(undecided_files(work_folder(command)))
 
 
 def test_a_left_out_path_of_the_command_is_refused_until_decided(nano: Path) -> None:
@@ -159,7 +165,7 @@ def test_a_fresh_clone_is_told_what_it_reads_and_does_not_have(tmp_path: Path) -
         [],
     ]
     assert "requirements.txt" in " ".join(
-        notes(found, Command(argv=NANOGPT_WORDS, folder=str(found.root)), is_installed_there=True)
+        upload_notes(found, Command(argv=NANOGPT_WORDS, folder=str(found.root)), is_installed_there=True)
     )
 
 
@@ -183,7 +189,7 @@ def test_a_script_alone_takes_only_what_it_imports_and_names(tmp_path: Path) -> 
     found = work_folder(command)
     along = {"helper.py", "names.txt", "rest/__init__.py", "rest/table.csv", "vocab/all"}
     assert set(found.files) == {"makemore.py", *along}
-    said = " ".join(notes(found, command, is_installed_there=True))
+    said = " ".join(upload_notes(found, command, is_installed_there=True))
     assert lacking(said, "makemore.py", "helper.py, names.txt") == []
     assert lacking(" ".join(file_warnings(found)), "makemore.py", "config.yml") == []
     (told,) = import_warnings(found, command, python=sys.executable, is_rented=True)
@@ -257,9 +263,9 @@ def test_a_key_files_template_is_asked_about_and_a_key_is_not(tmp_path: Path, an
 def test_an_include_that_matches_nothing_is_refused_unless_data(nano: Path, tmp_path: Path) -> None:
     command = Command(argv=NANOGPT_WORDS, folder=str(nano), include=("*.npy",))
     with refusal(UsageError, "run.include"):
-        refuse_vain(command, work_folder(command), None)
+        refuse_unmatched_include(command, work_folder(command), None)
     data = folder(tmp_path / "data", {"token.txt": "x"})
-    refuse_vain(command.model_copy(update={"include": ("token.txt",)}), work_folder(command), data)
+    refuse_unmatched_include(command.model_copy(update={"include": ("token.txt",)}), work_folder(command), data)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +311,7 @@ def test_a_notebook_runs_by_nbconvert_installed_only_if_asked(tmp_path: Path) ->
     with_kernel, said = with_notebook(command, Request(recipe="", providers=("runpod",)), Mode.PAID)
     assert with_kernel.pip == ("nbconvert", "ipykernel")
     assert "--pip nbconvert --pip ipykernel" in " ".join(said)
-    with pytest.raises(UsageError, match="unasked") as refused:
+    with pytest.raises(UsageError, match="installs nothing on your own machine") as refused:
         with_notebook(command, Request(recipe="", providers=("ssh",)), Mode.PAID)
     assert "--pip nbconvert --pip ipykernel" in refused.value.hint
 

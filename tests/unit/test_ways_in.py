@@ -242,7 +242,7 @@ def test_the_next_free_port_is_none_of_the_others() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError) as raised:
-            forward._demand_free("fox-41", [(port, 8888), (port + 1, 6006)])
+            forward._require_free_ports("fox-41", [(port, 8888), (port + 1, 6006)])
     offered = raised.value.hint.partition("gpurun forward fox-41 ")[2].split()
     assert offered[0].endswith(":8888")
     assert int(offered[0].partition(":")[0]) > port + 1

@@ -169,7 +169,7 @@ def test_an_export_carries_the_receipts_figures(session: Session, folder: RunFol
     receipt = session.home.ledger.read_text()
     assert card["receipt sha256"].split()[0] in receipt
     assert card["cost of the whole rental"].startswith("$2.")
-    assert "went on from" not in card, "it went on from nothing, which is not unknown"
+    assert "continued from" not in card, "it went on from nothing, which is not unknown"
     with pytest.raises(UsageError, match="'onnx'"):
         export(session, "fox-41", tmp_path / "x", to="onnx", checkpoint="best")
 

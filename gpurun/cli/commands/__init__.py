@@ -1,1 +1,1 @@
-"""One file per verb. Each imports the rooms that it needs only when it is run, so that help stays instant."""
+"""Contains one file per command. A command imports what it needs only when it runs, so that help is instant."""

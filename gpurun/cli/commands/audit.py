@@ -37,7 +37,7 @@ _CARD = (
 @verb(app, "audit", examples=["gpurun audit", "gpurun audit fox-41 --against-bill --json"])
 def audit(
     session: Session,
-    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="The runs to check; else all.")] = [],  # noqa: B006
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="The runs (default: all).")] = [],  # noqa: B006
     since: Annotated[
         str, typer.Option("--since", metavar="DATE", help="Check only runs opened on this day or later: 2026-11-01.")
     ] = "",
@@ -47,7 +47,7 @@ def audit(
     ] = False,
     head: Annotated[
         str | None,
-        typer.Option("--head", metavar="HASH", help="Expect this head, the full hash that you noted earlier."),
+        typer.Option("--head", metavar="HASH", help="Expect this head of the chain, a full hash that you noted."),
     ] = None,
     key: Annotated[str, typer.Option("--key", metavar="PUB", help="Trust only this public key file.")] = "",
     replay: Annotated[
@@ -86,12 +86,10 @@ def audit(
     from gpurun.ledger.runs import find_run, planned_runs
 
     if (replay or require_replay) and not (runs or since or every) and planned_runs(session.home):
-        runs = ["@last"]  # Like other verbs without a RUN: replaying a whole home takes hours.
+        runs = ["@last"]  # Replaying all runs would take hours, so the last run is the default.
     names = [find_run(session.home, run) for run in runs] or None
-    # Also looked up before the audit, which takes minutes: a run that is driven now may have ended well by then.
-    driven = {
-        folder.name for folder in session.home.folders() if not folder.is_closed and _is_driven(session, folder.name)
-    }
+    # Look this up before the audit, which takes minutes: a run that is driven now may have ended by then.
+    driven = {one.name for one in session.home.folders() if not one.is_closed and _is_driven(session, one.name)}
     report = audit_home(session.home, names, since=day_wall(since), expected_head=head, public_key=_key(key))
     bills = _bills(session, report) if against_bill else {}
     report = replace(report, rows=tuple(_with_bill(session, row, bills.get(row.run)) for row in report.rows))
@@ -102,10 +100,10 @@ def audit(
         replays = _replays(session, report)
         rows = (with_replay(row, replays.get(row.run), is_required=require_replay) for row in report.rows)
         report = replace(report, rows=tuple(rows))
-    return _shown(session, report, bills, replays, driven, strict=strict)
+    return _audit_result(session, report, bills, replays, driven, strict=strict)
 
 
-def _shown(
+def _audit_result(
     session: Session,
     report: AuditReport,
     bills: dict[str, Bill],
@@ -136,17 +134,11 @@ def _shown(
         if bill.micros is not None and not bill.is_settled:
             said.append(f"  {run}: the bill is not settled yet")
         said += [f"  {run}: {text}" for text in bill.unclear]
-    said += [
-        f"  {run}: {text}"
-        for run, replay in replays.items()
-        for text in (*replay.checked, f"replayed: {replay.extent}")
-    ]
+    said += [f"  {run}: {text}" for run, one in replays.items() for text in (*one.checked, f"replayed: {one.extent}")]
     text = "\n".join([session.draw(lines), *said, *(f"  {problem}" for problem in report.problems)])
-    checks = {run: [*replay.checked, *replay.unchecked] for run, replay in replays.items()}
-    data = _data(report, bills) | {
-        "replay": checks,
-        "replayed": {run: replay.extent for run, replay in replays.items()},
-    }
+    replay_lines = {run: [*one.checked, *one.unchecked] for run, one in replays.items()}
+    extents = {run: one.extent for run, one in replays.items()}
+    data = _data(report, bills) | {"replay": replay_lines, "replayed": extents}
     return Result(data=data, text=text, errors=_errors(session, lost, failed), exit_code=code)
 
 
@@ -182,21 +174,21 @@ def _data(report: AuditReport, bills: dict[str, Bill]) -> dict[str, object]:
 
 
 def _with_bill(session: Session, row: AuditRow, bill: Bill | None) -> AuditRow:
-    """Return the row, with a problem if the bill exceeds the receipt; a cost that is only a floor is not compared."""
+    """Return the row, with a problem added if the bill exceeds the receipt's bound."""
     from gpurun.ledger.audit.findings import NO
 
     billed, bound = bill.micros if bill is not None else None, row.measured_micros
     if billed is None or bound is None or row.is_floor or billed <= total(bound, MORE_MICROS):
         return row
     problem = f"{format_usd(billed)} was billed, but the receipt states {format_usd(bound)} at most"
-    if living := _alive(session, row.run):
+    if living := _machines_still_listed(session, row.run):
         problem = f"{problem}; {', '.join(living)} still exists: gpurun reap records that and ends it"
         return replace(row, problems=(*row.problems, problem), verdict="may be billing", may_be_billing=True)
     return replace(row, problems=(*row.problems, problem), verdict=row.verdict if row.may_be_billing else NO)
 
 
 def _cards_shown(session: Session, rows: list[CardRow], csv: str, *, strict: bool) -> Result:
-    """Show a folder of cards; exit 10 if a card does not hold, or, with `strict`, if it has a note."""
+    """Show a folder of cards; exit 10 if a card has a problem or, with `strict`, a note."""
     from gpurun.cli.render import write_file
     from gpurun.view.evidence_card import roster_csv, roster_screen
 
@@ -207,7 +199,7 @@ def _cards_shown(session: Session, rows: list[CardRow], csv: str, *, strict: boo
         f"  {row.student or row.file}: {text}" for row in rows for text in (*row.problems, *row.notes, *row.checked)
     ]
     hint = "The lines above name each problem; two cards that share a unique value are both listed."
-    errors = (VerificationFailed("audit.failed", "A card does not hold.", hint=hint),) if failed else ()
+    errors = (VerificationFailed("audit.failed", "A card has a problem.", hint=hint),) if failed else ()
     return Result(
         data={"ok": not failed, "rows": [{key: getattr(row, key) for key in _CARD} for row in rows]},
         text="\n".join([session.draw(roster_screen(rows, session.style)), *said]),
@@ -227,8 +219,8 @@ def _bills(session: Session, report: AuditReport) -> dict[str, Bill]:
     return {run: bill for run, bill in found.items() if bill is not None}
 
 
-def _alive(session: Session, run: str) -> list[str]:
-    """Return the machines that their providers still list although the journal records their end."""
+def _machines_still_listed(session: Session, run: str) -> list[str]:
+    """Return the run's machines that the provider still lists although the journal says that they ended."""
     from gpurun.lifecycle.reaper import alive_in_spite
     from gpurun.planning.own_box import login_to
     from gpurun.providers.registry import open_provider
@@ -257,9 +249,9 @@ def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
         problems: list[str] = []
         with finding(problems.append, "it cannot be computed again"):
             try:
-                plan, predicate = look_at_run(session.home, row.run).plan, read_receipt(session.home, folder).predicate
+                plan, receipt = look_at_run(session.home, row.run).plan, read_receipt(session.home, folder).predicate
                 data = Path(folder.now_at(plan.data.folder))
-                found[row.run] = replay_run(folder, {**predicate}, plan.job.resolved, data, say)
+                found[row.run] = replay_run(folder, {**receipt}, plan.job.resolved, data, say)
             except (GpurunError, OSError) as error:
                 found[row.run] = Replayed.nothing(str(error))
         if problems:
@@ -268,12 +260,12 @@ def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
 
 
 def _is_driven(session: Session, run: str) -> bool:
-    """Return whether a local supervisor drives the run and has not failed to prove its end."""
-    return holder_of(session.home.run(run).lock) is not None and not _why_red(session, run)
+    """Return whether a local supervisor drives the run, and has not failed to prove that the machine is gone."""
+    return holder_of(session.home.run(run).lock) is not None and not _why_not_proven_gone(session, run)
 
 
-def _why_red(session: Session, run: str) -> str:
-    """Return why the end of the run's machine could not be proven, as `ps` shows it; "" if that was not tried."""
+def _why_not_proven_gone(session: Session, run: str) -> str:
+    """Return why the run's machine could not be proven gone, as `ps` shows it; "" if this was not tried."""
     from gpurun.ledger.runs import gave_up, look_at_run
 
     try:
@@ -283,12 +275,12 @@ def _why_red(session: Session, run: str) -> str:
 
 
 def _errors(session: Session, lost: list[str], failed: bool) -> tuple[VerificationFailed | MayBeBilling, ...]:
-    """Return the error for the envelope; the table already shows the details."""
+    """Return the errors for the envelope; the table already shows the details."""
     if lost:
         hint = f"gpurun resume {lost[0]} finishes it; gpurun destroy {lost[0]} ends it at once."
-        if session.home.run(lost[0]).is_closed:  # Only its bill says that the machine exists; no record does yet.
+        if session.home.run(lost[0]).is_closed:  # Only the bill shows that the machine exists.
             hint = "gpurun reap ends it."
-        what = _why_red(session, lost[0]) or f"{lost[0]} is not proven gone, and no supervisor drives it."
+        what = _why_not_proven_gone(session, lost[0]) or f"{lost[0]} is not proven gone, and no supervisor drives it."
         return (MayBeBilling("audit.may_be_billing", what, hint=hint),)
     if failed:
         hint = "The lines above name each problem; a lost receipt can be restored from a copy."
@@ -302,5 +294,5 @@ def _key(path: str) -> bytes | None:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        hint = "Name the .pub file of the one who signed."
+        hint = "Give the .pub file of the signer's key."
         raise UsageError("usage.key", f"{path} cannot be read: {error.strerror}.", hint=hint) from None

@@ -1,4 +1,4 @@
-"""`gpurun auth`: keys of clouds, read from a prompt or standard input, never from an argument."""
+"""Implements `gpurun auth`: stores keys of clouds, read from a prompt or standard input, never from an argument."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpurun.view.key_table import KeyRow
 
 _AWS = (
-    "Give them to the SDK: `aws configure` or `aws sso login`, then AWS_PROFILE if they are not the default; or "
+    "Set up the SDK's keys: `aws configure` or `aws sso login`, then AWS_PROFILE for a profile other than default; or "
     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Then: gpurun doctor --online --provider aws"
 )
 
@@ -44,7 +44,7 @@ def _complete_key(incomplete: str) -> list[str]:
 Owner = Annotated[
     str, typer.Argument(metavar="PROVIDER", help="runpod, lambda or lambda-guard.", autocompletion=_complete_key)
 ]
-# Accepted only to be refused: Typer would print an unexpected argument, and thus the key.
+# This argument is accepted only to be refused, because Typer would print an unexpected argument: the key.
 Stray = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="no key here")]
 
 
@@ -135,7 +135,7 @@ def ssh(
         str, typer.Argument(metavar="LOGIN", help="USER@HOST[:PORT]: a box of yours that takes a password.")
     ],
 ) -> Result:
-    """Install gpurun's key on your own box, using its password, which only ssh reads and nothing stores."""
+    """Install gpurun's key on your own box, with its password, which only ssh reads and which is not stored."""
     from gpurun.planning.own_box import demand_password_login, install_own_key
 
     login = demand_password_login(host)
@@ -144,7 +144,7 @@ def ssh(
         raise UsageError("input.needed", f"The password of {login} is needed, but prompts are off.", hint=hint)
     public = install_own_key(login, session.home, session.clock, session.say)
     data = {"host": str(login), "public_key": public}
-    text = f"{login} now accepts gpurun's key; ssh read the password, and nothing stored it."
+    text = f"{login} now accepts gpurun's key. Only ssh read the password, and it was not stored."
     return Result(data=data, text=text, after=f"Use it: gpurun train --provider ssh --host {login}")
 
 
@@ -163,7 +163,7 @@ def status(session: Session) -> Result:
     }
     broken = [row for row in rows if row.problem]
     missing = [row.name for row in rows if row.source is None and not row.problem and row.name in CLOUDS]
-    after = f"Give one: gpurun auth set {missing[0]}" if len(missing) == len(CLOUDS) else ""
+    after = f"To store a key: gpurun auth set {missing[0]}" if len(missing) == len(CLOUDS) else ""
     errors = tuple(SetupError("auth.broken_key", row.problem, hint=row.hint) for row in broken)
     return Result(
         data=data,
@@ -215,7 +215,7 @@ def rm(session: Session, provider: Owner) -> Result:
 
 
 def _require_keyed(name: str) -> None:
-    """Raise a UsageError for a name that has no stored key, with what to do instead."""
+    """Raise UsageError, with what to do instead, for a name whose key gpurun does not store."""
     from gpurun.providers.registry import PROVIDERS
 
     if name in KEYS:

@@ -38,7 +38,7 @@ def confirm_shutdown(
 
     Exit 9 if a box that costs money still answers, 10 if it cannot be confirmed for another reason.
     """
-    from gpurun.cli.shutdown_probe import QUIET, SPAN_S, box_login, describe_confirmation, knock_again_and_again
+    from gpurun.cli.shutdown_probe import QUIET, SPAN_S, box_login, describe_confirmation, try_repeatedly
     from gpurun.core.clock import utc
     from gpurun.core.receipt_record import Signature
     from gpurun.ledger.runs import find_run, look_at_run
@@ -48,20 +48,20 @@ def confirm_shutdown(
 
     if force is not None and not force.strip():
         raise UsageError("shutdown.no_words", "--force needs your own words.",
-                         hint='Say how you know: --force "stopped it in the console at 15:02"')  # fmt: skip
+                         hint='State how you know: --force "stopped it in the console at 15:02"')  # fmt: skip
     folder = session.home.run(find_run(session.home, run))
     receipt = read_receipt(session.home, folder)
     login, box = box_login(receipt, folder.name), look_at_run(session.home, folder.name).plan.box
     kept = read_confirmation(session.home, folder, receipt)
-    # An unsigned statement may be forged: if there is a key now, check again and sign.
+    # An unsigned statement may be forged, so if there is a key now, check again and sign.
     if kept is not None and kept.is_seen and (kept.signature is Signature.OK or not load_signer(session.home.keys)):
-        return _result(
+        return _result_of(
             kept, folder.name, session, f"{login.host} was already confirmed: {describe_confirmation(kept, session)}."
         )
     if not session.json:
         session.say(f"Checking {login.host} port {login.port} for about {SPAN_S:.0f} s.")
-    tries = knock_again_and_again(login, session.clock, box.jump if box else "")
-    if not force and not all(attempt.seen in QUIET for attempt in tries):
+    tries = try_repeatedly(login, session.clock, box.jump if box else "")
+    if not force and not all(one.seen in QUIET for one in tries):
         raise _not_down(tries[-1].seen, login, receipt, folder.name)
     now, gone = session.clock.wall(), receipt.predicate["timeline"]["gone"]
     if utc(now) < gone:
@@ -71,7 +71,7 @@ def confirm_shutdown(
         hint = "Set the clock or wait until that time, then run this again."
         raise VerificationFailed("shutdown.clock", what, hint=hint)
     made = write_confirmation(session.home, folder, receipt, tries, words=force or "", wall=now)
-    return _result(made, folder.name, session, f"{login.host}: {describe_confirmation(made, session)}.")
+    return _result_of(made, folder.name, session, f"{login.host}: {describe_confirmation(made, session)}.")
 
 
 def _not_down(seen: str, login: Login, receipt: Receipt, run: str) -> GpurunError:
@@ -79,7 +79,7 @@ def _not_down(seen: str, login: Login, receipt: Receipt, run: str) -> GpurunErro
     from gpurun.cli.shutdown_probe import ANSWERS
 
     rate = Micros(receipt.predicate["cost"]["rentals"][-1]["rate_micros_per_hour"])
-    forced = f'If you know better: gpurun confirm-shutdown {run} --force "how you know"'
+    forced = f'If you are sure that it is off: gpurun confirm-shutdown {run} --force "how you know"'
     if seen == ANSWERS and rate > 0:
         what = f"{login.host} port {login.port} still answers SSH, at {format_rate(rate)}."
         hint = f"Shut it down where you rented it, then run this again. {forced}"
@@ -93,17 +93,17 @@ def _not_down(seen: str, login: Login, receipt: Receipt, run: str) -> GpurunErro
     return VerificationFailed("shutdown.cannot_tell", what, hint=f"Check that you are online and try again. {forced}")
 
 
-def _result(made: Confirmation, run: str, session: Session, text: str) -> Result:
+def _result_of(made: Confirmation, run: str, session: Session, text: str) -> Result:
     from gpurun.core.receipt_record import Signature
     from gpurun.ledger.shutdown_statement import NAME
 
     lines = [text]
     if made.is_seen:
-        seen = {attempt["seen"] for attempt in made.predicate["checked"]["tries"]}
+        seen = {one["seen"] for one in made.predicate["checked"]["tries"]}
         lines.append(
             "  A rented container that refuses connections is stopped; a whole machine that refuses them is still on."
             if "refused" in seen
-            else "  From here, a machine that is off looks the same as a broken connection."
+            else "  From this computer, a machine that is off cannot be distinguished from a broken connection."
         )
     cost = made.predicate["cost"]["until_confirmed_micros"]
     if cost:

@@ -1,4 +1,4 @@
-"""`gpurun data`: make shards of a corpus before renting, and check a folder of shards."""
+"""Implements `gpurun data`: makes shards from a corpus before renting, and checks a folder of shards."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ LAYOUT = Shared(
     "layout",
     {
         "text_column": (
-            make_text_option("--text-column", "NAME", "Read the text from this key or column; else text."),
+            make_text_option("--text-column", "NAME", "Read the text from this key or column (default text)."),
             "",
         ),
         "template": (make_text_option("--template", "TEXT", r"Join several columns: '{question}\n{answer}'."), ""),
         "delimiter": (
-            make_text_option("--delimiter", "CHAR", "Split columns at ';' or tab; none: it is plain text."),
+            make_text_option("--delimiter", "CHAR", "Split columns at ';' or tab; none: plain text."),
             "",
         ),
         "no_header": (flag("--no-header", "Read the first row as data; columns are 1, 2, …"), False),
@@ -59,7 +59,7 @@ LAYOUT = Shared(
         "val_fraction": (
             Annotated[
                 float | None,
-                typer.Option("--val-fraction", metavar="F", help="Hold out this share; else the recipe's."),
+                typer.Option("--val-fraction", metavar="F", help="Hold out this share (default: the recipe's)."),
             ],
             None,
         ),
@@ -83,34 +83,35 @@ def prepare(
     layout: Layout,
     recipe: RecipeArgument = "",
     source: Annotated[
-        str, typer.Option("--source", metavar="TEXT", help="Read a file, folder, or hf:OWNER/NAME; else the recipe's.")
+        str,
+        typer.Option("--source", metavar="TEXT", help="Read a file, folder or hf:OWNER/NAME (default: the recipe's)."),
     ] = "",
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Write to this folder, or continue it.")] = "",
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Write to this folder, or resume there.")] = "",
     workers: Annotated[
         int, typer.Option("--workers", metavar="N", help="Use this many processes; 0: one per core.")
     ] = 0,
     executor: Annotated[
-        str, typer.Option("--executor", metavar="WHO", help="Work with processes, datatrove or ray.")
+        str, typer.Option("--executor", metavar="WHO", help="Run on processes, datatrove or ray.")
     ] = "processes",
     dedupe: Annotated[
         str, typer.Option("--dedupe", metavar="KINDS", help="Drop duplicates: any of url,exact,near.")
     ] = "none",
     similarity: Annotated[
         float | None,
-        typer.Option("--similarity", metavar="J", help="Drop near duplicates above this similarity; else 0.5."),
+        typer.Option("--similarity", metavar="J", help="Drop near duplicates above this similarity (default 0.5)."),
     ] = None,
     shard_tokens: Annotated[
         int, typer.Option("--shard-tokens", metavar="N", help="Put about this many tokens into a shard.")
     ] = 100_000_000,
     accept_skipped: Annotated[bool, typer.Option("--accept-skipped", help=ACCEPT_SKIPPED)] = False,
 ) -> Result:
-    """Make shards of a corpus of any size, on all cores. Repeat the command to continue after an interrupt."""
+    """Make shards from a corpus of any size, on all cores. Repeat the command to resume after an interrupt."""
     from gpurun.data.dedupe.signatures import dedupe_of
-    from gpurun.data.workers import demand_executor
+    from gpurun.data.workers import require_known_executor
 
-    demand_executor(executor)
+    require_known_executor(executor)
     if similarity is not None and "near" not in dedupe.split(","):
-        raise _no_near(dedupe)
+        raise _similarity_error(dedupe)
     # The header of a shard counts tokens in 32 bits, and a shard may exceed its size by a row group.
     for name, value, least, most in (("workers", workers, 0, 10_000), ("shard-tokens", shard_tokens, 1000, 10**9)):
         if not least <= value <= most:
@@ -126,7 +127,7 @@ def prepare(
 def _prepared(
     session: Session, recipe: str, *, source: str, out: str, choices: Mapping[str, Any], how: Mapping[str, Any]
 ) -> Result:
-    """Make or continue the folder of shards, and show what it holds."""
+    """Make or resume the folder of shards, and return a result that shows its content."""
     from gpurun.cli.progress_bar import ProgressBar
     from gpurun.data.prepare import prepare as prepare_text
     from gpurun.data.run_shards import order_for
@@ -150,7 +151,7 @@ def _prepared(
         found, manifest = inspect_data(made.folder)
     except KeyboardInterrupt:
         bar.end()
-        kept = "Interrupted. Finished shards are kept; repeat the command to continue."
+        kept = "Interrupted. Finished shards are kept; repeat the command to resume."
         return Result(exit_code=ExitCode.INTERRUPTED, after=kept)
     finally:
         bar.end()
@@ -161,8 +162,8 @@ def _prepared(
     return Result(data=data, text=shown, after=after)
 
 
-def _no_near(dedupe: str) -> UsageError:
-    """Return the error for --similarity without near duplicates, because it reads like a request to drop them."""
+def _similarity_error(dedupe: str) -> UsageError:
+    """Return the error for --similarity if near duplicates are not dropped; the user probably expects that they are."""
     kinds = "near" if dedupe == "none" else f"{dedupe},near"
     what = f"--similarity applies only to near duplicates, but --dedupe is {dedupe}."
     return UsageError("usage.similarity", what, hint=f"Add --dedupe {kinds}, or leave --similarity out.")
@@ -181,13 +182,13 @@ def adopt(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Shards of nanoGPT, llm.c or build-nanogpt.")],
     out: Annotated[Path, typer.Option("--out", metavar="NEW", help="Create this folder with links to the shards.")],
     tokenizer: Annotated[
-        str, typer.Option("--tokenizer", metavar="NAME", help="Name the tokeniser of the ids: gpt2 or char.")
+        str, typer.Option("--tokenizer", metavar="NAME", help="The tokeniser of the shards: gpt2 or char.")
     ],
     eot: Annotated[
         str, typer.Option("--eot", metavar="WHERE", help="Expect the end-of-text token before, after, or none.")
     ] = "",
 ) -> Result:
-    """Describe shards of another program, so that runs can train on them; the shards stay where they are."""
+    """Describe another program's shards, so that runs can train on them; the shards are not moved."""
     from gpurun.data.adopt import ENDS, TOKENIZERS
     from gpurun.data.adopt import adopt as refer
 
@@ -198,7 +199,7 @@ def adopt(
     place = out.expanduser().absolute()
     found, manifest = refer(folder.expanduser().absolute(), tokenizer, place, session.say, eot=eot)
     after = f"To train on it: gpurun train RECIPE --data {shlex.quote(str(out))}"
-    return _summary(session, out.name, found, manifest, after=after)
+    return _folder_result(session, out.name, found, manifest, after=after)
 
 
 @verb(app, "data hellaswag", examples=["gpurun data hellaswag hellaswag_val.jsonl ./fineweb-edu"])
@@ -217,13 +218,13 @@ def hellaswag(
 
 @verb(app, "data inspect", examples=["gpurun data inspect ./fineweb-edu"])
 def inspect(session: Session, folder: Folder) -> Result:
-    """Check every token of a folder of shards, and show what the folder holds."""
+    """Check every token of a folder of shards, and show the folder's content."""
     from gpurun.data.shard_folder import inspect_data
 
-    return _summary(session, folder.name, *inspect_data(folder.expanduser()))
+    return _folder_result(session, folder.name, *inspect_data(folder.expanduser()))
 
 
-def _summary(
+def _folder_result(
     session: Session, name: str, found: DataSummary, manifest: Mapping[str, Any], *, after: str = ""
 ) -> Result:
     """Return the result that shows a folder of shards."""

@@ -40,14 +40,14 @@ def dev(
 ) -> Result:
     """Rent a machine to work on by shell, editor or JupyterLab; it ends automatically when it is idle."""
     from gpurun.cli.dev_session import work_there
-    from gpurun.cli.started_run import admitted, start_and_follow
+    from gpurun.cli.started_run import ask_to_upload, start_and_follow
     from gpurun.planning.dev_box_proposal import DevBoxProposal
     from gpurun.planning.planner import make_plan
 
     request, wishes = wanted
 
     def planned(run: str) -> Plan:
-        admit = partial(admitted, session)
+        admit = partial(ask_to_upload, session)
         return make_plan(DevBoxProposal(request, wishes, session.desk(run), is_asked=not starting.yes, admit=admit))
 
     follow = partial(work_there, session, has_shell=not (no_shell or starting.detach))

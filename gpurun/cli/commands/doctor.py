@@ -67,7 +67,7 @@ def doctor(
         checked = check_online(session, names)
         keys = [(name, finding) for name, finding in keys if name not in names]
     findings += _key_findings(keys, named=bool(provider))
-    findings += [finding for check in checked for finding in check.findings]
+    findings += [finding for one in checked for finding in one.findings]
     bad = any(finding.level == "bad" for finding in findings)
     billing = billing or online_code(checked) is ExitCode.MAY_BE_BILLING
     code = ExitCode.MAY_BE_BILLING if billing else ExitCode.SETUP if bad else ExitCode.DONE
@@ -76,14 +76,14 @@ def doctor(
 
 
 def _other_gpurun() -> Iterator[Finding]:
-    """Report another package of the same name that shares files with this one."""
+    """Yield a finding if another package named gpurun is installed and shares files with this package."""
     if has_other_gpurun():
         what = "another package named gpurun is installed and shares files with this one"
         yield Finding("bad", what, "pip uninstall gpurun gpurun-cap; then: pip install .")
 
 
 def _unfinished(session: Session) -> tuple[list[Finding], bool]:
-    """Return findings for runs without a supervisor or with unreadable records, and whether anything may be billing."""
+    """Return findings on runs without a supervisor or with unreadable records, and whether anything may be billing."""
     from gpurun.ledger.runs import look_at_unfinished
 
     left, unread = look_at_unfinished(session.home)
@@ -98,7 +98,7 @@ def _unfinished(session: Session) -> tuple[list[Finding], bool]:
 
 
 def _keys(session: Session, names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
-    """Yield whether each cloud has a key, without asking the cloud."""
+    """Yield, for each cloud, whether it has a key; the clouds are not asked."""
     from gpurun.providers.registry import CLOUDS, key_source
 
     for name in names:
@@ -117,7 +117,7 @@ def _keys(session: Session, names: Sequence[str]) -> Iterator[tuple[str, Finding
 
 
 def _key_findings(keys: Sequence[tuple[str, Finding]], *, named: bool) -> list[Finding]:
-    """Return the findings about keys. A cloud without a key is a problem only if no cloud has a key."""
+    """Return the findings on keys; a missing key is reported only if no cloud has a key, or the cloud was named."""
     from gpurun.providers.registry import CLOUDS
 
     missing = [name for name, finding in keys if finding.level == "warn"]
@@ -131,9 +131,9 @@ def _python() -> Finding:
 
 
 def _torch() -> Finding:
-    """Check that torch is installed, without the time and memory of importing it."""
+    """Check that torch is installed, without importing it, which would take time and memory."""
     if importlib.util.find_spec("torch") is None:
-        return Finding("warn", "no PyTorch: planning and clouds work, dry runs do not", install_line("local"))
+        return Finding("warn", "no PyTorch: dry runs do not work, planning and renting do", install_line("local"))
     from importlib.metadata import version
 
     return Finding("ok", f"PyTorch {version('torch')} for dry runs")
@@ -151,13 +151,15 @@ def _disk(session: Session) -> Finding:
 
 
 def _uplink(session: Session) -> Finding:
-    """Return the upload speed that plans assume, and where it comes from: only an upload measures it."""
+    """Return a finding with the upload speed that plans assume, and where it comes from."""
     from gpurun.core.run_plan import Request
     from gpurun.jobs.training.history import load_priors, uplink_of
 
-    uplink = session.settings["uplink"].value
-    line = uplink_of(Request(recipe="", uplink_mbit=float(uplink) if uplink else None), load_priors(session.home)[0])
-    hint = "" if uplink else f"the first upload measures it; or write uplink = 48 (Mbit/s) into {session.home.config}"
+    configured = session.settings["uplink"].value
+    request = Request(recipe="", uplink_mbit=float(configured) if configured else None)
+    line = uplink_of(request, load_priors(session.home)[0])
+    unknown = f"the first upload measures it; or write uplink = 48 (Mbit/s) into {session.home.config}"
+    hint = "" if configured else unknown
     return Finding("ok", f"uploads are planned at {line.words}", hint)
 
 

@@ -24,15 +24,13 @@ app = typer.Typer(rich_markup_mode=None)
 def evaluate(
     session: Session,
     run: UsualRun = None,
-    core: Annotated[
-        bool, typer.Option("--core", help="Score on CORE: the 22 tasks of DCLM, asked as in nanochat.")
-    ] = False,
+    core: Annotated[bool, typer.Option("--core", help="Score on CORE: the 22 tasks of DCLM, as in nanochat.")] = False,
     core_bundle: Annotated[
         str,
-        typer.Option("--core-bundle", metavar="FILE|URL", help="Read the tasks from this bundle; else use the run's."),
+        typer.Option("--core-bundle", metavar="FILE|URL", help="Read the tasks from this bundle (default: the run's)."),
     ] = "",
     items: Annotated[
-        int, typer.Option("--items", metavar="N", help="Ask at most this many questions of each task.")
+        int, typer.Option("--items", metavar="N", help="Use at most this many questions of each task.")
     ] = MOST_ITEMS,
     checkpoint: Checkpoint = "best",
 ) -> Result:
@@ -60,7 +58,7 @@ def evaluate(
             what = f"{sight.folder.name} does not have the tasks of CORE."
             raise UsageError("core.no_bundle", what, hint="Name the bundle: --core-bundle eval_bundle.zip")
         elif items != MOST_ITEMS:
-            what = f"--items {items} needs a bundle to draw from; the run's own questions cannot be limited."
+            what = f"--items {items} needs a bundle, because the questions stored with the run cannot be limited."
             raise UsageError("usage.items", what, hint="Add --core-bundle, or leave --items out.")
         session.say(f"step {found.step:,}, on this computer")
         answer = parse_object(ask_trainer("trainer.core_score", found, f"--items={file}", limit_s=LIMIT_S))

@@ -19,7 +19,7 @@ app = typer.Typer(rich_markup_mode=None)
 def evidence(
     session: Session,
     run: UsualRun = None,
-    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write to this file, else RUN.card.zip.")] = "",
+    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write to this file (default RUN.card.zip).")] = "",
     with_checkpoint: Annotated[
         bool, typer.Option("--with-checkpoint", help="Include the checkpoints, and the shards if they are small.")
     ] = False,
@@ -54,7 +54,7 @@ def evidence(
         "card.md": card_markdown(receipt, **words, more=more.rows, quoted=more.quoted),
         "card.html": card_html(receipt, **words, more=more.rows, quoted=more.quoted, losses=more.losses),
     }
-    data = Path(folder.now_at(plan.data.folder)) if plan.data.folder else None  # "" would be the working folder.
+    data = Path(folder.now_at(plan.data.folder)) if plan.data.folder else None  # Path("") would be the working folder.
     at_hand = secrets_at_hand(plan.job.secrets)
     content, left_out = pack_card(
         folder, session.home.keys, plan.model_dump(mode="json"), pages, {**receipt.predicate},

@@ -30,7 +30,7 @@ def export(
     session: Session,
     run: RunArgument,
     folder: Annotated[
-        str | None, typer.Argument(metavar="DIR", help="The folder to create. Without RUN, exports the usual run.")
+        str | None, typer.Argument(metavar="DIR", help="The folder to create. A single argument is the folder.")
     ] = None,
     to: Annotated[
         str,
@@ -60,7 +60,7 @@ def export(
         if to != "hf":
             what = "Only a model in the format of transformers can be uploaded."
             raise UsageError("export.push_form", what, hint="Leave --push out, or write --to hf.")
-        hub_push.demand_push(push)
+        hub_push.require_push_setup(push)
     if to not in FORMS:
         raise UsageError("export.unknown_form", f"--to {to!r} is not known.", hint=f"Use one of: {', '.join(FORMS)}.")
     if folder is None and (run.startswith("@") or run in session.home.run_names()):
@@ -69,7 +69,7 @@ def export(
     sight = find_meant_run(session, None if folder is None and run.strip() else run)
     place = Path(folder or run).expanduser().absolute()
     if to == "tensorboard":
-        return _curves(session, sight, place / sight.folder.name)
+        return _write_curves(session, sight, place / sight.folder.name)
     found = find_checkpoint(sight, checkpoint)
     session.say(f"step {found.step:,}, on this computer")
     figures = figures_of(session, sight, found.step)
@@ -83,8 +83,8 @@ def export(
     return Result(data=data, text="\n".join(written), after=after)
 
 
-def _curves(session: Session, sight: Sight, place: Path) -> Result:
-    """Write what was measured as TensorBoard reads it, each column of `load_run(...).metrics` a scalar."""
+def _write_curves(session: Session, sight: Sight, place: Path) -> Result:
+    """Write a run's measurements for TensorBoard; each column of `load_run(...).metrics` becomes a scalar."""
     from gpurun.core.journal_records import Event
     from gpurun.readers.curve_log import TensorBoardLog, figures_in
     from gpurun.readers.loaded_run import load_run
@@ -101,7 +101,7 @@ def _curves(session: Session, sight: Sight, place: Path) -> Result:
 
 
 def figures_of(session: Session, sight: Sight, step: int) -> dict[str, Any]:
-    """Return the run's figures for the model card; a figure that was not measured is None."""
+    """Return the run's figures for the model card; None for a figure that was not measured."""
     from gpurun.core.money import format_usd
     from gpurun.readers.run_material import earlier_words, material_of
     from gpurun.view.number_format import format_duration
@@ -117,8 +117,8 @@ def figures_of(session: Session, sight: Sight, step: int) -> dict[str, Any]:
         "recipe": run.recipe,
         "device" if run.history.device == "cpu" else "GPU": run.history.device or None,
         "machine": run.where,
-        **({"went on from": earlier_words(sight.plan.continues)} if sight.plan.continues else {}),
-        "time of training": None if run.train_s is None else format_duration(run.train_s),
+        **({"continued from": earlier_words(sight.plan.continues)} if sight.plan.continues else {}),
+        "training time": None if run.train_s is None else format_duration(run.train_s),
         "cost of the whole rental": f"{cost} at most ({cost_label(predicate)})" if cost and predicate else None,
         "final training loss": _rounded(last),
         "validation loss at this step": _rounded(here),

@@ -30,7 +30,7 @@ def forward(
     run: RunArgument,
     ports: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PORT", help="A port of the machine, or HERE:THERE; else its JupyterLab."),
+        typer.Argument(metavar="PORT", help="A port of the machine, or HERE:THERE (default: its JupyterLab)."),
     ] = None,
 ) -> Result:
     """Forward ports of a run's machine to 127.0.0.1, until Ctrl-C or until the machine ends.
@@ -63,7 +63,7 @@ def forward(
     if program() is None:
         hint = "Install OpenSSH's client (openssh-client). gpurun ssh works without it."
         raise SetupError("forward.no_openssh", "Forwarding needs `ssh`, which is not installed.", hint=hint)
-    _demand_free(name, pairs)
+    _require_free_ports(name, pairs)
     options = ["-T", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", "-o", "LogLevel=INFO"]
     options += tunnel_words(pairs)
     process = subprocess.Popen(
@@ -114,7 +114,7 @@ class _Tunnel:
         self._reader.join()
 
     def why_ended(self) -> SetupError:
-        """Return why the tunnel ended, from the messages of ssh."""
+        """Return the error that says why the tunnel ended, from the messages of ssh."""
         run = self._run
         if self._is_forbidden:
             hint = "Its sshd_config sets that (AllowTcpForwarding). Copy files with scp instead: gpurun ssh-config"
@@ -138,7 +138,7 @@ class _Tunnel:
 
 
 def _pairs(ports: list[str]) -> list[tuple[int, int]]:
-    """Parse `PORT` and `HERE:THERE`; UsageError for anything else, or for a port that is named twice."""
+    """Parse `PORT` and `HERE:THERE` as (here, there); UsageError if one is invalid or a port is named twice."""
     pairs = list[tuple[int, int]]()
     for text in ports:
         found = _PAIR.fullmatch(text)
@@ -153,8 +153,8 @@ def _pairs(ports: list[str]) -> list[tuple[int, int]]:
     return pairs
 
 
-def _demand_free(run: str, pairs: list[tuple[int, int]]) -> None:
-    """Raise a UsageError for a local port that is taken, with the command for the next free one."""
+def _require_free_ports(run: str, pairs: list[tuple[int, int]]) -> None:
+    """Raise UsageError, with the command for the next free port, if a local port is in use."""
     for here, _ in pairs:
         if is_free(here):
             continue

@@ -51,7 +51,7 @@ def _verbs() -> tuple[str, ...]:
 
 
 def _topics() -> dict[str, str]:
-    """Return the title of each page by name; a page with the name of a verb keeps its `.md`."""
+    """Return each page's title, keyed by name; a page with the same name as a command keeps its `.md`."""
     verbs, pages = _verbs(), sorted(path for path in page("").glob("*.md") if path.stem != "README")
     names = {path: path.stem.lower() for path in pages}
     return {

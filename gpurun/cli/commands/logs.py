@@ -37,7 +37,7 @@ def logs(
 ) -> Result:
     """Print a run's log, even after the machine is gone.
 
-    Escape sequences are removed; --json prints JSON Lines, and --raw prints the bytes, if no terminal reads them.
+    Escape sequences are removed. --json prints JSON Lines; --raw prints the raw bytes, but not to a terminal.
     """
     from gpurun.cli.run_control import find_meant_run
     from gpurun.core.untrusted import safe_line
@@ -71,20 +71,20 @@ def logs(
 
 
 def _setup_logs(sight: Sight) -> list[Path]:
-    """Return the logs of the set-ups that exist: first that of a cluster's table, then that of --setup."""
+    """Return the existing logs of set-ups: first the log of the cluster's own set-up, then the log of --setup."""
     folder = sight.folder
     return [path for path in (folder.table_setup_log, folder.setup_log) if path.exists()]
 
 
 def _set_up(sight: Sight) -> Iterator[bytes]:
-    """Yield the logs of the set-ups; each is a few megabytes at most."""
+    """Yield the content of the set-ups' logs; each has at most a few megabytes."""
     for path in _setup_logs(sight):
         if content := read_regular(path):
             yield content
 
 
 def _why_empty(sight: Sight) -> str:
-    """Return what to look at instead of an empty log."""
+    """Return a sentence that says where to look if the log is empty."""
     name = sight.folder.name
     if sight.unfinished:
         return f"{name} has printed nothing yet. To see its progress: gpurun attach {name}"
@@ -92,7 +92,7 @@ def _why_empty(sight: Sight) -> str:
 
 
 def _blocks(session: Session, sight: Sight, *, follow: bool) -> Iterator[bytes]:
-    """Yield the log from its beginning in whole lines; with `follow`, until no supervisor drives the run.
+    """Yield the log in whole lines; with `follow`, continue until no supervisor drives the run.
 
     The log is read in parts, because it may be a gigabyte and `head` needs only its first lines. A huge line (from a
     progress bar that never ends its line) is yielded in pieces.

@@ -1,4 +1,4 @@
-"""`gpurun mandate`: define how much an agent may spend, and on what. Only a person at a terminal can."""
+"""Implements `gpurun mandate`: defines what an agent may spend, and on what. Only a person at a terminal can do so."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ Total = Annotated[str, typer.Option("--total", metavar="USD", help="Limit the to
 PerRun = Annotated[str, typer.Option("--per-run", metavar="USD", help="Limit the cost of each run.")]
 RateMax = Annotated[str, typer.Option("--rate-max", metavar="USD", help="Limit the hourly price of a machine.")]
 Providers = Annotated[
-    str, typer.Option("--providers", metavar="NAMES", help="Allow these: runpod, slurm:NAME, …; else every cloud.")
+    str, typer.Option("--providers", metavar="NAMES", help="Allow these: runpod, slurm:NAME, … (default: all clouds).")
 ]
-Cards = Annotated[str, typer.Option("--cards", metavar="NAMES", help="Allow these: T4,L4, …, or cpu; else every card.")]
+Cards = Annotated[
+    str, typer.Option("--cards", metavar="NAMES", help="Allow these: T4,L4, …, or cpu (default: all GPUs).")
+]
 Until = Annotated[
-    str, typer.Option("--until", metavar="DURATION", help="Let the mandate expire after this time; else 7d.")
+    str, typer.Option("--until", metavar="DURATION", help="Let the mandate expire after this time (default 7d).")
 ]
 Root = Annotated[
-    str, typer.Option("--root", metavar="DIR", help="Allow uploads only from this folder; else the current one.")
+    str, typer.Option("--root", metavar="DIR", help="Allow uploads only from this folder (default: current).")
 ]
 Secrets = Annotated[
     list[str], typer.Option("--secret", metavar="NAME", help="Allow passing this variable; may be repeated.")
@@ -67,7 +69,7 @@ def new(
     spot: Annotated[bool, typer.Option("--spot", help="Also allow spot machines.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", hidden=True)] = False,
 ) -> Result:
-    """Write a mandate: what a process that has its file may spend. Needs a person at a terminal."""
+    """Write a mandate: what a process with the mandate's file may spend. Needs a person at a terminal."""
     from gpurun.core.money import parse_usd
     from gpurun.ledger.mandate import write_mandate
     from gpurun.view.mandate_screen import mandate_lines
@@ -101,7 +103,7 @@ def new(
 @verb(app, "mandate show", examples=["gpurun mandate show", "gpurun mandate show 1f3a9c0d"])
 def show(
     session: Session,
-    mandate_id: Annotated[str, typer.Argument(metavar="ID", help="The mandate to show; else all.")] = "",
+    mandate_id: Annotated[str, typer.Argument(metavar="ID", help="The mandate to show (default: all).")] = "",
 ) -> Result:
     """Show the mandates of this home: their terms, what was spent under each, and what is left."""
     from gpurun.cli.budget_rows import mandate_row
@@ -113,18 +115,18 @@ def show(
     if session.bounds:
         known = {session.bounds.mandate.id: session.bounds.mandate}
     chosen = [_meant(session, mandate_id, list(known))] if mandate_id else list(known)
-    fields, lines = [], []
-    for identifier in chosen:
-        mandate, row = known[identifier], mandate_row(session, identifier)
-        revoked = is_revoked(session.home, identifier)
+    rows, lines = [], []
+    for one in chosen:
+        mandate, row = known[one], mandate_row(session, one)
+        revoked = is_revoked(session.home, one)
         lines += budget_screen([row], [], [], session.style, now=session.clock.wall())
         terms = mandate.model_dump() if mandate else {}
         lines += mandate_lines(terms, session.style, now=session.clock.wall(), revoked=revoked)
-        fields.append({"id": identifier, "revoked": revoked, "terms": terms or None, "left_micros": row.left_micros})
+        rows.append({"id": one, "revoked": revoked, "terms": terms or None, "left_micros": row.left_micros})
     after = (
         "" if chosen else "There are no mandates. To write one at a terminal: gpurun mandate new --total 25 --per-run 5"
     )
-    return Result(data={"mandates": fields}, text=session.draw(lines) if lines else "", after=after)
+    return Result(data={"mandates": rows}, text=session.draw(lines) if lines else "", after=after)
 
 
 @verb(app, "mandate revoke", examples=["gpurun mandate revoke 1f3a9c0d"])
@@ -132,10 +134,10 @@ def revoke(session: Session, mandate_id: Annotated[str, typer.Argument(metavar="
     """Revoke a mandate permanently: it starts no new runs, and its current runs finish."""
     from gpurun.ledger.mandate import mandates_of, revoke_mandate
 
-    identifier = _meant(session, mandate_id, [name for name, _ in mandates_of(session.home)])
-    revoke_mandate(session.home, identifier)
-    text = f"The mandate {identifier} is revoked. Its current runs will finish: gpurun ps"
-    return Result(data={"id": identifier, "revoked": True}, text=text)
+    one = _meant(session, mandate_id, [name for name, _ in mandates_of(session.home)])
+    revoke_mandate(session.home, one)
+    text = f"The mandate {one} is revoked. Its current runs will finish: gpurun ps"
+    return Result(data={"id": one, "revoked": True}, text=text)
 
 
 def _meant(session: Session, name: str, known: Sequence[str]) -> str:
@@ -152,7 +154,7 @@ def _words(text: str) -> list[str]:
 
 
 def _providers(session: Session, names: Sequence[str]) -> tuple[str, ...]:
-    """Check the providers, and return them: clouds, or clusters that config.toml names."""
+    """Return the providers after checking that each is a cloud, or a cluster in config.toml."""
     from gpurun.core.places import place_facts
     from gpurun.core.settings import find_cluster
     from gpurun.providers.registry import require_known

@@ -1,4 +1,4 @@
-"""`gpurun notebook`: write a self-contained notebook for a platform that gpurun cannot control from outside."""
+"""Implements `gpurun notebook`: writes a self-contained notebook for a platform that gpurun cannot control."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpurun.cli.options import RecipeArgument, Set, challenged
+from gpurun.cli.options import RecipeArgument, Set, challenge_override
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -38,7 +38,7 @@ def notebook(
     url: Annotated[
         str, typer.Option("--url", metavar="URL", help="Add Colab's badge, for a notebook at this URL.")
     ] = "",
-    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write to this file, else RECIPE.ipynb.")] = "",
+    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write to this file (default RECIPE.ipynb).")] = "",
 ) -> Result:
     """Write a notebook that trains a recipe on Colab, Kaggle or Jupyter and saves evidence to import."""
     from gpurun.cli.commands.plan import run_name
@@ -57,7 +57,7 @@ def notebook(
         what = f"--url adds the badge of Colab, but this notebook is for {platform}."
         raise UsageError("notebook.badge", what, hint="Add --for colab, or leave --url out.")
     badge = badge_to(url) if url else ""
-    given = (*overrides, *challenged(session, challenge))
+    given = (*overrides, *challenge_override(session, challenge))
     resolved = resolve(load_recipe(recipe), "full", given, processes=1)
     if resolved.tables.train.init_from:
         what = "train.init_from names weights, but a notebook cannot include them."
@@ -74,5 +74,5 @@ def notebook(
     fields = {"file": str(path), "bytes": len(content), "recipe": resolved.name, "recipe_sha256": resolved.sha256}
     text = f"Wrote {path}, {format_bytes(len(content))}. Open it there, choose a GPU, run all cells, end the session."
     return Result(
-        data=fields, text=text, after="Then import the file that it lets you download: gpurun import evidence.zip"
+        data=fields, text=text, after="Then import the file that you download there: gpurun import evidence.zip"
     )

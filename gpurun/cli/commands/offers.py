@@ -27,7 +27,7 @@ def offers(
     gpu: Annotated[
         str,
         typer.Option(
-            "--gpu", metavar="GPU", help="List this card, e.g. 8xA100; any: every card.", autocompletion=complete_gpu
+            "--gpu", metavar="GPU", help="List this GPU, e.g. 8xA100; any: all GPUs.", autocompletion=complete_gpu
         ),
     ] = "",
     provider: Providers = [],  # noqa: B006 - Typer copies defaults.
@@ -35,13 +35,13 @@ def offers(
         str, typer.Option("--max-price", metavar="USD", help="List offers up to this price per hour.")
     ] = "",
     region: Annotated[str, typer.Option("--region", metavar="R", help="Use only this region.")] = "",
-    spot: Annotated[bool, typer.Option("--spot", help="List spot machines: cheaper, can be taken away.")] = False,
+    spot: Annotated[bool, typer.Option("--spot", help="List spot machines: cheaper, but can be taken away.")] = False,
 ) -> Result:
     """List GPUs for rent, cheapest first: live prices from clouds with a key, else the packaged catalogue.
 
     For a cluster (`--provider slurm`), list its partitions with idle nodes and the longest job.
 
-    Exit 5 (NoOffer) if nothing is for rent, with the answer of each cloud; exit 4 if no cloud could be asked.
+    Exit 5 (NoOffer) if nothing is for rent; exit 4 if no cloud could be asked.
     """
     from gpurun.cli.offer_listing import list_offers, nothing_found
     from gpurun.core.clock import utc
@@ -73,7 +73,9 @@ def offers(
         error = nothing_found(found, need, clouds, limit)
         return Result(data=data, text=text, errors=(error,), exit_code=error.exit_code)
     after = (
-        f"To see what a run would cost: gpurun plan --gpu {need}" if need else "Name one: gpurun offers --gpu 8xA100"
+        f"To see what a run would cost: gpurun plan --gpu {need}"
+        if need
+        else "For live prices: gpurun offers --gpu 8xA100"
     )
     return Result(data=data, text=text, after=after)
 
@@ -110,7 +112,7 @@ def _partitions(session: Session, name: str, need: GpuNeed | None) -> Result:
 
 
 def _clouds(providers: Sequence[str]) -> list[str]:
-    """Return the clouds to list; UsageError for a provider that rents nothing out."""
+    """Return the clouds to list; UsageError for a provider that is not a cloud."""
     from gpurun.providers.registry import CLOUDS, require_known
 
     require_known(providers)

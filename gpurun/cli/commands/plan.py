@@ -50,14 +50,14 @@ def plan(
 
         write_file(Path(output).expanduser(), plan_file(request, made, session.clock.wall()), flag="-o")
         after = f"Wrote {output}. To get a new quote and start it after a yes: gpurun train {shlex.quote(output)}"
-    return Result(data=made.model_dump(mode="json"), text=shown(session, made, every=every), after=after)
+    return Result(data=made.model_dump(mode="json"), text=render_plan(session, made, every=every), after=after)
 
 
 @contextmanager
 def run_name(session: Session, wanted: str) -> Iterator[str]:
-    """Give a name for a new run; files that were staged for it and not used are removed afterwards.
+    """Yield a name for a new run; afterwards, files that were staged for the run but not used are removed.
 
-    Staged files of commands that were killed are removed too.
+    Files that killed commands have staged are removed too.
     """
     from gpurun.ledger.run_name import free_name
 
@@ -76,14 +76,14 @@ def run_name(session: Session, wanted: str) -> Iterator[str]:
 
 
 def plan_run(session: Session, request: Request, run: str, *, need_data: bool) -> Plan:
-    """Make the plan of a request; with `need_data`, its shards must exist or are made."""
+    """Make the plan of a request; with `need_data`, also make its shards if they do not exist."""
     from gpurun.planning.planner import make_plan
     from gpurun.planning.trainer_proposal import TrainerProposal
 
     return make_plan(TrainerProposal(request, session.desk(run)), need_data=need_data)
 
 
-def shown(session: Session, made: Plan, *, every: bool = False) -> str:
+def render_plan(session: Session, made: Plan, *, every: bool = False) -> str:
     """Return a plan as text for this terminal."""
     from gpurun.view.plan_screen import plan_text
 
@@ -91,9 +91,9 @@ def shown(session: Session, made: Plan, *, every: bool = False) -> str:
 
 
 def _drop_abandoned(home: Home, clock: Clock) -> None:
-    """Remove day-old shards of commands that have ended; a command that waits for an answer keeps its own."""
+    """Remove day-old staged shards of commands that have ended; a command may still be waiting for an answer."""
     for staged in home.staged.glob("*.*"):
-        with suppress(OSError):  # Another command may be doing the same.
+        with suppress(OSError):  # Another command may be removing the same files.
             if clock.wall() - staged.stat().st_mtime > ABANDONED_S and not _exists(staged.suffix[1:]):
                 shutil.rmtree(staged)
 

@@ -31,12 +31,12 @@ def ps(
     Exit 9 if a run may be billing and has no supervisor, or is past its deadline.
     """
     from gpurun.ledger.runs import ends_soon, look_at_all, planned_runs
-    from gpurun.readers.run_status import run_data, run_row, way_on
+    from gpurun.readers.run_status import billing_advice, run_data, run_row
     from gpurun.view.list_tables import RunRow, ps_table
 
     now, home, since_wall = session.clock.wall(), session.home, day_wall(since) or 0.0
     rows: list[RunRow] = []
-    data: list[object] = []
+    records: list[object] = []
     ways: list[str] = []
     errors: list[GpurunError] = []
     finished = 0
@@ -48,11 +48,11 @@ def ps(
         if sight and (all_runs or sight.unfinished):
             row = run_row(sight, now)
             if not row.may_be_billing and (row.recipe != (recipe or row.recipe) or sight.opened_wall < since_wall):
-                continue  # A run that may cost money is always shown.
+                continue  # Always show a run that may cost money.
             rows.append(row)
-            data.append(run_data(sight, row))
+            records.append(run_data(sight, row))
             if row.may_be_billing:
-                ways.append(way_on(sight, now))
+                ways.append(billing_advice(sight, now))
             elif words := ends_soon(sight.state, sight.plan, now):
                 ways.append(words)
         finished += sight is not None and not sight.unfinished
@@ -67,7 +67,7 @@ def ps(
     elif not rows and not errors:
         text = f"No runs in {home.root}. Start one: gpurun train --dry-run"
     return Result(
-        data={"runs": data},
+        data={"runs": records},
         text=text,
         after="\n".join(ways),
         errors=tuple(errors),

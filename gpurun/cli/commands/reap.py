@@ -41,7 +41,7 @@ def reap(
     anyones: Annotated[
         bool,
         typer.Option(
-            "--anyones", help="With --destroy: also end machines of other homes, once their number is confirmed."
+            "--anyones", help="With --destroy: also end machines of other homes, after you confirm their number."
         ),
     ] = False,
     confirm: Annotated[
@@ -77,12 +77,12 @@ def reap(
     chosen, silent = _opened(session, names)
     others = _confirmed(session, chosen, confirm, age_s) if anyones and not look else frozenset[str]()
     where = (chosen, session.home, session.clock)
-    found, unseen = _answered(sweep(*where, destroy_all=destroy, older_than_s=age_s, look_only=look, others=others))
-    strays, unswept = _answered(sweep_leftovers(*where, remove_all=destroy, look_only=look, anyones=anyones))
-    silent = unseen or silent or unswept or _out_of_sight(session, names, chosen)
+    found, unseen = _swept(sweep(*where, destroy_all=destroy, older_than_s=age_s, look_only=look, others=others))
+    strays, unswept = _swept(sweep_leftovers(*where, remove_all=destroy, look_only=look, anyones=anyones))
+    silent = unseen or silent or unswept or _unchecked_billing(session, names, chosen)
     keyless = None
-    if place_kinds(names) == {"here"} and not provider:  # Rented machines are invisible without a key.
-        what = "No cloud was asked, because no cloud has a key here."
+    if place_kinds(names) == {"here"} and not provider:  # Without a key, gpurun cannot see rented machines.
+        what = "No cloud was checked, because this home has no key for any cloud."
         keyless = SetupError(
             "reap.no_key", what, hint="gpurun auth set runpod stores one; cron does not have your shell's variables."
         )
@@ -96,10 +96,10 @@ def reap(
         "found": [orphan.instance.model_dump(mode="json") | _judged(orphan) for orphan in found],
         "leftovers": [stray.leftover.model_dump(mode="json") | _judged(stray) for stray in strays],
     }
-    searched = [_at_address(provider.name, endpoints.get(provider.name)) for provider in chosen]
-    table = reap_table([*found, *strays], [] if silent else searched, session.style, now=session.clock.wall())
+    labels = [_at_address(provider.name, endpoints.get(provider.name)) for provider in chosen]
+    table = reap_table([*found, *strays], [] if silent else labels, session.style, now=session.clock.wall())
     text = session.draw(table)
-    if silent is None and keyless is not None and exit_code:  # A cron job without its keys must not succeed.
+    if silent is None and keyless is not None and exit_code:  # A cron job that cannot find its keys must not succeed.
         return Result(data=data, text=text, errors=(keyless,), exit_code=code or keyless.exit_code)
     notes = [*reap_notes(found)]
     if keyless is not None:
@@ -116,28 +116,26 @@ def _at_address(name: str, url: str | None) -> str:
     return f"{name} at {safe_line(url)}, which is not its usual address" if url else name
 
 
-def _answered(swept: Iterable[Found]) -> tuple[list[Found], MayBeBilling | None]:
-    """Return what was found, and the error of a provider that did not answer; other answers still count."""
+def _swept(swept: Iterable[Found]) -> tuple[list[Found], MayBeBilling | None]:
+    """Return what was found, and the error of a provider that did not respond, if any."""
     found = list[Found]()
     try:
-        for orphan in swept:
-            found.append(orphan)
+        for one in swept:
+            found.append(one)
     except MayBeBilling as error:
         return found, error
     return found, None
 
 
 def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, age_s: float) -> frozenset[str]:
-    """Return the ids of the machines of other homes to end, once their number was confirmed."""
+    """Ask the user to confirm the number of other homes' machines to end, and return their ids."""
     from gpurun.lifecycle.reaper import is_older, sweep
     from gpurun.view.reap_table import reap_table
 
-    # A provider that is silent now will also be silent in the sweep, which reports it.
-    seen, _ = _answered(sweep(chosen, session.home, session.clock, destroy_all=False, older_than_s=0.0, look_only=True))
+    # A provider that does not respond now is reported by the sweep that follows.
+    seen, _ = _swept(sweep(chosen, session.home, session.clock, destroy_all=False, older_than_s=0.0, look_only=True))
     mortal = ("within lease", "no deadline")
-    theirs = [
-        orphan for orphan in seen if is_older(orphan, age_s) and not orphan.owner.is_here and orphan.fate in mortal
-    ]
+    theirs = [one for one in seen if is_older(one, age_s) and not one.owner.is_here and one.fate in mortal]
     if not theirs and confirm is None:
         return frozenset()
     confirmed = confirm
@@ -149,13 +147,13 @@ def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, ag
         typed = session.ask(question, flag=f"--confirm {len(theirs)}")
         confirmed = int(typed) if re.fullmatch(r"[0-9]{1,6}", typed) else None
     if confirmed != len(theirs):
-        what = f"There are {len(theirs)} machines of other homes, but another number was confirmed, so none was ended."
+        what = f"There are {len(theirs)} machines of other homes, but you confirmed another number, so none was ended."
         raise Declined("reap.declined", what, hint="List them first: gpurun reap --look")
-    return frozenset(orphan.instance.id for orphan in theirs)
+    return frozenset(one.instance.id for one in theirs)
 
 
 def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBilling | None]:
-    """Return the providers that can be asked, and an error for a provider with an unusable key."""
+    """Return the providers that can be checked, and an error for a provider with an unusable key."""
     from gpurun.planning.own_box import login_to
     from gpurun.providers.registry import open_provider
 
@@ -164,12 +162,12 @@ def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBi
         try:
             opened.append(open_provider(name, session.home, session.clock, login=login_to))
         except SetupError as error:
-            silent = MayBeBilling("reap.cannot_look", f"{name} could not be asked: {error.what}", hint=error.hint)
+            silent = MayBeBilling("reap.cannot_look", f"{name} could not be checked: {error.what}", hint=error.hint)
     return opened, silent
 
 
-def _out_of_sight(session: Session, names: list[str], searched: list[Provider]) -> MayBeBilling | None:
-    """Return an error if a run may be billed by a provider that was not asked, or with another account's key."""
+def _unchecked_billing(session: Session, names: list[str], asked: list[Provider]) -> MayBeBilling | None:
+    """Return an error if a run may be billed by a provider that was not checked, or by another account."""
     from gpurun.ledger.runs import unfinished_runs
     from gpurun.lifecycle.instance.terminate import demand_account
     from gpurun.providers.base import Unknown
@@ -179,10 +177,10 @@ def _out_of_sight(session: Session, names: list[str], searched: list[Provider]) 
         if not sight.state.may_be_billing:
             continue
         if name not in names and not place_facts(name).is_own_box:
-            what = f"{run} may be billed by {name}, which was not asked."
+            what = f"{run} may be billed by {name}, which was not checked."
             return MayBeBilling("reap.not_asked", what, hint=f"gpurun auth set {name}, then: gpurun reap")
         try:
-            for provider in searched:
+            for provider in asked:
                 if provider.name == name:
                     demand_account(provider, sight.state)
         except MayBeBilling as error:

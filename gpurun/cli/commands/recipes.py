@@ -93,7 +93,8 @@ def new(
 
     stem = name.removesuffix(".toml")
     if not re.fullmatch(r"\w[\w-]*", stem):  # The name appears in TOML and in commands to copy.
-        raise UsageError("recipe.bad_name", f"{name!r} is not a plain name.", hint="Try: gpurun recipes new my-recipe")
+        hint = "For example: gpurun recipes new my-recipe"
+        raise UsageError("recipe.bad_name", f"{name!r} is not a plain name.", hint=hint)
     path = Path(f"{stem}.toml")
     try:
         with path.open("x", encoding="utf-8") as out:

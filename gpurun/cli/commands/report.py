@@ -71,12 +71,12 @@ def report(
 
 
 def _chosen(session: Session, runs: Sequence[str], *, every: bool, last: int) -> list[str]:
-    """Return the names of the chosen runs without duplicates: named ones, matches of a glob, the last, or all."""
+    """Return the chosen runs without duplicates: by name, by glob, the last N, or all."""
     from gpurun.cli.run_control import meant
     from gpurun.ledger.runs import planned_runs
 
     if last < 0:
-        raise UsageError("report.last", f"--last {last} is not a number of runs.", hint="Write for instance --last 5")
+        raise UsageError("report.last", f"--last {last} is not a number of runs.", hint="For example: --last 5")
     there = planned_runs(session.home)
     names = list(there) if every else there[-last:] if last else []
     for run in runs:

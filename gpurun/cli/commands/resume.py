@@ -21,7 +21,7 @@ def resume(
         str | None,
         typer.Argument(
             metavar="RUN",
-            help=f"{NAMED}; without: the one without a supervisor, else {USUAL}.",
+            help=f"{NAMED} (default: the one without a supervisor, or {USUAL}).",
             autocompletion=complete_run,
         ),
     ] = None,
@@ -29,7 +29,7 @@ def resume(
 ) -> Result:
     """Resume an unfinished run after a crash, sleep or reboot."""
     from gpurun.cli.interrupts import RESUMED
-    from gpurun.cli.run_control import demand_here, drive, find_meant_run, log_in_again
+    from gpurun.cli.run_control import confirm_resume_here, drive, find_meant_run, log_in_again
     from gpurun.cli.viewer import follow_run
     from gpurun.ledger.runs import left_alone
 
@@ -41,15 +41,15 @@ def resume(
         text = f"{name} is finished; its receipt: gpurun receipt {name}"
         if sight.state.outcome != "done" and sight.plan.mode != "rehearsal":
             again = f"gpurun {sight.plan.job.terms.verb} --from {name}"
-            text += f"\nTo do the rest in a new rental: {again}"
+            text += f"\nTo do the remaining work in a new rental: {again}"
         return Result(data={"run": name, "state": sight.state.phase}, text=text)
     if sight.state.imported:
-        from gpurun.readers.imported_run import close_import
+        from gpurun.readers.imported_run import finish_import
 
-        close_import(session.home, sight.folder, session.clock)
+        finish_import(session.home, sight.folder, session.clock)
         return Result(data={"run": sight.folder.name}, text=f"{sight.folder.name} now has its receipt.")
     if not here:
-        demand_here(session, sight)
+        confirm_resume_here(session, sight)
     log_in_again(session, sight)
     drive(session, sight)
     return follow_run(session, sight.folder, on_interrupt=RESUMED)

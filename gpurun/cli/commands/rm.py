@@ -34,7 +34,7 @@ def rm(
     from gpurun.view.number_format import format_bytes, format_files
 
     names = list(dict.fromkeys(find_run(session.home, run) for run in runs))
-    removals = [removal_of(session.home, name) for name in names]  # All runs are checked before any is touched.
+    removals = [removal_of(session.home, name) for name in names]  # Check all runs before deleting anything.
     for removal in removals:
         if removal.checkpoints and not with_checkpoints:
             _confirm(session, removal.folder.name, len(removal.checkpoints), removal.bucket)
@@ -55,5 +55,5 @@ def _confirm(session: Session, name: str, count: int, bucket: str) -> None:
     where = f"the run uploaded a copy to {bucket}" if bucket else "gpurun knows of no other copy"
     question = f"{name} has {count} checkpoint files, and {where}. Type its name to remove them:"
     if session.ask(question, flag="--with-checkpoints") != name:
-        what = f"That is not {name}: nothing was removed."
+        what = f"You did not type {name}, so nothing was removed."
         raise UsageError("rm.not_confirmed", what, hint=f"To keep a copy: gpurun collect {name} --to DIR")

@@ -29,7 +29,9 @@ def new(
         str, typer.Option("--data", metavar="SHA256", help="Require data with this hash, as in a receipt.")
     ] = "",
     trainer: Annotated[str, typer.Option("--trainer", metavar="official|SHA256", help="Require this trainer.")] = "",
-    output: Annotated[str, typer.Option("-o", metavar="FILE", help="Write to this file, else CLASS.roster.json.")] = "",
+    output: Annotated[
+        str, typer.Option("-o", metavar="FILE", help="Write to this file (default CLASS.roster.json).")
+    ] = "",
 ) -> Result:
     """Draw a challenge for each learner, which sets a run's seed. Keep the file, and hand out the challenges.
 
@@ -44,17 +46,17 @@ def new(
     )
     roster = new_roster(name, read_students(Path(students).expanduser()), session.clock.wall(), task)
     path = Path(output or f"{name}.roster.json").expanduser()
-    _refuse_another(path)
+    _refuse_existing(path)
     write_file(path, roster.to_json(), flag="-o")
-    width = max(len(student.name) for student in roster.students)
+    width = max(len(one.name) for one in roster.students)
     command = f"gpurun train {recipe or 'course-lab'}{f' --set train.steps={steps}' if steps else ''}"
-    lines = [f"{student.name:{width}}  {command} --challenge {student.challenge}" for student in roster.students]
-    after = f"Wrote {path}. Check what they hand in: gpurun audit --roster FOLDER --class {path}"
+    lines = [f"{one.name:{width}}  {command} --challenge {one.challenge}" for one in roster.students]
+    after = f"Wrote {path}. To check the cards that they hand in: gpurun audit --roster FOLDER --class {path}"
     return Result(data=roster.model_dump(mode="json"), text="\n".join(lines), after=after)
 
 
-def _refuse_another(path: Path) -> None:
-    """Raise a UsageError if the file exists, because new challenges would change the seeds of trained runs."""
+def _refuse_existing(path: Path) -> None:
+    """Raise UsageError if the file exists, because finished runs would not match new challenges."""
     from gpurun.core.errors import UsageError
 
     if path.exists():

@@ -30,21 +30,21 @@ app = typer.Typer(rich_markup_mode=None)
 )
 def run(session: Session, request: Request, starting: Starting) -> Result:
     """Rent a machine, run any command on it, download its outputs, and prove that the machine is gone."""
-    from gpurun.cli.started_run import admitted, start_and_follow
+    from gpurun.cli.started_run import ask_to_upload, start_and_follow
     from gpurun.planning.command_proposal import CommandProposal
     from gpurun.planning.planner import make_plan
 
     _ask_again(session, request, is_asked=not starting.yes)
 
     def planned(run: str) -> Plan:
-        admit = partial(admitted, session)
+        admit = partial(ask_to_upload, session)
         return make_plan(CommandProposal(request, session.desk(run), is_asked=not starting.yes, admit=admit))
 
     return start_and_follow(session, request, planned, starting, before=partial(build_environment, session))
 
 
 def _ask_again(session: Session, request: Request, *, is_asked: bool) -> None:
-    """Ask whether to repeat a command that succeeded; --yes answers it, and the plan mentions it."""
+    """Ask whether to repeat a command that succeeded; --yes means yes. The plan also mentions the repetition."""
     from gpurun.core.errors import Declined
     from gpurun.jobs.commands.continued_command import repeated_run
 
@@ -69,4 +69,4 @@ def build_environment(session: Session, plan: Plan) -> None:
     build_venv(Path(plan.job.python), plan.job.pip, limit_s, session.say)
     here = distributions(plan.job.imports, plan.job.python)
     if missing := [name for name in plan.job.imports if name not in here]:
-        session.say(f"! With all of --pip installed, {', '.join(missing)} cannot be imported.")
+        session.say(f"! Even with the --pip packages, {', '.join(missing)} cannot be imported.")

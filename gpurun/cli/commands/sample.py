@@ -1,4 +1,4 @@
-"""`gpurun sample`: let a checkpoint continue or translate a text."""
+"""Implements `gpurun sample`: a checkpoint continues or translates a text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "seed": (0, (1 << 63) - 1, "1"),
     "beams": (1, 1000, "4"),
 }
-"""The minimum, maximum and an example of each setting; others are refused before anything is opened."""
+"""The minimum, the maximum and an example of each setting; other values are refused before the model is loaded."""
 
 
 app = typer.Typer(rich_markup_mode=None)
@@ -78,7 +78,7 @@ def sample(
     }
     for name, value in wanted.items():
         least, most, example = RANGES[name]
-        if value is not None and not least <= value <= most:  # A value that is NaN fails this too.
+        if value is not None and not least <= value <= most:  # This also refuses NaN.
             option = f"--{name.replace('_', '-')}"
             what = f"{option} {value} is not between {least} and {most:,}."
             raise UsageError(f"usage.{name}", what, hint=f"Try {option} {example}.")

@@ -25,7 +25,7 @@ def ssh(
     session: Session,
     run: RunArgument,
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="CMD", help="The command to run, after `--`; else a shell.")
+        list[str] | None, typer.Argument(metavar="CMD", help="The command to run, after `--` (default: a shell).")
     ] = None,
 ) -> Result:
     """Log in to a run's machine, or run a command on it, without affecting the run.
@@ -54,11 +54,11 @@ def ssh(
 
 
 def _argv(command: list[str]) -> list[str]:
-    """Return the command that was typed; UsageError if a flag of gpurun follows the run."""
+    """Return the typed command; UsageError if one of gpurun's flags follows the run."""
     argv = command[1:] if command[:1] == ["--"] else command
     if argv and argv == command and argv[0].startswith("-"):
         hint = "Put flags before RUN, and the command after `--`: gpurun ssh RUN -- CMD."
-        raise UsageError("ssh.flag", f"{argv[0]} comes after the run.", hint=hint)
+        raise UsageError("ssh.flag", f"The flag {argv[0]} comes after the run.", hint=hint)
     return argv
 
 
@@ -68,7 +68,7 @@ def _become(argv: list[str]) -> NoReturn:
 
     program = shutil.which(argv[0])
     if program is None:
-        hint = "config.toml states that its scheduler is on this machine; log in to the machine that has it."
+        hint = "config.toml says that the scheduler is on this machine; log in to the machine that has it."
         raise UsageError("ssh.no_program", f"{argv[0]} is not installed here.", hint=hint)
     sys.stdout.flush()
     sys.stderr.flush()

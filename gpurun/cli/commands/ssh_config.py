@@ -37,9 +37,9 @@ def ssh_config(session: Session, yes: Yes = False) -> Result:
     ways = write_entries(session.home, session.clock)
     users = _users_config()
     is_included = _has_line(users, line)
-    text = "\n".join(_shown(ways)) or "No run has a machine to log in to."
+    text = "\n".join(_shown(ways)) or "No run has a machine that you can log in to."
     if not is_included and (yes or session.interactive):
-        question = f"{line}\nAdd this line at the top of {users}, so that ssh, scp and editors find the entries? [y/N]"
+        question = f"{line}\nAdd this line at the top of {users}, so that ssh, scp and editors use the entries? [y/N]"
         is_included = yes or session.ask(question, flag="--yes").lower() in ("y", "yes")
         if is_included:
             put_first(users, line)
@@ -82,12 +82,12 @@ def _shown(ways: list[WayIn]) -> list[str]:
 
 
 def _users_config() -> Path:
-    """Return the file that OpenSSH reads: in the home of the account, not in $HOME."""
+    """Return the user's OpenSSH configuration, which is in the account's home directory, whatever $HOME is."""
     return Path(pwd.getpwuid(os.getuid()).pw_dir) / ".ssh" / "config"
 
 
 def _has_line(path: Path, line: str) -> bool:
-    """Return whether a file has the line before its first Host or Match, where it applies to every host."""
+    """Return whether a file has the line before its first Host or Match, so that it applies to all hosts."""
     from gpurun.core.paths import read_regular
 
     try:

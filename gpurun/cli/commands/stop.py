@@ -25,10 +25,10 @@ def stop(
 
     sight, leaves = find_meant_run(session, run), None
     if sight.plan.job.is_attended:
-        from gpurun.cli.dev_session import leaves_what_is_lost
+        from gpurun.cli.dev_session import confirm_stop_of_box
         from gpurun.core.errors import Declined
 
-        leaves, now = leaves_what_is_lost(session, sight), False  # Changes since the last --sync exist only on the box.
+        leaves, now = confirm_stop_of_box(session, sight), False  # Changes since the last --sync exist only on the box.
         if leaves is False:
             raise Declined("stop.declined", "Nothing was stopped.", hint=f"To log in: gpurun ssh {sight.folder.name}")
     return stop_run(session, sight, "now" if now else "save", "stopped by the user", leaves=leaves is True)

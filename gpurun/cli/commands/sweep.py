@@ -34,12 +34,12 @@ def sweep(session: Session, request: Request, starting: Starting) -> Result:
     from functools import partial
 
     from gpurun.cli.commands.run import build_environment
-    from gpurun.cli.started_run import admitted, start_and_follow
+    from gpurun.cli.started_run import ask_to_upload, start_and_follow
     from gpurun.planning.planner import make_plan
     from gpurun.planning.sweep_proposal import sweep_proposal
 
     def planned(run: str) -> Plan:
-        desk, admit = session.desk(run), partial(admitted, session)
+        desk, admit = session.desk(run), partial(ask_to_upload, session)
         return make_plan(sweep_proposal(request, desk, is_asked=not starting.yes, admit=admit))
 
     return start_and_follow(session, request, planned, starting, before=partial(build_environment, session))

@@ -36,7 +36,7 @@ def train(session: Session, request: Request, starting: Starting) -> Result:
 
 
 def _rehearse_changed(session: Session, request: Request, plan: Plan) -> None:
-    """Rehearse a changed trainer here before it trains on paid time; TrainingFailed if the rehearsal fails."""
+    """Rehearse a modified trainer on this computer before a paid run; TrainingFailed if the rehearsal fails."""
     from gpurun.core.run_plan import Mode
     from gpurun.jobs.trainer import CHANGED
 
@@ -44,6 +44,6 @@ def _rehearse_changed(session: Session, request: Request, plan: Plan) -> None:
         return
     from gpurun.cli.recipe_checks import own_home, rehearsed
 
-    session.say("Rehearsing the changed trainer on this computer first.")
+    session.say("Rehearsing your modified trainer on this computer first.")
     with own_home(session.home) as home:
         rehearsed(session, request, home, str(session.home.staged_trainer(plan.run)))

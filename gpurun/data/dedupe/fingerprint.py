@@ -1,4 +1,4 @@
-"""What is compared of a document: its address, its exact text, and the words that it shares with others.
+"""Computes the fingerprints by which documents are compared: the address, the exact text, and a MinHash signature.
 
 Addresses and texts are compared by 64 bits of their sha256: among 100 million documents the chance of a false match is
 1 in 3,700. Near duplicates are found by datasketch's MinHash over all runs of five words.
@@ -23,7 +23,7 @@ from gpurun.data.split import hash_text
 __all__ = ["NO_KEY", "PERMUTATIONS", "band_keys", "normalised_url", "signature", "similarity", "text_key", "url_key"]
 
 NO_KEY = 0
-"""The key of a document without an address, a letter or a word: it is never a duplicate."""
+"""The key of a document that has no address or no words; such a document is never a duplicate."""
 PERMUTATIONS = 128
 RUN_WORDS = 5
 _BATCH = 4096
@@ -39,13 +39,16 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def normalised_url(url: str) -> str:
-    """Return an address without scheme, www, default port, fragment, tracking and last slash: none changes the page."""
+    """Return an address without the parts that do not change the page.
+
+    These are the scheme, www, the default port, the fragment, tracking parameters, and a slash at the end.
+    """
     url = url.strip()
     try:
         parts = urlsplit(url if _SCHEME.match(url) else f"//{url}")
         host, port = (parts.hostname or "").removeprefix("www."), parts.port
     except ValueError:
-        return url  # Not a parsable address: equal only to itself.
+        return url  # An address that cannot be parsed is compared as it is.
     port_text = "" if port in (None, _PORTS.get(parts.scheme or "http")) else f":{port}"
     path = quote(parts.path, safe="%/:@!$&'()*+,;=~").rstrip("/")
     pairs = (pair for pair in parse_qsl(parts.query, keep_blank_values=True) if not _TRACKING.fullmatch(pair[0]))

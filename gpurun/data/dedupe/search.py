@@ -1,8 +1,8 @@
-"""Which documents repeat an earlier one: first by address, then by text, then by similarity, among those still left.
+"""Finds documents that repeat an earlier document: first by address, then by text, then by similarity.
 
-The keys of one band are sorted at a time, one part of the key space after another, so that memory grows with the
-number of documents only by NUMBER_BYTES each. Documents with equal keys are candidates; their full signatures decide
-whether they are similar.
+The keys are sorted one band at a time, and one part of the key space after another, so that memory grows by only
+NUMBER_BYTES for each document. Documents with equal keys are candidates; their full signatures decide whether they are
+similar. A document that was dropped is not compared again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _KEYS_AT_ONCE = 2_000_000
 _PAIRS_AT_ONCE = 16_384
 """17 MB of signatures."""
 _MOST_LEADERS = 64
-"""How many documents of a group with equal keys are compared, first to last; each band forms new groups."""
+"""The most documents of a group with equal keys that are compared with one another; each band forms new groups."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class FoundDuplicates:
-    """For each task the ordinals of its dropped documents (ascending uint32), and how many were dropped by kind."""
+    """The positions of each task's dropped documents (ascending uint32), and the number dropped for each kind."""
 
     ordinals: tuple[np.ndarray, ...]
     documents: int
@@ -40,9 +40,9 @@ class FoundDuplicates:
 
 
 def search(files: Sequence[SignatureFile], dedupe: Dedupe, say: Say = lambda _: None) -> FoundDuplicates:
-    """Find every document that repeats an earlier one, in the order of tasks and of documents within a task.
+    """Find every document that repeats an earlier document; the order is that of the tasks and of their documents.
 
-    The first one stays. A near duplicate is similar, by at least the threshold, to a document that stays.
+    The earlier document is kept. A near duplicate is a document whose similarity to a kept one reaches the threshold.
     """
     corpus = _Corpus(files, dedupe)
     counts = dict.fromkeys((kind for kind in KINDS if kind in dedupe.kinds), 0)
@@ -52,7 +52,7 @@ def search(files: Sequence[SignatureFile], dedupe: Dedupe, say: Say = lambda _: 
             if kind == "near":
                 corpus.compare(documents, groups)
             else:
-                corpus.note(documents, _firsts(documents, groups))
+                corpus.note(documents, _first_of_group(documents, groups))
         counts[kind] += corpus.gone() - went
         say(f"duplicates: {kind}, column {number + 1} of {len(dedupe.columns)}, {corpus.gone():,} documents dropped")
     if "near" in counts:
@@ -61,7 +61,7 @@ def search(files: Sequence[SignatureFile], dedupe: Dedupe, say: Say = lambda _: 
 
 
 class _Corpus:
-    """All documents by a running number, and the earlier document for which each is dropped."""
+    """All documents, numbered from 0, and for each dropped document the earlier document that it repeats."""
 
     def __init__(self, files: Sequence[SignatureFile], dedupe: Dedupe) -> None:
         self._files, self._threshold = files, dedupe.threshold
@@ -81,12 +81,12 @@ class _Corpus:
         return int(np.count_nonzero(self._instead != _NONE))
 
     def note(self, documents: np.ndarray, instead: np.ndarray) -> None:
-        """Drop documents, each for an earlier one that stays; a document is never dropped for itself."""
+        """Record that `documents` are dropped in favour of the kept documents `instead`; equal pairs are ignored."""
         repeats = documents != instead
         self._instead[documents[repeats]] = instead[repeats]
 
     def equal_keys(self, column: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the remaining documents that share a key with another one, in groups: (their numbers, group of each).
+        """Yield the remaining documents that share a key with another document, as (their numbers, the group of each).
 
         Numbers ascend within a group, and groups are numbered from 0 without a gap.
         """
@@ -103,7 +103,7 @@ class _Corpus:
                 yield numbers[~alone], np.cumsum(begins[~alone]) - 1
 
     def _part(self, column: int, part: np.uint64, parts: np.uint64) -> tuple[np.ndarray, np.ndarray]:
-        """Return the keys of one part of the key space, and their documents, for documents that remain."""
+        """Return the keys in one part of the key space and their documents, without the documents already dropped."""
         keys, numbers = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
         for file, start in zip(self._files, self._starts, strict=False):
             for block in file.column(column):
@@ -115,19 +115,19 @@ class _Corpus:
         return np.concatenate(keys), np.concatenate(numbers)
 
     def compare(self, documents: np.ndarray, groups: np.ndarray) -> None:
-        """In each group, drop the documents similar to the first; compare the others with the first of the others."""
+        """In each group, drop the documents similar to the first; then repeat this with the rest of the group."""
         for _ in range(_MOST_LEADERS):
-            leaders = _firsts(documents, groups)
+            leaders = _first_of_group(documents, groups)
             others = np.flatnonzero(documents != leaders)
             if not len(others):
                 return
-            alike = self._alike(documents[others], leaders[others])
+            alike = self._are_similar(documents[others], leaders[others])
             self.note(documents[others[alike]], leaders[others[alike]])
             self._compared.append(documents[others[alike]])
             left = others[~alike]
             documents, groups = documents[left], np.unique(groups[left], return_inverse=True)[1]
 
-    def _alike(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    def _are_similar(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         found = [np.empty(0, dtype=bool)]
         for start in range(0, len(left), _PAIRS_AT_ONCE):
             pair = [self._signatures(side[start : start + _PAIRS_AT_ONCE]) for side in (left, right)]
@@ -146,16 +146,16 @@ class _Corpus:
         return np.concatenate(rows)[places]
 
     def settle(self) -> int:
-        """Restore documents whose match was dropped in favour of one that they do not resemble; return how many."""
+        """Restore each dropped document whose match was dropped in favour of a dissimilar document; return how many."""
         back = 0
         compared = np.concatenate([np.empty(0, dtype=np.uint32), *self._compared])
         chained = compared[self._instead[self._instead[compared]] != _NONE]
-        # Ascending order: an earlier document is final before a later one depends on it.
+        # In ascending order, an earlier document is final before a later document depends on it.
         for number in np.sort(chained):
             stays = self._instead[self._instead[number]]
             if stays == _NONE:
                 continue
-            if self._alike(np.array([number]), np.array([stays]))[0]:
+            if self._are_similar(np.array([number]), np.array([stays]))[0]:
                 self._instead[number] = stays
             else:
                 self._instead[number] = _NONE
@@ -163,13 +163,13 @@ class _Corpus:
         return back
 
     def ordinals(self) -> tuple[np.ndarray, ...]:
-        """Return, for each task, which of its documents are dropped."""
+        """Return the positions of each task's dropped documents."""
         going = self._instead != _NONE
         spans = zip(self._starts, self._starts[1:], strict=False)
         return tuple(np.flatnonzero(going[start:stop]).astype(np.uint32) for start, stop in spans)
 
 
-def _firsts(documents: np.ndarray, groups: np.ndarray) -> np.ndarray:
+def _first_of_group(documents: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return the first document of each document's group."""
     begins = np.ones(len(groups), dtype=bool)
     begins[1:] = groups[1:] != groups[:-1]

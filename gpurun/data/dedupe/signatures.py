@@ -1,8 +1,8 @@
-"""The file with a task's fingerprints: written as a stream, read by column or by document.
+"""Writes and reads the file with a task's fingerprints; it is read by column or by document.
 
-A header of 1,024 bytes (one line of JSON, padded with spaces), then blocks of BLOCK documents, the last one
-shorter: the keys of the block column by column (uint64), then its signatures document by document (uint32). So a
-column is read in long pieces and a signature in one read, whatever the number of documents.
+The file begins with a header of 1,024 bytes: one line of JSON, padded with spaces. Blocks of BLOCK documents follow,
+the last of which may be shorter. A block has its keys column by column (uint64), then its signatures document by
+document (uint32). A column is therefore read in long pieces, and a signature in one read.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _LEAST_FOUND = 0.85
 
 @dataclass(frozen=True)
 class Dedupe:
-    """What counts as a duplicate; for near ones, `threshold` is the Jaccard similarity of their runs of five words.
+    """The kinds of duplicates; `threshold` is the Jaccard similarity of runs of five words, for near duplicates.
 
-    If one word in twenty is changed, three in five of all different runs are still the same (0.63).
+    If one word in twenty differs, the similarity is still 0.63.
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -45,14 +45,14 @@ class Dedupe:
         if unknown or not self.kinds or len(set(self.kinds)) < len(self.kinds):
             raise UsageError(
                 "dedupe.kind",
-                f"--dedupe {','.join(self.kinds)!r} is not a choice of duplicates.",
-                hint=f"Give one or more of: {', '.join(KINDS)}.",
+                f"--dedupe {','.join(self.kinds)!r} is not a list of kinds of duplicates.",
+                hint=f"Use one or more of: {', '.join(KINDS)}.",
             )
         if not 0.3 <= self.threshold <= 1.0:
             raise UsageError(
                 "dedupe.threshold",
                 f"A similarity of {self.threshold} is not between 0.3 and 1.",
-                hint="0.5 finds texts with up to one changed word in twenty, 0.8 with one in fifty.",
+                hint="0.5 finds texts that differ in up to one word in twenty, 0.8 in up to one word in fifty.",
             )
 
     def __str__(self) -> str:
@@ -61,9 +61,9 @@ class Dedupe:
 
     @property
     def bands(self) -> tuple[int, int]:
-        """Return (bands, rows): the longest bands that match in 85 % of pairs at the threshold.
+        """Return (bands, rows), with as many rows as possible such that 85 % of pairs at the threshold share a band.
 
-        A pair of similarity s has an equal band with probability 1 - (1 - s^rows)^bands (Leskovec, Rajaraman, Ullman,
+        A pair of similarity s shares a band with probability 1 - (1 - s^rows)^bands (Leskovec, Rajaraman, Ullman,
         Mining of Massive Datasets, 3.4).
         """
         rows = 2
@@ -73,23 +73,23 @@ class Dedupe:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Return the kind of duplicate that each column of keys is for."""
+        """Return the kind of duplicate that each column of keys finds."""
         counts = {"url": 1, "exact": 1, "near": self.bands[0]}
         return tuple(kind for kind in KINDS if kind in self.kinds for _ in range(counts[kind]))
 
     @property
     def signature_bytes(self) -> int:
-        """Return the bytes of a document's signature."""
+        """Return the size in bytes of a document's signature."""
         return 4 * PERMUTATIONS if "near" in self.kinds else 0
 
     @property
     def bytes_per_document(self) -> int:
-        """Return the bytes on disk for a document during the search."""
+        """Return the bytes of disk that the search needs per document."""
         return 8 * len(self.columns) + self.signature_bytes
 
 
 def dedupe_of(kinds: str, similarity: float | None) -> Dedupe | None:
-    """Return the choice of `--dedupe` and `--similarity`; None for "none"."""
+    """Return the settings in `--dedupe` and `--similarity`; None for "none"."""
     if kinds == "none":
         return None
     return Dedupe(tuple(kinds.split(",")), Dedupe.threshold if similarity is None else similarity)
@@ -134,9 +134,9 @@ class SignatureWriter:
             self._flush()
 
     def add_block(self, keys: np.ndarray, rows: np.ndarray | None) -> None:
-        """Add BLOCK documents at once, or the last ones: keys except those of bands (n, 0 to 2), and signatures.
+        """Add a block: the keys of addresses and texts (n, 0 to 2) and the signatures; keys of bands are computed here.
 
-        A short block must be the last one, or it would be read back wrongly.
+        Each block has BLOCK documents; only the last may be shorter, because readers compute offsets from BLOCK.
         """
         parts = [keys.astype("<u8", copy=False).T]
         if rows is not None:
@@ -173,7 +173,7 @@ class SignatureFile:
         self.documents = int(self.record["documents"])
 
     def is_sound(self, identity: str) -> bool:
-        """Return whether it has that identity, and its content matches its header."""
+        """Return whether the file was made with that identity, and its content matches its header."""
         digest = hashlib.sha256()
         with open(self._path, "rb") as file:
             file.seek(_HEADER_BYTES)
@@ -182,7 +182,7 @@ class SignatureFile:
         return bool(self.record["identity"] == identity and self.record["sha256"] == digest.hexdigest())
 
     def column(self, number: int) -> Iterator[np.ndarray]:
-        """Yield one key of every document, in order, some thousands at a time."""
+        """Yield one column of keys in the order of documents, some thousands at a time."""
         with open(self._path, "rb", buffering=0) as file:
             for first in range(0, self.documents, BLOCK):
                 length = min(BLOCK, self.documents - first)

@@ -1,8 +1,8 @@
-"""Signing the documents of each task, one search over all of them, and the filter for a task's documents.
+"""Signs each task's documents, searches all of them for duplicates, and filters a task's documents.
 
-While tasks are signed, the folder has `signatures-INDEX.bin`; after the search `dropped-INDEX.bin` (ascending uint32:
-the numbers of the task's dropped documents) and, written last, `duplicates.json`, after which the signatures are
-removed. Any process may sign a task; the same texts give the same files.
+Signing a task writes `signatures-INDEX.bin`. The search writes `dropped-INDEX.bin` for each task (the positions of its
+dropped documents, ascending uint32), and finally `duplicates.json`; then the signatures are removed. Any process may
+sign a task, because the same texts give the same files.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from gpurun.data.source_file import Document
 from gpurun.data.tasks import Drop, Tell
 
 _DOCUMENT_BYTES = 2000
-"""The assumed size of a document when checking disk space; web documents are larger."""
+"""The assumed size of a document in the check of disk space; most web documents are larger."""
 
 
 @dataclass(frozen=True)
 class FingerprintWriter:
-    """The work that writes the fingerprints of a task's documents into a folder."""
+    """The work of signing: writes the fingerprints of a task's documents to a folder."""
 
     folder: Path
     dedupe: Dedupe
@@ -40,14 +40,14 @@ class FingerprintWriter:
     layout: Layout
 
     def do(self, index: int, documents: Iterable[Document], tell: Tell) -> None:
-        """Sign a task's documents."""
+        """Write the fingerprints of a task's documents."""
         with SignatureWriter(self.folder, index, self.dedupe, self.identity) as writer:
             for document in documents:
                 writer.add(document)
                 tell(len(document.text))
 
     def is_done(self, index: int) -> bool:
-        """Return whether a task was signed with this identity, and its file is intact."""
+        """Return whether a task was signed with this identity, and the file is intact."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return SignatureFile(signature_path(self.folder, index), self.dedupe).is_sound(self.identity)
         return False
@@ -56,10 +56,10 @@ class FingerprintWriter:
 def find_duplicates(
     folder: Path, tasks: int, dedupe: Dedupe, *, identity: str, say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Search the fingerprints of all tasks, write which documents are dropped, and return the record of the search.
+    """Search all tasks' fingerprints, write which documents are to be dropped, and return the record of the search.
 
     The record: {"v": 1, "identity", "kinds", "threshold", "documents", "dropped": {kind: documents}, "tasks": [{"name",
-    "documents", "sha256"}]}. Missing or damaged signatures raise OSError or ValueError.
+    "documents", "sha256"}]}. OSError or ValueError if signatures are missing or damaged.
     """
     files = [SignatureFile(signature_path(folder, index), dedupe) for index in range(tasks)]
     found = search(files, dedupe, say)
@@ -84,7 +84,7 @@ def find_duplicates(
 
 
 def read_duplicates(folder: Path, identity: str) -> dict[str, Any] | None:
-    """Return the record of a finished search with this identity, if its files match its digests; else None."""
+    """Return the record of a finished search with this identity; None if a file does not match its digest."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         record = read_object(folder / "duplicates.json")
         mine = record["v"] == 1 and record["identity"] == identity
@@ -95,11 +95,11 @@ def read_duplicates(folder: Path, identity: str) -> dict[str, Any] | None:
 
 
 def drop_filter(folder: Path, index: int) -> Drop:
-    """Return a filter for one pass over a task's documents: called for each in order, it says whether to drop it."""
+    """Return a function to call once per document of a task, in order; it returns whether to drop the document."""
     going = iter(np.fromfile(_dropped_path(folder, index), dtype="<u4").tolist())
     number, next_one = -1, next(going, -1)
 
-    def goes() -> bool:
+    def is_dropped() -> bool:
         nonlocal number, next_one
         number += 1
         if number != next_one:
@@ -107,7 +107,7 @@ def drop_filter(folder: Path, index: int) -> Drop:
         next_one = next(going, -1)
         return True
 
-    return goes
+    return is_dropped
 
 
 def _dropped_path(folder: Path, index: int) -> Path:
@@ -127,7 +127,7 @@ def check_fingerprint_room(folder: Path, text_bytes: int, dedupe: Dedupe, say: C
 
 
 def describe_duplicates(record: dict[str, Any]) -> str:
-    """Return how many documents are dropped, as a sentence."""
+    """Return a sentence with the number of dropped documents."""
     dropped: dict[str, int] = record["dropped"]
     each = ", ".join(f"{kind} {count:,}" for kind, count in dropped.items())
     return f"{sum(dropped.values()):,} of {record['documents']:,} documents are duplicates and are dropped ({each})"

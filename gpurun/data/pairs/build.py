@@ -1,7 +1,7 @@
-"""Turns parallel text into shards: each sentence pair is one row of tokens (docs/TRANSLATION.md). No torch.
+"""Turns parallel text into shards: each sentence pair is one row of tokens (docs/TRANSLATION.md). Does not need torch.
 
-A pair is written as start, source, end, target, end; its start is the token that `eot` is for other text. Both
-languages share one vocabulary, made from the training pairs: characters or words.
+A pair is written as start, source, end, target, end. The start token is the manifest's `eot`. Both languages share one
+vocabulary of characters or words, which is made from the training pairs.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class PairOrder:
     val_fraction: float
     out: Path
     context: int = 64
-    """Pairs with a longer side, in positions, are left out and counted."""
+    """The most positions that a pair may need; longer pairs are left out and counted."""
     limit_bytes: int = 0
     vocab_limit: int = 0
 
 
 @dataclass
 class _ParallelText:
-    """Pairs and their origin; pairs without text on one side are only counted."""
+    """Sentence pairs and the files that they come from; pairs without text on one side are only counted."""
 
     kind: str
     pairs: list[pair_tokenizers.Pair] = field(default_factory=list)
@@ -56,7 +56,7 @@ class _ParallelText:
             self.skipped += 1
 
     def digest(self) -> str:
-        """Return the sha256 of all pairs, each side preceded by its length."""
+        """Return the sha256 of all pairs; each side is preceded by its length."""
         return tokenizers.sha256_of_tokens(text.encode("utf-8") for pair in self.pairs for text in pair)
 
     def limited(self, limit_bytes: int) -> None:
@@ -88,12 +88,12 @@ def _lines(path: Path) -> list[str]:
     except UnicodeDecodeError as error:
         what = f"{path} is not UTF-8 at byte {error.start}."
         raise UsageError("data.not_utf8", what, hint="Convert it to UTF-8 first.") from None
-    # Not splitlines: it also splits at characters inside a sentence, and the two files would get out of step.
+    # splitlines would also split at characters inside a sentence, and the lines of the two files would no longer match.
     lines = text.replace("\r\n", "\n").split("\n")
     return lines[:-1] if lines[-1] == "" else lines
 
 
-def _read(source: str) -> _ParallelText:
+def _read_parallel_text(source: str) -> _ParallelText:
     """Read or generate the parallel text that a request names."""
     if source in BUILT_IN_PAIRS:
         made = _copies(_PAIRS_MADE) if source == "copy" else english_german(_PAIRS_MADE)
@@ -124,14 +124,14 @@ def _read(source: str) -> _ParallelText:
 def prepare_pairs(order: PairOrder, say: Say) -> tuple[pair_tokenizers.PairTokenizer, int]:
     """Turn a parallel text into the data folder `order.out`; return its tokeniser and the number of incomplete lines.
 
-    data.json is written last. Raises UsageError; an OSError comes from writing.
+    data.json is written last. UsageError if the text is unusable, OSError if writing fails.
     """
-    text = _read(order.source)
+    text = _read_parallel_text(order.source)
     if order.limit_bytes:
         text.limited(order.limit_bytes)
     splits: dict[str, list[pair_tokenizers.Pair]] = {"train": [], "val": []}
     bound = bound_for(order.val_fraction)
-    for pair in text.pairs:  # By source sentence, so that all its translations are in one split.
+    for pair in text.pairs:  # The source sentence decides, so that all its translations are in the same split.
         splits["val" if hash_text(pair[0]) < bound else "train"].append(pair)
     tokenizer = pair_tokenizers.PairTokenizer.for_pairs(order.tokenizer, splits["train"], order.vocab_limit)
     order.out.mkdir(parents=True)
@@ -152,7 +152,7 @@ def _write(
     for split, pairs in splits.items():
         with shard_files.ShardWriter(order.out, split) as writer:
             for row in _rows(tokenizer, pairs):
-                # A source also has its start and end; a target has one of them at a time.
+                # The source also has a start and an end token; the target, as input or output, has only one of the two.
                 longest = max(row.middle + 1, len(row.ids) - row.middle - 1)
                 counts["too_long" if longest > order.context else split] += 1
                 if longest <= order.context:
@@ -160,9 +160,9 @@ def _write(
                     counts["longest"] = max(counts["longest"], longest)
         entries[split] = writer.entries
         if not counts[split]:
-            what = f"{order.source} gives no pair for {split}: {len(text.pairs)} pairs were read"
+            what = f"{order.source} has no pairs for {split}: {len(text.pairs)} pairs were read"
             what += f", {counts['too_long']} are longer than {order.context} tokens"
-            hint = "Use more text, another val_fraction or a longer context."
+            hint = "Use more text, a different --val-fraction, or a longer context."
             raise UsageError("data.too_small", f"{what}.", hint=hint)
         say(f"{split}: {counts[split]:,} pairs, {writer.tokens:,} tokens")
     if counts["too_long"]:
@@ -177,7 +177,7 @@ def _write(
 
 @dataclass(frozen=True)
 class _Row:
-    """A pair's tokens, and where its source ends."""
+    """A pair's tokens, and the position where its source ends."""
 
     ids: np.ndarray
     middle: int

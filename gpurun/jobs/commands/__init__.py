@@ -1,1 +1,1 @@
-"""What a command of the user's own needs to be planned: what it reads, and what is uploaded for it."""
+"""Plans a run of the user's own command: finds the files that it reads, and decides which files are uploaded."""

@@ -1,4 +1,4 @@
-"""Decides how the first word of a command is started, before anything is rented for it."""
+"""Checks, before anything is rented, that the machine can start the first word of a command."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _OF_BASH = frozenset({"sh", "bash", "dash"})
 
 @dataclass(frozen=True)
 class StartableCommand:
-    """A command that can be started, with notes about how it starts for the plan."""
+    """A command that can be started, and the plan's notes about how it is started."""
 
     command: Command
     notes: tuple[str, ...] = ()
 
 
 def startable(command: Command, found: WorkFolder) -> StartableCommand:
-    """Return the command prepared so that its first word can be started; UsageError for a file that cannot be."""
+    """Return the command, changed if necessary so that it can be started; UsageError if its file cannot be."""
     first = command.argv[0]
     name = os.path.normpath(first)
     path = found.files.get(name)
     if path is None or first.endswith((".py", ".ipynb")):
         return StartableCommand(command)
-    head, shell = _head(path), ""
+    head, shell = _first_bytes(path), ""
     if head.startswith(b"#!"):
         shell = Path(head[2:].split()[-1].decode("utf-8", "replace") if head[2:].split() else "").name
     starts_itself = head.startswith((b"#!", b"\x7fELF"))
@@ -47,7 +47,7 @@ def startable(command: Command, found: WorkFolder) -> StartableCommand:
     if "/" not in first:
         if shutil.which(first) is not None:
             return StartableCommand(command)
-        what = f"{first} is a file in the folder, but a program without a / is searched for in PATH only."
+        what = f"{first} is a file in the folder, but a program name without a / is looked up only in PATH."
         raise UsageError("run.not_started", what, hint=f"Write ./{first}, or name its interpreter: -- bash {first}")
     if not starts_itself:
         what = f"{first} is neither a Linux program nor a script that begins with #! and an interpreter."
@@ -59,9 +59,9 @@ def startable(command: Command, found: WorkFolder) -> StartableCommand:
 
 
 def with_notebook(command: Command, request: Request, mode: Mode) -> tuple[Command, tuple[str, ...]]:
-    """Return a notebook's command with nbconvert and ipykernel among its requirements, and notes for the plan.
+    """Return a notebook's command with nbconvert and ipykernel added to its requirements, and notes for the plan.
 
-    Nothing is installed unasked on the user's own machine: UsageError if the packages may be missing there.
+    On the user's own machine gpurun installs nothing without a flag: UsageError if the packages may be missing there.
     """
     notebook = command.argv[0]
     if not notebook.endswith(".ipynb"):
@@ -75,19 +75,19 @@ def with_notebook(command: Command, request: Request, mode: Mode) -> tuple[Comma
         raise UsageError("run.notebook", what, hint=f"pip install {' '.join(missing)}; or rehearse it: --dry-run")
     is_theirs = bool(place_kinds(request.providers) & {"box", "cluster"}) and not request.dry_run
     if missing and is_theirs and not request.choices.setup:
-        what = f"{notebook} is run by nbconvert there, and gpurun installs nothing on your own machine unasked."
-        hint = f"Add {flags}. If nbconvert is installed there: -- python {shlex.join(NOTEBOOK)} …."
+        what = f"{notebook} is run by nbconvert, and gpurun installs nothing on your own machine unless you ask it to."
+        hint = f"Add {flags}. If nbconvert is already installed on that machine: -- python {shlex.join(NOTEBOOK)} …."
         raise UsageError("run.notebook", what, hint=hint)
     runs = f"{notebook} is run by nbconvert; its output comes home in {notebook[:-6]}.nbconvert.ipynb."
     if not missing:
         return command, (runs,)
     flags = " ".join(f"--pip {name}" for name in missing)
-    installed = f"The packages for that are installed first, as if you had typed {flags}."
+    installed = f"gpurun installs nbconvert and ipykernel first, as if you had typed {flags}."
     return command.model_copy(update={"pip": (*command.pip, *missing)}), (runs, installed)
 
 
-def _head(path: Path) -> bytes:
-    """Return the beginning of a file's first line, at most 200 bytes; empty if the file cannot be read."""
+def _first_bytes(path: Path) -> bytes:
+    """Return at most 200 bytes of a file's first line; empty if the file cannot be read."""
     try:
         with open_regular(path) as file:
             return file.read(200).split(b"\n")[0]

@@ -1,4 +1,4 @@
-"""Follows a command into the files that it runs, to find the modules it imports and the files it names."""
+"""Reads the files that a command runs, to find the modules they import and the files they name."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _LAUNCHERS_OF_MODULES = frozenset({"-m", "--module"})
 
 @dataclass
 class CommandSource:
-    """What the sources of a command contain; each fact with the file where it was found, "" for the command line.
+    """The files and modules that a command's sources mention, each with the source that mentions it.
 
-    `modules` are the imported files. `missing` are top-level modules that are not in the folder; those in `is_sure` are
-    imported whenever the command runs. `elsewhere` are modules in places where Python does not search.
-    `installs_itself` means that the command installs packages, so a missing module may appear by the time it runs.
+    A source is a file of the folder, or "" for the command line. `modules` are the imported files. `missing` are
+    top-level modules that are not in the folder; those in `is_sure` are imported whenever the command runs.
+    `elsewhere` are modules in folders that Python does not search. `installs_itself` means that the command installs
+    packages, so a missing module may exist by the time it is imported.
     """
 
     files: set[str] = field(default_factory=set)
@@ -44,7 +45,7 @@ class CommandSource:
     elsewhere: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def names(self, file: str) -> str | None:
-        """Return the source that names a file of the folder ("" for the command line); None if none does."""
+        """Return the source that names this file of the folder; "" for the command line, None if no source names it."""
         place = PurePosixPath(file)
         ends = ["/".join(place.parts[start:]) for start in range(len(place.parts))]
         plain = self._plain
@@ -59,7 +60,7 @@ class CommandSource:
         return None
 
     def names_folder(self, file: str) -> tuple[str, str] | None:
-        """Return a named folder that contains the file, and the source that names it; None if there is none."""
+        """Return (folder, source) if a source names a folder that contains the file; else None."""
         return next(((text, by) for text, by in self.folders.items() if _is_below(file, text)), None)
 
     @cached_property
@@ -76,12 +77,12 @@ class CommandSource:
 
 
 def command_source(command: Command, root: Path) -> CommandSource:
-    """Return what the sources of a command in the folder `root` contain; unreadable files are ignored."""
+    """Read a command's sources in the folder `root`, and return what they mention; unreadable files are ignored."""
     return _Reader(command, root).found
 
 
 class _Reader:
-    """Follows one command."""
+    """Collects the imports and file names of one command's sources."""
 
     def __init__(self, command: Command, root: Path) -> None:
         self.found = CommandSource()
@@ -98,7 +99,7 @@ class _Reader:
         self._take_words(command.argv)
 
     def _take_words(self, words: tuple[str, ...] | list[str]) -> None:
-        """Follow the programs that these words of a command line start."""
+        """Read the programs that these words of a command line start."""
         for before, word in zip(("", *words), words, strict=False):
             name = os.path.normpath(word)
             if before in _LAUNCHERS_OF_MODULES:
@@ -108,7 +109,7 @@ class _Reader:
                 self._take(name, str(PurePosixPath(name).parent), is_sure=True)
 
     def _take(self, name: str, beside: str, *, is_sure: bool) -> None:
-        """Read one file and the files it leads to; its imports are also searched in the folder `beside`."""
+        """Read one file and the files that it imports or runs; its imports may also be in the folder `beside`."""
         if (name, is_sure) in self.seen or len(self.seen) > _MOST_FILES:
             return
         self.seen.add((name, is_sure))
@@ -133,7 +134,7 @@ class _Reader:
                 self._take_import(name, source, module.module, module.names, beside, sure)
 
     def _take_texts(self, source: PythonSource, name: str) -> None:
-        """Add the constants of one file."""
+        """Add the text constants of one file."""
         found = self.found
         typed = {word.partition("=")[0] for word in self.argv}
         defaults = {text for text, options in source.defaults.items() if typed.isdisjoint(options)}
@@ -149,7 +150,7 @@ class _Reader:
     def _take_import(
         self, by: str, source: PythonSource, module: str, names: tuple[str, ...], beside: str, is_sure: bool
     ) -> None:
-        """Follow an absolute import, or note that it is missing."""
+        """Read the module of an absolute import, or record that it is missing."""
         top = module.split(".")[0]
         for place in dict.fromkeys([beside, *self.more]):
             if files := self._files_of(module, place, names):
@@ -173,7 +174,7 @@ class _Reader:
     def _take_relative(
         self, by: str, level: int, module: str, names: tuple[str, ...], beside: str, is_sure: bool
     ) -> None:
-        """Follow an import from the file's own package."""
+        """Read the module of a relative import, which is in the file's own package."""
         package = PurePosixPath(by).parent
         for _ in range(level - 1):
             package = package.parent
@@ -186,7 +187,7 @@ class _Reader:
             self._take(file, beside, is_sure=is_sure)
 
     def _files_of(self, module: str, place: str, names: tuple[str, ...] = ()) -> set[str]:
-        """Return the files in `place` that an import of a module reads; empty if the module is not there."""
+        """Return the files that importing a module reads, looked up in the folder `place`; empty if it is not there."""
         parts, files = module.split("."), set[str]()
         for count in range(1, len(parts) + 1):
             stem = os.path.normpath("/".join([place, *parts[:count]]))
@@ -196,7 +197,7 @@ class _Reader:
         return files
 
     def _file_of(self, stem: str) -> str:
-        """Return the file of a module, "" if there is none."""
+        """Return the file of a module by its path without a suffix; "" if there is no such file."""
         stem = os.path.normpath(stem)
         return next((name for name in (f"{stem}/__init__.py", f"{stem}.py") if self._is_file(name)), "")
 
@@ -205,13 +206,13 @@ class _Reader:
 
 
 def _is_below(file: str, folder: str) -> bool:
-    """Return whether a path named in the program is a folder that contains the file."""
+    """Return whether `folder`, a path as the program names it, contains the file."""
     plain = os.path.normpath(folder)
     return plain not in (".", "..") and (file.startswith(f"{plain}/") or ("/" in plain and f"/{plain}/" in f"/{file}"))
 
 
 def unknown_files(found: CommandSource, known: Collection[str], root: Path) -> dict[str, str]:
-    """Return the files that the program reads and the folder lacks, each with the source that reads it."""
+    """Return the files that the program reads but the folder lacks, each with the source that reads it."""
     bases = {PurePosixPath(name).name for name in known}
     written = {PurePosixPath(text).name for text in found.writes}
     return {

@@ -1,4 +1,4 @@
-"""`gpurun run --from RUN`: a command continues from the newest checkpoint downloaded by an earlier run."""
+"""Plans `gpurun run --from RUN`: a command that continues from the newest checkpoint of an earlier run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FOLDER = "outputs/"
 
 
 def command_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Request:
-    """Return the request with the command, GPU and machine of the earlier run where it names none of its own."""
+    """Return the request, with its missing command, GPU and machine taken from the earlier run."""
     run = find_earlier_run(request.continues, home)
     before = run.request()
     if before is None or before.command is None:
@@ -26,7 +26,7 @@ def command_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> R
         raise UsageError("continue.no_command", f"{run.name} did not run a command.", hint=hint)
     filled: dict[str, Any] = {
         "continues": run.name,
-        "command": _filled(request.command, before.command),
+        "command": _with_defaults_from(request.command, before.command),
         "gpu": request.gpu or before.gpu,
         "data": request.data or before.data,
         **on_the_same_place(request, before, usual),
@@ -38,20 +38,20 @@ def command_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> R
 
 
 def repeated_run(request: Request, home: Home) -> str:
-    """Return the earlier run's name if it succeeded and its command would be repeated unchanged, else ""."""
+    """Return the earlier run's name if that run succeeded and this request repeats its command unchanged; else ""."""
     if not request.continues:
         return ""
     run = find_earlier_run(request.continues, home)
     before = run.request()
     if run.receipt["training"]["outcome"] != "done" or before is None or before.command is None:
         return ""
-    command = _filled(request.command, before.command)
+    command = _with_defaults_from(request.command, before.command)
     is_same = (command.argv, command.env) == (before.command.argv, before.command.env)
     return run.name if is_same and request.data in (None, before.data) else ""
 
 
-def _filled(typed: Command | None, before: Command) -> Command:
-    """Return the typed command, with the earlier command's value for each field left at its default."""
+def _with_defaults_from(typed: Command | None, before: Command) -> Command:
+    """Return the typed command; each field that is still at its default gets the earlier command's value."""
     if typed is None:
         return before
     usual = Command(argv=(), outputs=EVERYTHING)
@@ -61,10 +61,10 @@ def _filled(typed: Command | None, before: Command) -> Command:
 
 
 def with_checkpoint(command: Command, request: Request, home: Home, work: Path) -> tuple[Command, Earlier | None]:
-    """Copy the earlier run's checkpoint into `work`, at its old path, and return the command that continues from it.
+    """Copy the earlier run's checkpoint to its old path below `work`, and return the command that continues from it.
 
     Without --from, return the command unchanged. UsageError if the earlier run has no checkpoint, VerificationFailed if
-    a file of it has changed since.
+    a file of that checkpoint differs from the receipt.
     """
     if not request.continues:
         return command, None
@@ -72,7 +72,7 @@ def with_checkpoint(command: Command, request: Request, home: Home, work: Path) 
     latest, plan = run.receipt["checkpoint"]["latest"], run.plan()
     files = [file for file in run.files("checkpoint") if file["step"] == latest]
     if not files or plan is None:
-        hint = "Name the checkpoint files (--checkpoint-glob) in the first run already."
+        hint = "A run can be continued only if it was started with --checkpoint-glob, which names its checkpoint files."
         raise UsageError("continue.no_checkpoint", f"{run.name} has no downloaded checkpoint.", hint=hint)
     names = []
     for file in files:

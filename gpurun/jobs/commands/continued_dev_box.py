@@ -1,4 +1,4 @@
-"""`gpurun dev --from RUN`: the next dev box has the folder of an earlier one, as that was when it ended."""
+"""Plans `gpurun dev --from RUN`: a dev box whose folder is the one that an earlier dev box had when it ended."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _LISTS, _SIZES = ("include", "exclude", "pip"), ("output_bytes", "disk_gb")
 def dev_box_as_before(
     request: Request, wishes: dict[str, Any], home: Home, usual: tuple[str, ...]
 ) -> tuple[Request, dict[str, Any]]:
-    """Return the request and the job's own fields with what the earlier box was asked, where nothing else is said."""
+    """Return the request and the job's own fields; what the user did not type is taken from the earlier box."""
     run = find_earlier_run(request.continues, home)
-    before, job = run.request(), _job_of(run)
+    before, job = run.request(), _dev_box_job_of(run)
     if before is None or before.command is None or request.command is None:
-        raise run.altered("what was asked")
-    typed, asked = request.command, before.command
-    command: dict[str, Any] = {name: getattr(typed, name) or getattr(asked, name) for name in _LISTS}
-    command |= {name: max(getattr(typed, name), getattr(asked, name)) for name in _SIZES}
-    command["outputs"] = asked.outputs if typed.outputs == EVERYTHING else typed.outputs
+        raise run.altered("its request")
+    typed, earlier = request.command, before.command
+    command: dict[str, Any] = {name: getattr(typed, name) or getattr(earlier, name) for name in _LISTS}
+    command |= {name: max(getattr(typed, name), getattr(earlier, name)) for name in _SIZES}
+    command["outputs"] = earlier.outputs if typed.outputs == EVERYTHING else typed.outputs
     filled: dict[str, Any] = {
         "continues": run.name,
         "command": typed.model_copy(update={**command, "folder": ""}),
@@ -53,21 +53,21 @@ def dev_box_as_before(
 
 
 def with_last_folder(command: Command, request: Request, home: Home, work: Path) -> tuple[Command, Earlier]:
-    """Put the earlier box's folder into `work`: what was uploaded, and over it what came home.
+    """Rebuild the earlier box's folder in `work`: copy the files that were uploaded, then those that were downloaded.
 
-    Return the command with what of it may be started, and what the plan says of the earlier run.
-    VerificationFailed where either is not as its receipt has it.
+    Return the command with the earlier box's executable files and commit, and the plan's record of the earlier run.
+    VerificationFailed if a file differs from the receipt.
     """
     run = find_earlier_run(request.continues, home)
-    plan, job = run.plan(), _job_of(run)
+    plan, job = run.plan(), _dev_box_job_of(run)
     if plan is None:
         raise run.altered("its plan")
     uploaded = Path(plan.data.beside) / "work"
     if not uploaded.is_dir() or job.digest(plan, bundle_root()) != plan.bundle_sha256:
-        raise run.altered("the uploaded folder")
+        raise run.altered("its uploaded folder")
     shutil.copytree(uploaded, work, dirs_exist_ok=True)
-    for name in _removed(run):
-        if (work / name).is_file():  # The machine's word may name a folder.
+    for name in _files_removed_there(run):
+        if (work / name).is_file():  # The machine wrote this name, and it may be a folder's.
             (work / name).unlink()
     files = [file for file in run.files("output", "checkpoint") if str(file["name"]).startswith(_FOLDER)]
     for file in files:
@@ -79,8 +79,8 @@ def with_last_folder(command: Command, request: Request, home: Home, work: Path)
     return command.model_copy(update=same), run.continued_at(0, files, plan)
 
 
-def _removed(run: EarlierRun) -> Iterator[str]:
-    """Yield the uploaded files that the earlier box's machine says were removed there."""
+def _files_removed_there(run: EarlierRun) -> Iterator[str]:
+    """Yield the uploaded files that were removed on the earlier box, as its machine reported."""
     for event in events_of(run.folder.events):
         names = event.said.get("names") if event.kind == "removed" else None
         for name in names if isinstance(names, list) else ():
@@ -89,16 +89,16 @@ def _removed(run: EarlierRun) -> Iterator[str]:
 
 
 def _make_way(work: Path, target: Path) -> None:
-    """Make a file's folder, where the upload had a file, and remove a folder in whose place it is."""
-    for above in [parent for parent in reversed(target.parents) if work in parent.parents]:
-        if above.is_file():
-            above.unlink()
+    """Make the folders above `target`; remove a file that is in a folder's place, or a folder that is in the file's."""
+    for parent in [parent for parent in reversed(target.parents) if work in parent.parents]:
+        if parent.is_file():
+            parent.unlink()
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
         shutil.rmtree(target)
 
 
-def _job_of(run: EarlierRun) -> DevBoxJob:
+def _dev_box_job_of(run: EarlierRun) -> DevBoxJob:
     """Return the job of an earlier dev box; UsageError for another kind of run."""
     plan = run.plan()
     if plan is None:
@@ -110,7 +110,7 @@ def _job_of(run: EarlierRun) -> DevBoxJob:
 
 
 def _commit_of(run: EarlierRun) -> str:
-    """Return the commit that the earlier box had cloned, by its machine's word; "" where it has not told it."""
+    """Return the commit that the earlier box cloned, as its machine reported; "" if it reported none."""
     for event in events_of(run.folder.events):
         if event.kind == "clone":
             commit = str(event.said.get("commit", ""))

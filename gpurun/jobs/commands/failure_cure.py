@@ -1,4 +1,4 @@
-"""Suggests a change to a command that failed because a file or a module was missing."""
+"""Suggests how to fix a command that failed because a file or a module was missing."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _NO_FILE = re.compile(r"No such file or directory: '([^'\n]+)'")
 
 
 def failure_cure(message: str, command: Command | None) -> str:
-    """Return a change that would cure the failure in `message`; "" if it names no missing file or module.
+    """Return how to fix the failure that `message` describes; "" if it names no missing file or module.
 
-    The folder is read as it is now, on the assumption that its files were the same when the run was planned.
+    The folder is read in its present state, on the assumption that it has not changed since the run was planned.
     """
     if command is None or not command.folder:
         return ""
     module, file = _NO_MODULE.search(message), _NO_FILE.search(message)
     with suppress(UsageError, OSError):
         if module:
-            return _of_module(module[1].split(".")[0], command)
+            return _cure_for_module(module[1].split(".")[0], command)
         if file:
-            return _of_file(file[1], command, work_folder(command))
+            return _cure_for_file(file[1], command, work_folder(command))
     return ""
 
 
-def _of_module(module: str, command: Command) -> str:
-    """Return the change that makes a module available: a flag for its place in the folder, or --pip."""
+def _cure_for_module(module: str, command: Command) -> str:
+    """Return how to make a module available: --include or PYTHONPATH if the folder has it, else --pip."""
     root = Path(command.folder)
     root = root.parent if root.is_file() else root
     for name in (f"{module}.py", module, f"src/{module}"):
@@ -47,8 +47,8 @@ def _of_module(module: str, command: Command) -> str:
     return f"Install it on the machine first: --pip {distribution_of(module)}."
 
 
-def _of_file(name: str, command: Command, found: WorkFolder) -> str:
-    """Return the flag that uploads a file: --include or --data."""
+def _cure_for_file(name: str, command: Command, found: WorkFolder) -> str:
+    """Return how to upload a file: with --include if the folder has it, else with --data."""
     if os.path.isabs(name):
         is_here = Path(name).exists()
         return f"{name} is a path on this computer: upload it with --data, and read $GPURUN_DATA." if is_here else ""

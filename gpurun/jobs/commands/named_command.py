@@ -30,8 +30,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _OF_A_SHELL = set("|&;<>`$\n")
 
 
-def _words(command: Any) -> Any:
-    """Split a command written as one text; ValueError for shell syntax, which would reach the program literally."""
+def _split_words(command: Any) -> Any:
+    """Split a command that is written as one string; ValueError for shell syntax, because no shell interprets it."""
     if not isinstance(command, str):
         return command
     if found := sorted(_OF_A_SHELL & set(command)):
@@ -39,17 +39,17 @@ def _words(command: Any) -> Any:
     return shlex.split(command)
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
 
 
 class NamedCommand(Frozen):
-    """The table of one name. `command` to `silent` are flags of `gpurun run`; a flag that the user types wins.
+    """The table of one named command. Its fields `command` to `silent` are flags of `gpurun run`; a typed flag wins.
 
-    `place` is the file or table where it is written. Other flags are not allowed in a table: the user types them.
+    `place` is the file or table that it was read from. A table must not set any other flag.
     """
 
     model_config = ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False)
@@ -59,7 +59,7 @@ class NamedCommand(Frozen):
     about: str = ""
     repository: Annotated[str, Field(pattern=r"https://[\w./-]+")] = ""
     commit: Annotated[str, Field(pattern=r"[0-9a-f]{40}")] = ""
-    command: Annotated[tuple[str, ...], BeforeValidator(_words), Field(min_length=1)]
+    command: Annotated[tuple[str, ...], BeforeValidator(_split_words), Field(min_length=1)]
     upload: str = ""
     include: Texts = ()
     exclude: Texts = ()
@@ -87,7 +87,7 @@ class NamedCommand(Frozen):
 
     @property
     def flags(self) -> dict[str, Any]:
-        """Return the flags that the table sets, by name."""
+        """Return the flags that the table sets, keyed by name."""
         values = self.model_dump(mode="json", exclude_unset=True, exclude=set(_NO_FLAGS))
         if "env" in values:
             values["env"] = [f"{name}={value}" for name, value in self.env.items()]
@@ -95,12 +95,12 @@ class NamedCommand(Frozen):
 
     @property
     def digest(self) -> str:
-        """Return the sha256 of the table, its name included."""
+        """Return the sha256 of the table and its name."""
         return digest_json(self.model_dump(mode="json", exclude_unset=True, exclude={"place"}))
 
     @property
     def is_packaged(self) -> bool:
-        """Return whether it came with gpurun and so needs no approval."""
+        """Return whether the command came with gpurun, and therefore needs no approval."""
         return not self.place.endswith(PROJECT_FILE)
 
 
@@ -111,45 +111,45 @@ KEYS = tuple(key for key in NamedCommand.model_fields if key not in ("name", "pl
 
 def packaged_commands() -> tuple[str, ...]:
     """Return the names of the packaged commands, sorted."""
-    return tuple(sorted(path.stem for path in _folder().glob("*.toml")))
+    return tuple(sorted(path.stem for path in _packaged_folder().glob("*.toml")))
 
 
 def read_packaged(name: str) -> NamedCommand:
     """Read a packaged command; SetupError if its file is damaged."""
-    path = _folder() / f"{name}.toml"
+    path = _packaged_folder() / f"{name}.toml"
     try:
-        return _parsed(name, recipe_file.parse_toml(read_regular(path).decode()), str(path), ())
+        return _parse_table(name, recipe_file.parse_toml(read_regular(path).decode()), str(path), ())
     except (OSError, ValueError, UsageError) as error:
         what = f"{path} is not a named command: {str(error).splitlines()[0]}."
         raise SetupError("install.incomplete", what, hint="Install gpurun again.") from None
 
 
 def find_named(name: str, project: Path, flags: Collection[str]) -> NamedCommand | None:
-    """Return the command of that name, from the folder's own file first; None if there is none.
+    """Return the command with this name, preferably from the folder's own file; None if there is none.
 
     UsageError for a table that sets another of the `flags`, or a path outside its folder.
     """
     tables = project_runs(project)
     if name in tables:
-        named = _parsed(name, tables[name], f"[run.{name}] of {PROJECT_FILE}", flags)
-        _demand_harmless(named, project)
+        named = _parse_table(name, tables[name], f"[run.{name}] of {PROJECT_FILE}", flags)
+        _refuse_unsafe_files(named, project)
         return named
     return read_packaged(name) if name in packaged_commands() else None
 
 
 def refuse_unknown(name: str, project: Path) -> UsageError:
-    """Return the error for an unknown name, which lists the known ones."""
+    """Return the error for an unknown name; its hint lists the known names."""
     own = [found for found in project_runs(project) if _NAME.fullmatch(found)]
     here = f"In {PROJECT_FILE}: {', '.join(own)}. " if own else ""
     known = f"{here}Packaged: {', '.join(packaged_commands())}."
     near = did_you_mean(name, [*own, *packaged_commands()], otherwise="")
     file = f" To run the file of that name: ./{name}." if (project / name).is_file() else ""
-    hint = f"{near} {known}{file} To run a program: gpurun run … -- {name}".strip()
+    hint = f"{near} {known}{file} To run a program with that name: gpurun run … -- {name}".strip()
     return UsageError("run.no_such_name", f"There is no run and no program called {name!r} here.", hint=hint)
 
 
-def _parsed(name: str, table: Any, place: str, flags: Collection[str]) -> NamedCommand:
-    """Return the command that a table describes; UsageError that names the wrong key."""
+def _parse_table(name: str, table: Any, place: str, flags: Collection[str]) -> NamedCommand:
+    """Return the command that a table describes; UsageError, which names the key, if a key or value is not allowed."""
     if not _NAME.fullmatch(name) or not isinstance(table, Mapping):
         what = f"{place} is not a table whose name consists of letters, digits, _ and -."
         raise UsageError("run.table", what, hint='For example: [run.baseline] command = "python train.py"')
@@ -161,7 +161,7 @@ def _parsed(name: str, table: Any, place: str, flags: Collection[str]) -> NamedC
         if key not in KEYS:
             hint = did_you_mean(key, KEYS, otherwise=f"Known keys: {', '.join(KEYS)}.")
             raise UsageError("run.unknown_key", f"{place} has the unknown key {key!r}.", hint=hint)
-    _demand_no_values(values, place)
+    _refuse_secret_values(values, place)
     try:
         return NamedCommand.model_validate({**values, "name": name, "place": place})
     except ValidationError as error:
@@ -171,10 +171,10 @@ def _parsed(name: str, table: Any, place: str, flags: Collection[str]) -> NamedC
         raise UsageError("run.table", f"{key} in {place}: {why}.", hint=hint) from None
 
 
-def _demand_no_values(values: Mapping[str, Any], place: str) -> None:
-    """Raise UsageError if the table contains the value of a secret, or names a key that gpurun rents with."""
+def _refuse_secret_values(values: Mapping[str, Any], place: str) -> None:
+    """Raise UsageError if the table contains a secret's value, or names the key of a provider's account."""
     secret, env = values.get("secret", ()), values.get("env", {})
-    names = _listed(secret)
+    names = _as_list(secret)
     if not isinstance(names, list | tuple) or any("=" in str(name) for name in names):
         what = f"secret in {place} contains more than names; a file must not contain the value of a secret."
         hint = 'Write names only: secret = ["WANDB_API_KEY"]; the value comes from your shell.'
@@ -189,8 +189,8 @@ def _demand_no_values(values: Mapping[str, Any], place: str) -> None:
         raise UsageError("run.not_in_a_table", what, hint=f"Remove it, and type it: --secret {own[0]}")
 
 
-def _demand_harmless(named: NamedCommand, project: Path) -> None:
-    """Raise UsageError if a folder's table names a file outside the folder, or includes one that looks like a key."""
+def _refuse_unsafe_files(named: NamedCommand, project: Path) -> None:
+    """Raise UsageError if a folder's table names a file outside the folder, or a file that looks like a key."""
     files = [("pip", wanted) for wanted in named.pip if wanted.endswith(".txt")]
     data = [("data", named.data)] if named.data and not named.data.startswith("hf:") else []
     for key, path in [("upload", named.upload), *data, *files]:
@@ -206,18 +206,18 @@ def _demand_harmless(named: NamedCommand, project: Path) -> None:
 
 
 def is_approved(named: NamedCommand, home: Home) -> bool:
-    """Return whether the user has approved exactly this table before."""
+    """Return whether the user has already approved exactly this table."""
     return (home.approved_runs / f"{named.digest}.json").is_file()
 
 
 def approve(named: NamedCommand, home: Home) -> None:
-    """Remember that the user approved this table."""
+    """Record that the user approved this table."""
     make_private(home.prepare().approved_runs)
     write_atomic(home.approved_runs / f"{named.digest}.json", named.to_json().encode())
 
 
-def demand_clone(named: NamedCommand, folder: Path) -> None:
-    """Raise UsageError unless a folder is an unchanged clone of the repository at that commit."""
+def require_clone(named: NamedCommand, folder: Path) -> None:
+    """Raise UsageError unless the folder is an unmodified clone of the command's repository at its commit."""
     place, clone = shlex.quote(str(folder)), named.repository.rpartition("/")[2]
     found = commit_of(str(folder)) if folder.is_dir() else ""
     hint = f"git -C {place} checkout {named.commit}"
@@ -235,7 +235,7 @@ def demand_clone(named: NamedCommand, folder: Path) -> None:
 
 
 def _is_changed(folder: Path) -> bool:
-    """Return whether a file tracked by git differs from the commit; True if git cannot tell."""
+    """Return whether a file that git tracks differs from the checked-out commit; True if git fails."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), "diff", "--quiet", "HEAD"], env=child_environment(),
@@ -246,5 +246,5 @@ def _is_changed(folder: Path) -> bool:
     return done.returncode != 0
 
 
-def _folder() -> Path:
+def _packaged_folder() -> Path:
     return bundle_root() / "recipes" / "commands"

@@ -1,4 +1,4 @@
-"""Reads a program without running it, to find its imports and the files it names."""
+"""Parses a program, without running it, to find its imports and the files that it names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FILE_NAME = re.compile(r"[^\s:*?<>|\"'{}%]*[^\s:*?<>|\"'{}%/.]\.[A-Za-z][A-Za-z
 
 @dataclass(frozen=True)
 class Import:
-    """An import of a module; `level` counts its leading dots, and `is_sure` means that it always runs with the file."""
+    """An import of a module. `level` counts the leading dots; `is_sure` means that the file always imports it."""
 
     module: str
     names: tuple[str, ...]
@@ -35,7 +35,7 @@ class Import:
 
 @dataclass
 class PythonSource:
-    """The imports of one file of a program, and its text constants by how they are used."""
+    """The imports of one source file, and its text constants, grouped by how the file uses them."""
 
     imports: list[Import] = field(default_factory=list)
     constants: set[str] = field(default_factory=set)
@@ -43,7 +43,7 @@ class PythonSource:
     writes: set[str] = field(default_factory=set)
     folders: set[str] = field(default_factory=set)
     defaults: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Each default file name, with the options that replace it."""
+    """The default file names of options, each with the options that replace it."""
     searches_elsewhere: bool = False
     """Whether the file changes the module search path."""
 
@@ -80,12 +80,12 @@ def read_shell(text: str) -> list[str]:
 
 
 def is_file_name(text: str) -> bool:
-    """Return whether a text looks like the name of a file."""
+    """Return whether a text looks like a file name."""
     return len(text) <= _MOST_CONSTANT_CHARS and _FILE_NAME.fullmatch(text) is not None
 
 
 def _visit(node: ast.AST, found: PythonSource, *, is_sure: bool) -> None:
-    """Add a syntax node and everything below it."""
+    """Add the imports and texts of a syntax node and of all nodes below it."""
     if isinstance(node, ast.Import):
         found.imports += [Import(name.name, (), 0, is_sure) for name in node.names]
     elif isinstance(node, ast.ImportFrom):
@@ -144,7 +144,7 @@ def _take_option(call: ast.Call, found: PythonSource) -> None:
 
 
 def _texts(node: ast.AST) -> Iterator[str]:
-    """Yield the texts in an expression."""
+    """Yield the text constants in an expression."""
     for below in ast.walk(node):
         text = below.value if isinstance(below, ast.Constant) else None
         if isinstance(text, str) and 0 < len(text) <= _MOST_CONSTANT_CHARS and "\n" not in text:

@@ -1,4 +1,4 @@
-"""Builds the virtual environment in which a rehearsal has the --pip packages, on top of this Python's own packages."""
+"""Builds a rehearsal's virtual environment: the --pip packages, in addition to this Python's own packages."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from gpurun.core.untrusted import safe_text
 
 _COMPLETE = ".complete"
 _PASSED_ON = ("PIP_*", "UV_*", "*_proxy", "*_PROXY", "SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-"""Variables that configure package downloads. Cloud keys are not passed on, because a build runs foreign code."""
+"""Variables that configure package downloads. Cloud keys are not passed on, because a build runs third-party code."""
 _LAST_LINES, _LAST_CHARS = 12, 300
 
 
 def venv_python(home: Home, lines: Sequence[str]) -> Path:
-    """Return the path of the Python of the environment for these requirements; it may not exist yet."""
+    """Return the path of the Python in the environment for these requirements, which may not be built yet."""
     of = {"lines": list(lines), "python": sys.executable, "version": sys.version}
     return home.cache / "venvs" / digest_json(of)[:16] / "bin" / "python"
 
 
 def is_built(python: Path) -> bool:
-    """Return whether an environment is complete."""
+    """Return whether the environment of this Python is complete."""
     return (python.parents[1] / _COMPLETE).exists()
 
 
 def build_venv(python: Path, lines: Sequence[str], limit_s: float, say: Callable[[str], None]) -> None:
-    """Build an environment once; SetupError with the installer's last lines if that fails."""
+    """Build the environment unless it is complete; SetupError, with the installer's last lines, if that fails."""
     place = python.parents[1]
     make_private(place.parent)
     with exclusive(place.with_suffix(".lock")):
@@ -44,38 +44,38 @@ def build_venv(python: Path, lines: Sequence[str], limit_s: float, say: Callable
             return
         say(f"installing the --pip packages into {place}")
         shutil.rmtree(place, ignore_errors=True)
-        _call([sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(place)], limit_s)
+        _run_program([sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(place)], limit_s)
         inside = next(place.glob("lib/python*/site-packages"))
-        # A venv made from a venv sees only the packages of the original Python, so add this one's folders.
+        # A venv made from a venv sees only the packages of the original Python, so add this Python's folders.
         own = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
         lines_of_site = "".join(f"import site; site.addsitedir({path!r})\n" for path in own)
         (inside / "_of_gpurun.pth").write_text(lines_of_site)
         wanted = place / "requirements.txt"
         wanted.write_text("\n".join(lines) + "\n")
-        _call([*_installer(python, limit_s), "-q", "-r", str(wanted)], limit_s)
+        _run_program([*_install_command(python, limit_s), "-q", "-r", str(wanted)], limit_s)
         (place / _COMPLETE).touch()
 
 
-def _installer(python: Path, limit_s: float) -> list[str]:
-    """Return the install command for a Python: pip's, else uv's, else that of Python's bundled pip."""
+def _install_command(python: Path, limit_s: float) -> list[str]:
+    """Return the command that installs packages for a Python: with pip, else uv, else Python's bundled pip."""
     if _works([sys.executable, "-m", "pip", "--version"]):
         return [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-input"]
     if uv := shutil.which("uv"):
         return [uv, "pip", "install", "--python", str(python)]
-    _call([str(python), "-m", "ensurepip"], limit_s)
+    _run_program([str(python), "-m", "ensurepip"], limit_s)
     return [str(python), "-m", "pip", "install", "--no-input"]
 
 
 def _works(command: Sequence[str]) -> bool:
-    return subprocess.run(command, env=_environment(), capture_output=True, check=False).returncode == 0
+    return subprocess.run(command, env=_child_environment(), capture_output=True, check=False).returncode == 0
 
 
-def _call(command: Sequence[str], limit_s: float) -> None:
+def _run_program(command: Sequence[str], limit_s: float) -> None:
     """Run a program; SetupError if it fails or takes too long."""
     try:
         done = subprocess.run(
-            command, env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            timeout=limit_s, check=False, cwd="/",
+            command, env=_child_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, timeout=limit_s, check=False, cwd="/",
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         hint = "Name fewer packages, or allow more time: --setup-limit MINUTES."
@@ -84,13 +84,15 @@ def _call(command: Sequence[str], limit_s: float) -> None:
         lines = [line for line in safe_text(done.stdout.decode("utf-8", "replace")) if line.strip()]
         words = "\n".join(line[:_LAST_CHARS] for line in lines[-_LAST_LINES:])
         what = f"The --pip packages could not be installed here. The installer's last lines:\n{words}"
-        hint = "They would fail on paid time, too: change --pip."
+        hint = "They would fail on the rented machine, too: change --pip."
         raise SetupError("run.pip_failed", what, hint=hint)
 
 
-def _environment() -> dict[str, str]:
-    """Return a child's environment, with the variables that configure package downloads."""
+def _child_environment() -> dict[str, str]:
+    """Return a child process's environment, including the variables that configure package downloads."""
     kept = {
-        name: value for name, value in os.environ.items() if any(fnmatch.fnmatchcase(name, glob) for glob in _PASSED_ON)
+        name: value
+        for name, value in os.environ.items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in _PASSED_ON)
     }
     return child_environment(kept)

@@ -1,4 +1,4 @@
-"""Warns about what a command will miss on the machine: files left out of the upload, missing files and modules."""
+"""Warns about files and modules that a command needs but the machine will not have."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LARGE_BYTES = 100_000
 MOST_IMPORTS = 200
 _MOST_NAMED, _MOST_GLOBS = 4, 4
 _ALWAYS_THERE = frozenset({"torch", "numpy"})
-"""Modules of the Python that gpurun chooses on a machine."""
+"""Modules that are installed for the Python that gpurun chooses on a machine."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file left out by .gitignore. `by` is the file that names it, "" the command, None if it is just large."""
+    """A file left out by .gitignore. `by` is the source that names it: "" for the command, None if it is only large."""
 
     name: str
     bytes: int
@@ -34,12 +34,15 @@ class LeftOut:
 
     @property
     def label(self) -> str:
-        """Return name and size: `train.bin (2 MB)`."""
+        """Return the file's name and size, such as `train.bin (2 MB)`."""
         return f"{self.name} ({format_bytes(self.bytes)})"
 
 
-def undecided(found: WorkFolder) -> list[LeftOut]:
-    """Return the files left out by .gitignore, but not by --exclude, that are named or are large binaries."""
+def undecided_files(found: WorkFolder) -> list[LeftOut]:
+    """Return the files that the user should decide about: named or large binary files that .gitignore leaves out.
+
+    Files that --exclude leaves out are decided already, and are not among them.
+    """
     left: list[LeftOut] = []
     source, known = found.source, (*found.files, *found.hidden, *found.decided)
     # If the program names single files of a folder, it does not need the whole folder.
@@ -55,8 +58,11 @@ def undecided(found: WorkFolder) -> list[LeftOut]:
     return left
 
 
-def demand_decided(left: Sequence[LeftOut]) -> None:
-    """Raise UsageError if a file that the command or its program names is left out and nobody can be asked about it."""
+def refuse_undecided(left: Sequence[LeftOut]) -> None:
+    """Raise UsageError if a file that the command or its program names is left out of the upload.
+
+    Call this if the user cannot be asked.
+    """
     named = [file for file in left if file.by is not None]
     if not named:
         return
@@ -64,7 +70,7 @@ def demand_decided(left: Sequence[LeftOut]) -> None:
     what = f".gitignore leaves out {named[0].label}, which {named[0].by or 'the command'} names{more}."
     globs = _globs(file.name for file in named)
     raise UsageError(
-        "run.left_out", what, hint=f"Upload it: {_flags('--include', globs)}. Or: {_flags('--exclude', globs)}"
+        "run.left_out", what, hint=f"Upload it: {_as_flags('--include', globs)}. Or: {_as_flags('--exclude', globs)}"
     )
 
 
@@ -78,17 +84,17 @@ def left_out_warnings(left: Sequence[LeftOut]) -> Iterator[str]:
         why = "large and binary" if by is None else f"though {by or 'the command'} names it"
         lines = ", ".join(f"!{glob}" for glob in globs)
         yield (
-            f"Left out by .gitignore, {why}: {labels}{more}. To upload: {_flags('--include', globs)} "
-            f"(or {lines} in .gpurunignore). If it is not needed: {_flags('--exclude', globs)}."
+            f"Left out by .gitignore, {why}: {labels}{more}. To upload: {_as_flags('--include', globs)} "
+            f"(or {lines} in .gpurunignore). If it is not needed: {_as_flags('--exclude', globs)}."
         )
 
 
 def file_warnings(found: WorkFolder) -> Iterator[str]:
-    """Yield a warning for each file that the program reads and the folder lacks."""
+    """Yield a warning for each file that the program reads but the folder lacks."""
     known = {*found.files, *found.hidden, *found.decided}
     for text, by in sorted(unknown_files(found.source, known, found.root).items()):
         place = found.root.name or str(found.root)
-        yield f"{by} reads {text}, and {place} has no file of that name: does the command create it?"
+        yield f"{by} reads {text}, but {place} has no such file: does the command create it?"
     for text, by in sorted(found.source.reads.items()):
         if os.path.isabs(text) and Path(text).exists() and Path.home() in Path(text).parents:
             yield f"{by} reads {text}, a path on this computer: upload it with --data, and read $GPURUN_DATA."
@@ -100,7 +106,7 @@ def file_warnings(found: WorkFolder) -> Iterator[str]:
 
 
 def import_warnings(found: WorkFolder, command: Command, *, python: str, is_rented: bool) -> Iterator[str]:
-    """Yield warnings about imported modules that are neither in the folder nor installed here."""
+    """Yield a warning about each imported module that is neither in the folder nor installed on this computer."""
     source = found.source
     for module, (by, place) in sorted(source.elsewhere.items()):
         yield (
@@ -120,8 +126,8 @@ def import_warnings(found: WorkFolder, command: Command, *, python: str, is_rent
         yield f"{by} imports {names}: {them} not in the folder and not installed here, {among}.{may}"
 
 
-def notes(found: WorkFolder, command: Command, *, is_installed_there: bool) -> Iterator[str]:
-    """Yield notes about the upload that are not obvious."""
+def upload_notes(found: WorkFolder, command: Command, *, is_installed_there: bool) -> Iterator[str]:
+    """Yield the plan's upload_notes about the upload that a user might not expect."""
     if found.along:
         labels = ", ".join(found.along[:_MOST_NAMED])
         more = f" and {len(found.along) - _MOST_NAMED} more" if len(found.along) > _MOST_NAMED else ""
@@ -131,13 +137,13 @@ def notes(found: WorkFolder, command: Command, *, is_installed_there: bool) -> I
     wanted = found.root / "requirements.txt"
     if command.folder and is_installed_there and not command.pip and wanted.is_file():
         flag = f"--pip {shlex.quote(os.path.relpath(wanted))}"
-        yield f"requirements.txt is not installed by itself: {flag} installs it before the upload."
+        yield f"requirements.txt is not installed automatically: {flag} installs it before the upload."
 
 
 def imports_of(found: WorkFolder, command: Command) -> tuple[str, ...]:
-    """Return the top-level modules without which the command fails at once on the machine.
+    """Return the top-level modules that the machine must have, because the command fails without them.
 
-    Empty if another program chooses the Python (`uv run`, a shell script), or if the command installs packages itself.
+    Return () if another program chooses the Python (`uv run`, a shell script) or the command installs packages itself.
     """
     is_direct = command.words[0] == "{python}" or command.argv[0] == "torchrun"
     if not is_direct or found.source.installs_itself:
@@ -146,7 +152,7 @@ def imports_of(found: WorkFolder, command: Command) -> tuple[str, ...]:
 
 
 def _globs(names: Iterable[str]) -> list[str]:
-    """Return a few globs that match the files: one per suffix and folder, or the plain name of a single file."""
+    """Return a few globs that match the files: one for each suffix and folder, or the plain name of a single file."""
     files = [PurePosixPath(name) for name in names]
     groups: dict[str, list[PurePosixPath]] = {}
     for file in files:
@@ -157,7 +163,7 @@ def _globs(names: Iterable[str]) -> list[str]:
     return [glob if len(group) > 1 else str(group[0]) for glob, group in groups.items()]
 
 
-def _flags(flag: str, globs: Iterable[str]) -> str:
+def _as_flags(flag: str, globs: Iterable[str]) -> str:
     return " ".join(f"{flag} {shlex.quote(glob)}" for glob in globs)
 
 

@@ -25,26 +25,26 @@ from gpurun.view.number_format import format_bytes
 
 GIT, OWN = ".gitignore", ".gpurunignore"
 MOST_BYTES = 4_000_000_000
-"""A larger folder contains data, which belongs in --data: it can go through a bucket and is not sent twice."""
+"""A folder above this size contains data. Data belongs in --data: it can use a bucket, and is not sent twice."""
 MOST_LOOKED = 20_000
 MOST_BESIDE_BYTES, MOST_BESIDE_FILES = 20_000_000, 1_000
-"""The largest folder that is uploaded along with a single script."""
+"""The largest folder that is uploaded together with a single script."""
 _NOBODYS = frozenset({".git", ".hg", ".svn", "__pycache__", ".ipynb_checkpoints", ".pytest_cache", ".mypy_cache"})
-"""Left out without a note, because no program needs them."""
+"""Files left out without a note, because programs do not need them."""
 _NEVER = frozenset({".venv", "venv", "node_modules"})
 _SCRIPTS = (".py", ".sh", ".ipynb")
 _TEMPLATE = re.compile(r".*[._-](example|sample|template|dist)", re.IGNORECASE)
 
 Admit = Callable[[str], bool | None]
-"""Asks whether to upload a file that is named like a key; returns None if the question cannot be asked."""
+"""Asks the user whether to upload a file that is named like a key; returns None if the user cannot be asked."""
 
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """The files to upload, by their path below `root`, and the size in bytes of each file or folder left out.
+    """The files to upload, keyed by their path below `root`, and the size in bytes of each file or folder left out.
 
-    `hidden` are the files that .gitignore leaves out, except those of environments; `decided` are those that the user
-    leaves out with --exclude or .gpurunignore. `along` are uploaded together with a script that was named alone.
+    `hidden` are the files that .gitignore leaves out, except files of environments; `decided` are the files that the
+    user leaves out with --exclude or .gpurunignore. `along` are the files that are uploaded with a single script.
     """
 
     files: dict[str, Path]
@@ -57,7 +57,7 @@ class WorkFolder:
 
     @property
     def words(self) -> str:
-        """Return what is left out as a phrase, the largest first; "" if nothing is."""
+        """Return a phrase that lists what is left out, the largest first; "" if nothing is left out."""
         largest = sorted(self.left_out.items(), key=lambda pair: -pair[1])
         named = ", ".join(f"{name} ({format_bytes(size)})" for name, size in largest[:4])
         more = f" and {len(largest) - 4} more" if len(largest) > 4 else ""
@@ -65,10 +65,11 @@ class WorkFolder:
 
 
 def work_folder(command: Command, home: Path | None = None) -> WorkFolder:
-    """Return the files of a command's folder to upload, by .gitignore, .gpurunignore, --include and --exclude.
+    """Return the files to upload from a command's folder, as selected by the ignore files, --include and --exclude.
 
-    A script that was named alone takes along the files beside it that it imports or names. gpurun's own `home` is never
-    uploaded. UsageError if the script is missing or left out, or if the folder is too large.
+    If the command names a single script and no folder, these are the script and the files beside it that it imports or
+    names. gpurun's own `home` is never uploaded. UsageError if the script is missing or left out, or if the folder is
+    too large.
     """
     if not command.folder:
         return WorkFolder({}, {})
@@ -92,16 +93,17 @@ def work_folder(command: Command, home: Path | None = None) -> WorkFolder:
 
 
 def without_keys(command: Command, found: WorkFolder, admit: Admit = lambda _: None) -> tuple[Command, WorkFolder]:
-    """Return both after deciding about files that look like keys; UsageError for one that stays undecided.
+    """Return the command and the folder after deciding whether to upload each file that looks like a key.
 
-    For a template named like a key, such as `.env.example`, `admit` asks the user.
+    For a template that is named like a key, such as `.env.example`, `admit` asks the user. UsageError for a file that
+    is neither included nor excluded.
     """
     names = {str(path.resolve()): name for name, path in found.files.items()}
     allowed = [path for path, name in names.items() if name in command.include]
     for refusal in survey(found.files, allowed).refusals:
         name = names.get(refusal.path, refusal.path)
         what, leave = (
-            f"{refusal.path} is not shipped: {refusal.reason}.",
+            f"{refusal.path} is not uploaded: {refusal.reason}.",
             f"Leave it out: --exclude {shlex.quote(name)}.",
         )
         if refusal.code != "pack.secret":
@@ -121,7 +123,7 @@ def without_keys(command: Command, found: WorkFolder, admit: Admit = lambda _: N
 
 
 def copy_work_folder(command: Command, found: WorkFolder, into: Path) -> Command:
-    """Copy the folder to `into`, so that later changes here do not affect the run, and return the completed command."""
+    """Copy the files to `into`, so that later changes do not affect the run; return the completed command."""
     executable = []
     for name, path in found.files.items():
         target = into / name
@@ -134,7 +136,7 @@ def copy_work_folder(command: Command, found: WorkFolder, into: Path) -> Command
 
 
 def commit_of(folder: str) -> str:
-    """Return the git commit that is checked out in a folder, or in a script's folder; "" if there is none.
+    """Return the git commit checked out in a folder (for a script, in the script's folder); "" if there is none.
 
     `.git` is not uploaded, so the command gets the commit in GPURUN_GIT_COMMIT.
     """
@@ -152,8 +154,8 @@ def commit_of(folder: str) -> str:
     return found if re.fullmatch(r"[0-9a-f]{40,64}", found) else ""
 
 
-def refuse_vain(command: Command, found: WorkFolder, data: Path | None) -> None:
-    """Raise UsageError for an --include without a match, because the file would be missing on paid time."""
+def refuse_unmatched_include(command: Command, found: WorkFolder, data: Path | None) -> None:
+    """Raise UsageError for an --include that matches no file, because the file would be missing on the machine."""
     for glob in command.include:
         spec = GitIgnoreSpec.from_lines([glob])
         if not any(map(spec.match_file, found.files)) and not (data and (data / glob).is_file()):
@@ -162,7 +164,7 @@ def refuse_vain(command: Command, found: WorkFolder, data: Path | None) -> None:
 
 
 class _Walk:
-    """Walks through a folder once, and either takes each file or records why it is left out."""
+    """Walks through a folder once; each file is either taken, or recorded with the reason why it is left out."""
 
     def __init__(self, root: Path, command: Command, home: Path | None, most_files: int = MOST_FILES) -> None:
         self.root, self.home, self.most_files = root, home, most_files
@@ -200,25 +202,25 @@ class _Walk:
         del self._git[git:], self._own[own:]
 
     def why(self, path: Path, is_folder: bool = False) -> str:
-        """Return what leaves a path out: --exclude, .gpurunignore or .gitignore; "" if it is uploaded."""
+        """Return what leaves a path out: --exclude, .gpurunignore or .gitignore; "" if the path is uploaded."""
         name = path.relative_to(self.root).as_posix() + ("/" if is_folder else "")
         if self.exclude.match_file(name):
             return "--exclude"
         if self.include.match_file(name):
             return ""
-        own, git = _verdict(path, is_folder, self._own), _verdict(path, is_folder, self._git)
+        own, git = _is_ignored(path, is_folder, self._own), _is_ignored(path, is_folder, self._git)
         if own is not None:
             return OWN if own else ""
         return GIT if git else ""
 
     def _look_below(self, folder: str, place: Path, why: str) -> None:
-        """Measure a folder that is left out, and take the files in it that --include or .gpurunignore name."""
+        """Measure a folder that is left out, but take the files in it that --include or .gpurunignore name."""
         size, may_let_in = 0, bool(len(self.include.patterns) or self._own)
         for count, path in enumerate(_files_below(place, self.home)):
-            if count > MOST_LOOKED and not may_let_in:  # The size of a huge folder is that of its first files.
+            if count > MOST_LOOKED and not may_let_in:  # A huge folder is measured by its first files only.
                 break
             name = path.relative_to(self.root).as_posix()
-            is_let_in = self.include.match_file(name) or _verdict(path, False, self._own) is False
+            is_let_in = self.include.match_file(name) or _is_ignored(path, False, self._own) is False
             if is_let_in and not self.exclude.match_file(name) and path.is_file():
                 self._take(name, path)
                 continue
@@ -236,12 +238,12 @@ class _Walk:
         self.files[name] = path
         if len(self.files) > self.most_files:
             what = f"{self.root} holds more than {self.most_files:,} files."
-            hint = "Pass data with --data PATH, and leave out what is not needed by .gpurunignore or --exclude."
+            hint = "Pass data with --data PATH, and leave out what is not needed, in .gpurunignore or with --exclude."
             raise UsageError("run.too_many", what, hint=hint)
 
 
-def _verdict(path: Path, is_folder: bool, specs: list[tuple[Path, GitIgnoreSpec]]) -> bool | None:
-    """Return whether the nearest ignore file with a matching pattern ignores the path; None if none matches."""
+def _is_ignored(path: Path, is_folder: bool, specs: list[tuple[Path, GitIgnoreSpec]]) -> bool | None:
+    """Return whether the path is ignored, by the nearest ignore file with a matching pattern; None if none matches."""
     for folder, spec in reversed(specs):
         ignored = spec.check_file(path.relative_to(folder).as_posix() + ("/" if is_folder else "")).include
         if ignored is not None:
@@ -257,7 +259,7 @@ def _files_below(folder: Path, home: Path | None) -> Iterator[Path]:
 
 
 def _size_below(path: Path) -> int:
-    """Return the size in bytes of a file or folder; for a huge folder, that of its first files."""
+    """Return the size in bytes of a file or folder; for a huge folder, the size of its first files."""
     if not path.is_dir() or path.is_symlink():
         return path.lstat().st_size
     size = 0
@@ -269,7 +271,7 @@ def _size_below(path: Path) -> int:
 
 
 def _script_with_its_files(command: Command, script: Path, home: Path | None) -> WorkFolder:
-    """Return a script that was named alone, and the files beside it that it or --include names."""
+    """Return a single script, and the files beside it that the script or --include names."""
     root = script.parent
     _refuse_broken(script)
     source = command_source(command, root)
@@ -301,7 +303,7 @@ def _script_with_its_files(command: Command, script: Path, home: Path | None) ->
 
 
 def _small_folder(root: Path, command: Command, home: Path | None, place: Path) -> dict[str, Path]:
-    """Return the files below a folder if it is small enough to go along with a script, else an empty dict."""
+    """Return the files below a folder if it is small enough to be uploaded with a script; else an empty dict."""
     walk = _Walk(root, command, home, MOST_BESIDE_FILES)
     try:
         walk.enter(place)
@@ -312,11 +314,11 @@ def _small_folder(root: Path, command: Command, home: Path | None, place: Path) 
 
 
 def _refuse_place(root: Path) -> None:
-    """Raise UsageError for a home folder, or a folder above it."""
+    """Raise UsageError if the folder to upload is a home folder, or contains one."""
     place, own = root.resolve(), Path.home().resolve()
     if place == own or place in own.parents or place.parent == place:
         label = "your home folder" if place == own else "a folder above your home folder"
-        what = f"{root} is {label}, and the whole folder of a command is uploaded."
+        what = f"{root} is {label}, and gpurun would upload all of it."
         raise UsageError("run.upload", what, hint="Name the folder of the program: --upload DIR, or cd there first.")
 
 
@@ -335,14 +337,14 @@ def _refuse_missing(command: Command, root: Path, walk: _Walk) -> None:
                 f"Upload it: --include {name!r} (or !{name} in .gpurunignore). If it is not needed: --exclude {name!r}"
             )
             raise UsageError("run.ignored", what, hint=hint)
-        is_script = Path(word).suffix in _SCRIPTS and not re.search(r"\s", word)  # `sh -c '… train.py'` names none.
+        is_script = Path(word).suffix in _SCRIPTS and not re.search(r"\s", word)  # Not `sh -c '… train.py'`.
         if not is_there and is_script and not word.startswith("-"):
             hint = "Give its path relative to the uploaded folder (--upload, or this folder)."
             raise UsageError("run.no_script", f"There is no {word} in {root}.", hint=hint)
 
 
 def _refuse_large(root: Path, files: dict[str, Path]) -> None:
-    """Raise UsageError, with the largest entries, for a folder above MOST_BYTES."""
+    """Raise UsageError, which lists the largest entries, if a folder is larger than MOST_BYTES."""
     sizes = Counter[str]()
     for name, path in files.items():
         sizes[name.split("/")[0]] += path.lstat().st_size
@@ -351,13 +353,13 @@ def _refuse_large(root: Path, files: dict[str, Path]) -> None:
     large = [(name, size) for name, size in sizes.most_common(4) if 100 * size >= sizes.total()]
     named = ", ".join(f"{name} ({format_bytes(size)})" for name, size in large)
     size, most = format_bytes(sizes.total()), format_bytes(MOST_BYTES)
-    what = f"{root} holds {size}; at most {most} are uploaded. Most of it: {named}."
-    hint = "Pass data with --data PATH, and name what is not needed in .gpurunignore."
+    what = f"{root} holds {size}; gpurun uploads at most {most}. The largest: {named}."
+    hint = "Pass data with --data PATH, and list what is not needed in .gpurunignore."
     raise UsageError("run.large", what, hint=hint)
 
 
 def _refuse_broken(script: Path) -> None:
-    """Raise UsageError for a script with a syntax error."""
+    """Raise UsageError if a script has a syntax error."""
     if script.suffix != ".py":
         return
     try:

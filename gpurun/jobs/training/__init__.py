@@ -1,1 +1,1 @@
-"""What the trainer needs to be planned: its recipe, memory, speed, and weights to begin with."""
+"""Plans a training run: resolves its recipe, estimates its memory and time, and finds its initial weights."""

@@ -1,6 +1,6 @@
-"""Checks and copies the user's own trainer (`--trainer DIR`) when its run is planned.
+"""Checks and copies the user's own trainer (`--trainer DIR`) when a run is planned.
 
-The copy is rehearsed, uploaded and named in the receipt; the original folder may change or disappear meanwhile.
+The copy is rehearsed, uploaded and named in the receipt, so the original folder may change or disappear afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpurun.view.number_format import short_hash
 
 
 def take_trainer(folder: Path, into: Path) -> None:
-    """Copy the modules of a trainer folder; UsageError if it is not one, or holds a file that must not be uploaded."""
+    """Copy a trainer's modules; UsageError if the folder is not a trainer, or has a file that must not be uploaded."""
     as_ours = f"Copy {bundle_root() / 'trainer'}, and change the copy."
     if not folder.is_dir():
         raise UsageError("trainer.absent", f"There is no folder {folder}.", hint=as_ours)
@@ -27,16 +27,16 @@ def take_trainer(folder: Path, into: Path) -> None:
         raise UsageError("trainer.no_train", f"{folder} has no train.py, so it is not a trainer.", hint=as_ours)
     surveyed = survey({"trainer": folder})
     for refusal in surveyed.refusals:
-        hint = "Move it out of the trainer's folder, whose modules (*.py) are uploaded."
-        raise UsageError(refusal.code, f"{refusal.path} is not shipped: {refusal.reason}.", hint=hint)
+        hint = "Move it out of the trainer's folder: all modules there (*.py) are uploaded."
+        raise UsageError(refusal.code, f"{refusal.path} is not uploaded: {refusal.reason}.", hint=hint)
     for file in surveyed.files:
         name = PurePosixPath(file.name).relative_to("trainer")
         if name.suffix == ".py":
             make_private((into / name).parent)
-            write_atomic(into / name, _text_of(file))
+            write_atomic(into / name, _read_utf8(file))
 
 
-def _text_of(file: PackedFile) -> bytes:
+def _read_utf8(file: PackedFile) -> bytes:
     """Return the bytes of a module; UsageError if they are not UTF-8 text."""
     content = content_at(file, 0, file.bytes)
     try:
@@ -47,7 +47,7 @@ def _text_of(file: PackedFile) -> bytes:
     return content
 
 
-def demand_as_planned(plan: Plan, trainer: Path) -> None:
+def require_unchanged_trainer(plan: Plan, trainer: Path) -> None:
     """Raise SetupError if the copy has changed since the run was planned."""
     if digest_of_trainer(trainer) != plan.bundle_sha256:
         what = f"{trainer} has changed since {plan.run} was planned."
@@ -55,18 +55,18 @@ def demand_as_planned(plan: Plan, trainer: Path) -> None:
 
 
 def describe_changed_trainer(plan: Plan, trainer: Path) -> Iterator[str]:
-    """Yield the plan's note about a trainer that is not the official one."""
+    """Yield the plan's note about a trainer that the user modified."""
     digest = digest_of_trainer(trainer)
     if words_of_trainer(digest) == CHANGED:
-        first = "; before anything is rented, it is rehearsed and resumed here once" if plan.mode is Mode.PAID else ""
+        first = "; it is first rehearsed and resumed on this computer" if plan.mode is Mode.PAID else ""
         yield (
-            f"A changed trainer is uploaded (sha256 {short_hash(digest)}){first}. "
-            "Its time is estimated as that of the official trainer."
+            f"A trainer modified by you is uploaded (sha256 {short_hash(digest)}){first}. "
+            "The time is estimated as for the official trainer."
         )
 
 
 def other_than_before(plan: Plan, home: Home) -> Iterator[str]:
-    """Yield a note if the run that this plan continues had a different trainer, and one of the two is changed."""
+    """Yield a note if the continued run used another trainer, and the user modified at least one of the two."""
     before = read_plan(home.run(plan.continues.run)) if plan.continues else plan
     if CHANGED in (plan.job.trainer, before.job.trainer) and plan.bundle_sha256 != before.bundle_sha256:
         yield f"{before.run} used another trainer: {before.job.trainer}, {short_hash(before.bundle_sha256)}."

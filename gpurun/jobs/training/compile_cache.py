@@ -1,9 +1,9 @@
 """Uploads the compile caches of the user's earlier runs, so that the next rental compiles less (only with --warm).
 
-A compile cache is code that the next machine runs. It is taken only from runs of this home whose signed receipt in the
-chain contains the file's digest. A cache from a rented machine goes only to rented machines, never to this computer or
-to the user's own box. The trainer decides by the file's name whether a cache fits exactly (torch, CUDA, micro-batch);
-this module only rules out those that cannot fit.
+A compile cache contains code that the next machine runs. A cache is used only if a signed receipt in this home's chain
+contains its digest. A cache from a rented machine is uploaded only to rented machines, never used on this computer or
+on the user's own machine. The trainer decides, from the file's name, whether a cache fits exactly (torch, CUDA,
+micro-batch); this module only excludes caches that cannot fit.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _NAME = re.compile(r"compile-cache/[0-9a-f]{16}\.bin")
 def with_compile_caches(
     data: DataSummary, request: Request, resolved: ResolvedRecipe, need: GpuNeed, home: Home, into: Path
 ) -> DataSummary:
-    """Write the caches that may fit into `into` if wanted, and return the data with their size added.
+    """If --warm is set, write the caches that may fit to `into`; return the data with their size added.
 
-    `need` are the GPUs that the run is for.
+    `need` are the GPUs that the run will use.
     """
     if not request.choices.warm or not resolved.tables.train.compile:
         return data
     left_bytes, taken = MOST_BYTES, 0
-    for name, content in _caches(request, resolved, need, data.vocab_size, home):
+    for name, content in _find_caches(request, resolved, need, data.vocab_size, home):
         if taken < MOST_FILES and len(content) <= left_bytes and not (into / name).exists():
             make_private((into / name).parent)
             write_atomic(into / name, content)
@@ -57,11 +57,11 @@ def compile_cache_note(plan: Plan, files: Sequence[PackedFile]) -> str:
         return "No compile cache of your earlier runs fits; this run downloads one for the next."
     size = format_bytes(sum(file.bytes for file in caches))
     label = f"{format_files(len(caches))}, {size}"
-    return f"The compile cache of your earlier runs is uploaded ({label}): the machine runs it."
+    return f"The compile cache of your earlier runs is uploaded ({label}), and the machine runs code from it."
 
 
 def caches_among(files: Iterable[FileBrought]) -> list[FileBrought]:
-    """Return the compile caches among a run's files that go along to its next machine, the newest first."""
+    """Return the compile caches among a run's files to upload to the run's next machine, the newest first."""
     named = {file["name"]: file for file in files if _NAME.fullmatch(file["name"])}
     found, left_bytes = list[FileBrought](), MOST_BYTES
     for file in sorted(named.values(), key=lambda file: -int(file["step"])):
@@ -70,27 +70,27 @@ def caches_among(files: Iterable[FileBrought]) -> list[FileBrought]:
     return found
 
 
-def _caches(
+def _find_caches(
     request: Request, resolved: ResolvedRecipe, need: GpuNeed, vocab_size: int, home: Home
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of every cache that may fit and matches its receipt, newest run first."""
+    """Yield the name and content of each cache that may fit and matches its receipt, newest run first."""
     chain, wanted = read_chain(home.ledger), resolved.record
     for name in reversed(home.run_names()):
         has_any = (home.run(name).artifacts / FOLDER).is_dir()
         run = read_earlier_run(home, chain, name) if has_any else None
         files = run.files("compile_cache") if run else []
-        if run is None or not files or not _may_go(run, request):
+        if run is None or not files or not _may_share_code(run, request):
             continue
         plan = run.plan()
-        if plan is None or not _is_on_such_cards(run, request, need):
+        if plan is None or not _has_same_gpus(run, request, need):
             continue
         is_same_model = plan.job.resolved["model"] == wanted["model"] and plan.data.vocab_size == vocab_size
         if is_same_model and plan.job.resolved["train"]["precision"] == wanted["train"]["precision"]:
-            yield from _verified(run, files)
+            yield from _verified_caches(run, files)
 
 
-def _may_go(run: EarlierRun, request: Request) -> bool:
-    """Return whether code made on that run's machine may run on the machine of this request."""
+def _may_share_code(run: EarlierRun, request: Request) -> bool:
+    """Return whether code compiled on the earlier run's machine may run on the machine of this request."""
     origin = str(run.receipt["asked"]["provider"])
     is_of_here = place_kinds([origin]) == {"here"}
     if request.mode is not Mode.PAID:
@@ -101,23 +101,24 @@ def _may_go(run: EarlierRun, request: Request) -> bool:
     return True
 
 
-def _is_on_such_cards(run: EarlierRun, request: Request, need: GpuNeed) -> bool:
-    """Return whether that run's trainer reported the same cards, and as many, as this request needs."""
+def _has_same_gpus(run: EarlierRun, request: Request, need: GpuNeed) -> bool:
+    """Return whether the earlier run's trainer reported the GPU model and count that this request needs."""
     if request.mode is not Mode.PAID:
         return True
     start = run.receipt["training"]["start"]["event"] or {}
     if not need.count:
         return start.get("device") == "cpu"
-    return _letters(need.name) in _letters(str(start.get("cuda_name"))) and start.get("world_size") == need.count
+    reported = _plain_gpu_name(str(start.get("cuda_name")))
+    return _plain_gpu_name(need.name) in reported and start.get("world_size") == need.count
 
 
-def _letters(name: str) -> str:
-    """Return a card's name without case and punctuation, so that `RTX4090` is in `NVIDIA GeForce RTX 4090`."""
+def _plain_gpu_name(name: str) -> str:
+    """Return a GPU's name in lower case without punctuation, to find `RTX4090` in `NVIDIA GeForce RTX 4090`."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _verified(run: EarlierRun, files: Sequence[dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of the caches that still match the run's receipt."""
+def _verified_caches(run: EarlierRun, files: Sequence[dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and content of each cache that still matches the run's receipt."""
     for file in files:
         name = str(file["name"])
         if not _NAME.fullmatch(name) or not file["bytes"] <= MOST_BYTES:

@@ -1,4 +1,4 @@
-"""CORE at the end of a run: prepares the bundle's items beside the shards, and estimates what answering them costs."""
+"""Prepares the items of the CORE benchmark, which a run answers after its last step, and estimates their cost."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from gpurun.view.number_format import format_count, format_duration, short_hash
 def with_core(
     data: DataSummary, request: Request, resolved: ResolvedRecipe, home: Home, into: Path, say: Say
 ) -> DataSummary:
-    """Write the items of CORE into `into` if the recipe wants them, and return the data with their size and digest."""
+    """If the recipe evaluates CORE, write its items to `into`; return the data with their size and digest added."""
     most = resolved.tables.eval.core
     if not most:
         return data
-    demand_bundle(request, most)
+    require_core_bundle(request, most)
     bundle = bundle_file(request.choices.core_bundle, home.cache / "core", say)
     digest, _ = write_core(bundle, most, into, into, say)
     size = (into / FILE).stat().st_size
     return data.model_copy(update={"bytes": data.bytes + size, "core_sha256": digest})
 
 
-def demand_bundle(request: Request, most: int) -> None:
-    """Raise UsageError if CORE is wanted without a bundle, or a bundle is given without CORE."""
+def require_core_bundle(request: Request, most: int) -> None:
+    """Raise UsageError if the recipe evaluates CORE but no bundle is given, or a bundle is given without CORE."""
     bundle = request.choices.core_bundle
     if most and not bundle:
-        what = f"eval.core is {most}, but no bundle with CORE's tasks is given."
+        what = f"eval.core is {most}, but there is no bundle with the tasks of CORE."
         raise UsageError(
             "core.no_bundle", what, hint="Name it: --core-bundle eval_bundle.zip (or its https:// address)."
         )
     if most and "://" not in bundle:
         local_file(bundle)
-    if bundle and not most and not request.dry_run:  # A recipe's rehearsal may leave it out.
-        what = "--core-bundle is given, but eval.core is 0, so none of its items would be answered."
-        hint = "Set how many items of each task to take: --set eval.core=500; or leave --core-bundle out."
+    if bundle and not most and not request.dry_run:  # A recipe's rehearsal may leave CORE out.
+        what = "--core-bundle is given, but eval.core is 0, so CORE would not be evaluated."
+        hint = "Set the number of items per task: --set eval.core=500; or leave --core-bundle out."
         raise UsageError("core.unused", what, hint=hint)
 
 
 def core_note(plan: Plan) -> Iterator[str]:
-    """Yield the plan's note about CORE: its number of items, time and dollars."""
+    """Yield the plan's note about CORE: its number of items, its time and its cost."""
     most, digest = int(plan.job.resolved["eval"].get("core", 0)), plan.data.core_sha256
     if not most:
         return

@@ -1,13 +1,17 @@
-"""Estimates whether a recipe fits on an offer, how fast it is and how long it takes, before anything is rented.
+"""Estimates whether a recipe fits on an offer, how fast it trains and how long it takes, before anything is rented.
 
-Memory comes from memory.py. Speed is a prior, hence a range; `Estimate.basis` names its source. If a run of this kind
-was published for such cards, the expected speed of our own loop follows from it. GPT-2 124M on 9.9 billion tokens
-takes llm.c 94 minutes on eight A100 SXM, 60 % MFU (its discussion 481), and its README has PyTorch 7 % slower, hence
-56 %, 321 ms a step; plain PyTorch takes 148 ms on eight H100 SXM, 38 % (modded-nanogpt's track 3). On one H200 our loop
-is 0.98x to 1.00x as fast as nanoGPT, both compiled, at 43 to 45 % (docs/dev/BENCHMARKS.md). Hence 55 %, 38 %, 43 %.
-FLOPs per token are 6 N + 12 L C T, with N the parameters used in products (all but the positions; a tied head counts
-once), L layers, C width, T context. This is the convention of nanoGPT and of the PaLM paper, which count attention
-whole. A layer of an encoder-decoder has three attentions, hence 36 L C T; every sentence counts as a whole context.
+Memory comes from memory.py. Speed is a prior, hence a range; `Estimate.basis` names its source. The expected MFU of the
+trainer's own loop is 55 % on eight A100 SXM, 38 % on eight H100 SXM and 43 % on one H200, for these reasons:
+
+- A100: llm.c trains GPT-2 124M on 9.9 billion tokens in 94 minutes, which is 60 % MFU (its discussion 481). Its README
+  measures PyTorch as 7 % slower: 56 %, or 321 ms a step.
+- H100: plain PyTorch takes 148 ms a step, which is 38 % (modded-nanogpt's track 3).
+- H200: our loop is 0.98x to 1.00x as fast as nanoGPT, both compiled, at 43 to 45 % (docs/dev/BENCHMARKS.md).
+
+FLOPs per token are 6 N + 12 L C T, where N are the parameters used in matrix products (all except the positions; a tied
+head counts once), L the layers, C the width and T the context. As in nanoGPT and the PaLM paper, attention counts
+without the saving of a causal mask. A layer of an encoder-decoder has three attentions, hence 36 L C T; every sentence
+counts as a whole context.
 """
 
 from __future__ import annotations
@@ -39,26 +43,26 @@ CPU_STEP_S = (0.003, 0.05)  # One optimiser step's overhead on a CPU, whatever t
 GPU_STEP_S = (0.001, 0.005)  # One optimiser step's overhead on a GPU.
 START_S = (7.0, 40.0)  # Importing torch, opening the data, the first step.
 COMPILE_S = (8.0, 60.0)  # 8 s with 16 cores, on one H200.
-# Relative to the compiled speed, on which the cards' MFU rests: nanoGPT's README has 135 ms compiled, 250 ms eager.
+# The speed without compiling, relative to compiled: nanoGPT's README measures 250 ms eager and 135 ms compiled.
 EAGER_SHARE = (0.45, 0.75)
 NODES_SCALING = (0.7, 0.95)
-"""The share of their speed that several nodes keep: an assumption, because the network is not known."""
-PCIE_SCALING = (0.85, 0.97)  # NVLink needs no factor: its MFU was measured on whole machines of eight cards.
+"""The share of its speed that each node keeps when several train together: assumed, as the network is unknown."""
+PCIE_SCALING = (0.85, 0.97)  # NVLink needs no factor, because its MFU was measured on whole machines with eight GPUs.
 HELLASWAG_ITEM_TOKENS = 4 * 128
-"""Four endings, each in a row with its context, padded to the longest of a few items: a guess."""
+"""Guessed: an item has four endings, each in a row with its context, padded to the longest row of a few items."""
 CORE_TASKS, CORE_ITEM_TOKENS = 22, 1_500
-"""All rows of a CORE item together, most of them with ten examples in front: a guess."""
+"""The number of tasks, and guessed tokens per item: most rows begin with ten examples."""
 LAUNCH_S = (0.0002, 0.0015)
-"""Launching the kernels of one layer, forward and backward, without a compiler."""
+"""Seconds to launch the kernels of one layer, forward and backward, without a compiler."""
 FORWARD_SHARE = 1 / 3
-"""The share of a training pass that a forward pass takes."""
+"""The share of a training step's time that its forward pass takes."""
 _MUON_MATRICES = {"faithful": (12, 4), "modern": (12, 6), "encoder-decoder": (28, 16)}
-"""Per layer: the weights of its matrices, in squares of the width, and the number of matrices."""
+"""Per layer: the number of weights in its matrices, divided by the square of the width; the number of matrices."""
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """The work of a run: its steps, and how often and on how many tokens it evaluates, saves and samples."""
+    """The work of a run: its steps, and how often, and on how many tokens, it evaluates, saves and samples."""
 
     steps: int
     batch_tokens: int
@@ -66,15 +70,15 @@ class Pieces:
     eval_tokens: int
     checkpoint_every: int
     sampled_tokens: int = 0
-    """Tokens through the model for a checkpoint's samples: a whole context for each token of each prompt."""
+    """Tokens that the model processes for a checkpoint's samples: a whole context for each token of each prompt."""
     sampled_layers: int = 0
-    """Layers launched for a checkpoint's samples: all prompts at once, but one token after the other."""
+    """Layers launched for a checkpoint's samples: all prompts together, but one token after another."""
     core_tokens: int = 0
-    """Tokens through the model for CORE, after the last step."""
+    """Tokens that the model processes for CORE, after the last step."""
 
     @classmethod
     def of(cls, resolved: Mapping[str, Any]) -> Pieces | None:
-        """Return the work described by the tables of a recipe.json; None if a figure is missing."""
+        """Return the work that the tables of a recipe.json describe; None if a figure is missing."""
         train, evaluation = resolved.get("train", {}), resolved.get("eval", {})
         found = {
             "steps": train.get("steps"),
@@ -99,21 +103,21 @@ class Pieces:
 
     @property
     def sampled_steps(self) -> float:
-        """Return the cost of a checkpoint's samples in steps; so few rows run at half a step's speed."""
+        """Return a checkpoint's sampling work in steps. With so few rows, tokens take twice as long as in a step."""
         return self.sampled_tokens / 2.0 / self.batch_tokens
 
     def saves_from(self, step: int) -> int:
-        """Return how many checkpoints are due from this step on, the one at the end included."""
+        """Return how many checkpoints are due from this step on, including the final one."""
         return self._multiples(self.checkpoint_every, step) + 1
 
     def evaluations_from(self, step: int) -> int:
-        """Return how many evaluations are due from this step on; every checkpoint has one, too."""
+        """Return how many evaluations are due from this step on, including one for each checkpoint."""
         every, saved = self.eval_every, self.checkpoint_every
         both = self._multiples(math.lcm(every, saved), step)
         return self._multiples(every, step) + self._multiples(saved, step) - both + 1
 
     def beside_from(self, step: int) -> float:
-        """Return the cost of all evaluations and samples from this step on, in steps."""
+        """Return the work of all evaluations and samples from this step on, in steps."""
         evaluated_tokens = self.evaluations_from(step) * self.eval_tokens + self.core_tokens
         evaluated = evaluated_tokens * FORWARD_SHARE / self.batch_tokens
         return evaluated + self.saves_from(step) * self.sampled_steps
@@ -124,19 +128,19 @@ class Pieces:
         return layers * LAUNCH_S[0] * FORWARD_SHARE, layers * LAUNCH_S[1] * FORWARD_SHARE
 
     def _multiples(self, every: int, step: int) -> int:
-        """Return how many steps from this one on are multiples of `every`, the last step excluded."""
+        """Return how many steps, from this step on and before the last, are multiples of `every`."""
         return max(0, (self.steps - 1) // every - (max(1, step) - 1) // every)
 
 
 def core_tokens(resolved: Mapping[str, Any]) -> int:
-    """Return the tokens that CORE reads, from a recipe.json; 0 for older ones, which lack the key."""
+    """Return the tokens that CORE needs, from a recipe.json; 0 for an older recipe.json, which lacks the key."""
     most = resolved.get("eval", {}).get("core", 0)
     return CORE_TASKS * most * CORE_ITEM_TOKENS if type(most) is int and most > 0 else 0
 
 
 @dataclass(frozen=True)
 class _Speed:
-    """The speed of a whole machine, each as (low, high): FLOP/s, fixed seconds per step, seconds beside all steps."""
+    """The speed of a whole machine, each as (low, high): FLOP/s, seconds per step, seconds outside the steps."""
 
     flops: tuple[float, float]
     expected_flops: float | None
@@ -154,7 +158,7 @@ def estimate(
     priors: Priors = NO_PRIORS,
     machine: str = "",
 ) -> Estimate:
-    """Return the estimate of a recipe on an offer; `vocab_size` is the tokeniser's, if the recipe leaves it open.
+    """Return the estimate of a recipe on an offer; `vocab_size` is the tokeniser's, used if the recipe sets none.
 
     `train_s` runs from the trainer's start to its end: start, compile, steps, evaluations, samples. If the batch cannot
     be divided among the offer's GPUs, or if one sequence does not fit, `fits` is False and there is no time. The user's
@@ -166,35 +170,37 @@ def estimate(
     micro_batch = fitting_micro_batch(recipe, offer, processes, vocab_size)
     peak = peak_on(recipe, offer, processes, max(1, micro_batch), vocab_size)
     if train.loop == "huggingface" and processes > 1:
-        return _without_time(
+        return _unfitting_estimate(
             "processes", peak, f'train.loop "huggingface" trains in one process, but there are {processes} GPUs'
         )
     if train.batch_tokens % (model.context * processes):
         sequences = f"sequences of {model.context}"
         why = f"{train.batch_tokens} tokens a step cannot be divided among {processes} processes in {sequences}"
-        return _without_time("batch", peak, why)
+        return _unfitting_estimate("batch", peak, why)
     if not micro_batch:
-        return _without_time("memory", peak, what_would_fit(recipe, offer, processes, vocab_size))
+        return _unfitting_estimate("memory", peak, what_would_fit(recipe, offer, processes, vocab_size))
     if card is not None and (why := _wrong_precision(recipe, card)):
-        return _without_time("precision", peak, why)
+        return _unfitting_estimate("precision", peak, why)
     token_flops = recipe.flops_per_token(vocab_size)
     own = nearest(priors, recipe, offer, micro_batch, token_flops, machine)
     if own is not None:
-        guess = _by_own_run(own, recipe, peak, micro_batch)
+        guess = _estimate_by_own_run(own, recipe, peak, micro_batch)
     elif offer.gpu_count and card is None:
         words = "speed unknown: needs --hours"
-        guess = _without_time("speed", peak, words).model_copy(update={"fits": True, "micro_batch": micro_batch})
+        guess = _unfitting_estimate("speed", peak, words).model_copy(update={"fits": True, "micro_batch": micro_batch})
     else:
         micro_steps = train.batch_tokens // (model.context * processes * micro_batch)
-        speed = _on_cpu(cpu_cores) if card is None else _on_gpu(card, offer, recipe, micro_steps)
-        speed = _joined(speed, offer.nodes, is_counted=bool(offer.gpu_count))
-        guess = _by_speed(speed, recipe, peak, micro_batch, token_flops)
+        speed = _cpu_speed(cpu_cores) if card is None else _gpu_speed(card, offer, recipe, micro_steps)
+        speed = _over_nodes(speed, offer.nodes, is_counted=bool(offer.gpu_count))
+        guess = _estimate_by_speed(speed, recipe, peak, micro_batch, token_flops)
     if count_weight_shards(recipe, offer, processes, vocab_size) == 1:
         return guess
     return guess.model_copy(update={"sharded": True, "basis": f"{guess.basis}; weights sharded (FSDP)"})
 
 
-def _by_speed(speed: _Speed, recipe: ResolvedRecipe, peak: int, micro_batch: int, token_flops: float) -> Estimate:
+def _estimate_by_speed(
+    speed: _Speed, recipe: ResolvedRecipe, peak: int, micro_batch: int, token_flops: float
+) -> Estimate:
     """Return the estimate that follows from a machine's speed."""
     train = recipe.tables.train
     step_flops = token_flops * train.batch_tokens + muon_flops(recipe)
@@ -233,8 +239,8 @@ def muon_flops(recipe: ResolvedRecipe) -> int:
     return model.layers * each if recipe.tables.optim.kind == "muon" else 0
 
 
-def _by_own_run(own: Nearest, recipe: ResolvedRecipe, peak: int, micro_batch: int) -> Estimate:
-    """Return the estimate that follows from one of the user's own runs."""
+def _estimate_by_own_run(own: Nearest, recipe: ResolvedRecipe, peak: int, micro_batch: int) -> Estimate:
+    """Return the estimate that follows from one of the user's earlier runs."""
     train, prior = recipe.tables.train, own.prior
     low, high = own.tokens_per_s * (1 - min(0.8, own.spread)), own.tokens_per_s * (1 + own.spread)
     steps = steps_of_work(recipe)
@@ -256,7 +262,7 @@ def _by_own_run(own: Nearest, recipe: ResolvedRecipe, peak: int, micro_batch: in
     )
 
 
-def _on_gpu(card: GpuModel, offer: Offer, recipe: ResolvedRecipe, micro_steps: int) -> _Speed:
+def _gpu_speed(card: GpuModel, offer: Offer, recipe: ResolvedRecipe, micro_steps: int) -> _Speed:
     """Return the speed of a whole machine: peak x MFU x GPUs x scaling."""
     scaling = PCIE_SCALING if offer.gpu_count > 1 and not card.nvlink else (1.0, 1.0)
     half = recipe.tables.train.precision != "fp32"
@@ -282,15 +288,15 @@ def _on_gpu(card: GpuModel, offer: Offer, recipe: ResolvedRecipe, micro_steps: i
     )
 
 
-def _on_cpu(cores: int) -> _Speed:
+def _cpu_speed(cores: int) -> _Speed:
     """Return a very rough speed of a CPU."""
     low, high = (each * cores for each in CORE_FLOPS)
     words = f"{cores} CPU cores at {CORE_FLOPS[0] / 1e9:g}-{CORE_FLOPS[1] / 1e9:g} GFLOP/s, very rough"
     return _Speed(flops=(low, high), expected_flops=None, overhead_s=CPU_STEP_S, beside_s=START_S, words=words)
 
 
-def _joined(speed: _Speed, nodes: int, *, is_counted: bool) -> _Speed:
-    """Return the speed of several nodes together; `is_counted` means that `speed` already counts all their cards."""
+def _over_nodes(speed: _Speed, nodes: int, *, is_counted: bool) -> _Speed:
+    """Return the speed of several nodes together; `is_counted` means that `speed` already counts all nodes' GPUs."""
     if nodes == 1:
         return speed
     low, high = (each * (1 if is_counted else nodes) for each in NODES_SCALING)
@@ -299,12 +305,12 @@ def _joined(speed: _Speed, nodes: int, *, is_counted: bool) -> _Speed:
         speed,
         flops=(speed.flops[0] * low, speed.flops[1] * high),
         expected_flops=None if expected is None else expected * (low + high) / 2,
-        words=f"{speed.words}, {NODES_SCALING[0]:.0%}-{NODES_SCALING[1]:.0%} of it over {nodes} nodes (assumed)",
+        words=f"{speed.words}, {NODES_SCALING[0]:.0%}-{NODES_SCALING[1]:.0%} of that on {nodes} nodes (assumed)",
     )
 
 
 def _wrong_precision(recipe: ResolvedRecipe, card: GpuModel) -> str:
-    """Return why the trainer would refuse the recipe's precision on a card; "" if it would not."""
+    """Return why the trainer would refuse the recipe's precision on this GPU; "" if it would not refuse it."""
     train = recipe.tables.train
     if not card.bf16 and train.precision == "bf16":
         return f'{card.name} has no bf16; train.precision "auto" would run in fp16'
@@ -314,7 +320,7 @@ def _wrong_precision(recipe: ResolvedRecipe, card: GpuModel) -> str:
 
 
 def steps_of_work(recipe: ResolvedRecipe) -> float:
-    """Return the work left in steps, with evaluations and samples converted to steps."""
+    """Return the remaining work in steps, with evaluations and samples converted to steps."""
     return recipe.steps_left + _pieces(recipe).beside_from(recipe.first_step + 1)
 
 
@@ -324,8 +330,8 @@ def _pieces(recipe: ResolvedRecipe) -> Pieces:
     return pieces
 
 
-def _without_time(obstacle: str, peak: int, why: str) -> Estimate:
-    """Return the estimate of an offer that does not fit."""
+def _unfitting_estimate(obstacle: str, peak: int, why: str) -> Estimate:
+    """Return the estimate of an offer on which the recipe does not fit."""
     return Estimate(
         fits=False, peak_bytes=peak, micro_batch=0, tokens_per_s=None, train_s=None, basis=why, obstacle=obstacle
     )

@@ -1,8 +1,9 @@
-"""Predicts speed from the user's own earlier runs: a model of this shape made so many tokens per second on this card.
+"""Predicts the speed of a run from the tokens per second that the user's earlier runs reached on the same GPU.
 
-A plan prefers the nearest earlier run to published figures. FLOP/s carry over between shapes, less so the further apart
-they are: the range widens with the distance, and beyond a factor of four an earlier run is not used. The file is only
-advice: an unreadable file is reported and ignored (history_file.py writes it).
+A plan prefers the most similar earlier run to published figures. FLOP/s carry over between models of different shapes,
+but less well the more they differ: the predicted range widens with the difference, and a run that differs by more than
+a factor of four is not used. If the file of earlier runs is unreadable, that is reported and the file is ignored;
+history_file.py writes it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from gpurun.jobs.training.recipe import ModelConfig, ResolvedRecipe, read_model
 from gpurun.providers.catalog import card_of
 
 MOST_RUNS = 200
-SPREAD = 0.05  # Between two runs of the same training on machines of the same kind.
+SPREAD = 0.05  # The difference in speed between two runs of the same training on machines of the same kind.
 SPREAD_BY_DISTANCE = 0.25
 SHORT_S, MOST_BY_SHORTNESS = 2.0, 0.25
-"""The uncertain seconds of any training: repeated runs of 12 to 20 s differed by 4 to 25 %."""
+"""The seconds by which the length of any training is uncertain: runs of 12 to 20 s differed by 4 to 25 %."""
 FURTHEST = log(4.0)
 MOST_LOSSES = 32
 LEAST_SENT_BYTES, MOST_UPLOADS = 20_000_000, 5
-"""The smallest upload that measures a connection's speed, and how many of the latest ones count."""
+"""The smallest upload from which a connection's speed is measured, and how many of the latest uploads are used."""
 
 Positive = Annotated[float, Field(gt=0, lt=1e15, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
@@ -45,11 +46,12 @@ class Strict(Frozen):
 
 
 class Prior(Strict):
-    """One run: what it trained, on which card, and how long that took.
+    """One earlier run: what it trained, on which GPU, and how long that took.
 
-    `machine` identifies the CPU, and is empty for a GPU. `flops_per_token` are the plan's (estimate.py). `start_s` is
-    the time from the trainer's start to the end of its first step. `val_losses` are (step, loss). `sent_bytes` went to
-    a rented machine over SSH in `sent_s`; 0 if the upload was too small, or took another way.
+    `machine` identifies the CPU, and is empty for a GPU. `flops_per_token` is the plan's figure (estimate.py).
+    `start_s` is the time from the trainer's start to the end of its first step. `val_losses` are (step, loss).
+    `sent_bytes` is the size of the upload to a rented machine over SSH, which took `sent_s`; it is 0 if the upload was
+    too small, or did not use SSH.
     """
 
     run: Word
@@ -81,20 +83,20 @@ class Prior(Strict):
 
 
 class Priors(Strict):
-    """The whole file, the oldest run first."""
+    """The content of the file of earlier runs, the oldest run first."""
 
     v: Literal[1] = 1
     runs: Annotated[tuple[Prior, ...], Field(max_length=MOST_RUNS, strict=False)] = ()
 
     def with_run(self, prior: Prior) -> Priors:
-        """Return the records with this run added or replaced, and the oldest beyond the limit dropped."""
+        """Return the records with this run added or replaced; the oldest records above the limit are dropped."""
         others = [other for other in self.runs if other.run != prior.run]
         return Priors(runs=tuple([*others, prior][-MOST_RUNS:]))
 
 
 @dataclass(frozen=True)
 class Nearest:
-    """The earlier run nearest to a plan, the tokens per second predicted from it, and their relative uncertainty."""
+    """The earlier run most similar to a plan, the speed predicted from it (tokens/s), and its relative uncertainty."""
 
     prior: Prior
     tokens_per_s: float
@@ -105,9 +107,10 @@ class Nearest:
 def nearest(
     priors: Priors, recipe: ResolvedRecipe, offer: Offer, micro_batch: int, flops_per_token: float, machine: str
 ) -> Nearest | None:
-    """Return the nearest run on the offer's card with the same precision, compiling and loop; None if all are too far.
+    """Return the most similar run on the offer's GPU with the same precision, compilation and loop.
 
-    The later of two equally near runs counts. `machine` identifies the offer's CPU.
+    Return None if no run is similar enough. Of two equally similar runs the later one is used. `machine` identifies
+    the offer's CPU.
     """
     train = recipe.tables.train
     model = recipe.tables.model
@@ -135,7 +138,7 @@ def nearest(
 
 
 def precision_on(recipe: ResolvedRecipe, offer: Offer) -> str:
-    """Return the precision that the trainer would choose on an offer (the rule is that of trainer/distributed.py)."""
+    """Return the precision that the trainer would choose on an offer, by the rule in trainer/distributed.py."""
     wanted = recipe.tables.train.precision
     if wanted != "auto":
         return wanted
@@ -146,19 +149,19 @@ def precision_on(recipe: ResolvedRecipe, offer: Offer) -> str:
 
 
 def describe_machine(offer: Offer, cpu_cores: int) -> str:
-    """Return text that identifies the CPU of an offer; for this computer the number of cores is enough."""
+    """Return a text that identifies an offer's CPU; for this computer, the number of cores."""
     return f"{cpu_cores} cores here" if place_facts(offer.provider).is_here else f"{offer.provider} {offer.type_id}"
 
 
 def same_recipe(priors: Priors, recipe_sha256: str, data_sha256: str = "") -> Prior | None:
-    """Return the latest run with a loss curve of exactly this recipe, and of these shards if they are known."""
+    """Return the latest run with a loss curve of exactly this recipe, on these shards if `data_sha256` is given."""
     found = [run for run in priors.runs if run.recipe_sha256 == recipe_sha256 and run.val_losses]
     found = [run for run in found if not data_sha256 or run.data_sha256 == data_sha256]
     return found[-1] if found else None
 
 
 def loss_at(prior: Prior, step: int) -> float | None:
-    """Return the validation loss of an earlier run at a step, interpolated; None outside the measured steps."""
+    """Return an earlier run's validation loss at a step, interpolated; None outside the measured steps."""
     before = [point for point in prior.val_losses if point[0] <= step]
     after = [point for point in prior.val_losses if point[0] >= step]
     if not before or not after:
@@ -168,9 +171,9 @@ def loss_at(prior: Prior, step: int) -> float | None:
 
 
 def uplink_of(request: Request, priors: Priors) -> Uplink:
-    """Return this computer's upload speed: as configured, else the median of the last large uploads.
+    """Return this computer's upload speed: the configured speed, else the median of the last large uploads.
 
-    A plan counts bytes before compression and this speed is of compressed bytes, which leaves a margin.
+    The speed was measured on compressed bytes, but a plan counts uncompressed bytes, which leaves a margin.
     """
     if request.uplink_mbit is not None:
         return Uplink(bits_per_s=1e6 * request.uplink_mbit, basis="as configured")
@@ -179,29 +182,29 @@ def uplink_of(request: Request, priors: Priors) -> Uplink:
         return Uplink()
     last = sent[-MOST_UPLOADS:]
     runs = "an earlier run" if len(last) == 1 else f"{len(last)} earlier runs"
-    return Uplink(bits_per_s=median(last), basis=f"as {runs} had")
+    return Uplink(bits_per_s=median(last), basis=f"as in {runs}")
 
 
 _MOST_BYTES = 8 << 20
 
 
 def load_priors(home: Home) -> tuple[Priors, str]:
-    """Return the records of earlier runs, and a note if their file is damaged, in which case there are none."""
+    """Return the records of earlier runs and ""; if their file is damaged, no records and a note that says so."""
     try:
         if home.priors.stat().st_size > _MOST_BYTES:
-            return Priors(), _damaged(home, f"it has more than {_MOST_BYTES >> 20} MiB")
+            return Priors(), _damaged_file_note(home, f"it has more than {_MOST_BYTES >> 20} MiB")
         return Priors.from_json(read_regular(home.priors)), ""
     except FileNotFoundError:
         return Priors(), ""
     except OSError as error:
-        return Priors(), _damaged(home, str(error.strerror))
+        return Priors(), _damaged_file_note(home, str(error.strerror))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        return Priors(), _damaged(home, f"{where}: {first['msg']}" if where else first["msg"])
+        return Priors(), _damaged_file_note(home, f"{where}: {first['msg']}" if where else first["msg"])
 
 
-def _damaged(home: Home, why: str) -> str:
+def _damaged_file_note(home: Home, why: str) -> str:
     from gpurun.core.untrusted import plain_line
 
     return (

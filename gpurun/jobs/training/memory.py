@@ -1,8 +1,8 @@
-"""Computes the peak memory of one GPU, the micro-batch that fits, and which dimension to reduce if none does.
+"""Computes a GPU's peak memory, the micro-batch that fits, and which dimension to reduce if no micro-batch fits.
 
-The formulas count what the trainer's step keeps at each of its moments; torch's MemTracker on the real step agrees
-(trainer/traced_memory.py). Memory grows with each of: N tokens of C channels in L layers with H heads, V the
-vocabulary, P parameters.
+The formulas count the tensors that exist at each moment of a training step. torch's MemTracker gives the same results
+for a real step (trainer/traced_memory.py). Memory depends on the N tokens, C channels, L layers, H heads, the
+vocabulary V, and the P parameters.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 from gpurun.core.records import Offer
 from gpurun.jobs.training.recipe import ModelConfig, ResolvedRecipe, padded_vocab, parameters_of
 
-CHUNK_BYTES = 2**28  # fp32 logits that the trainer's loss holds at once on a CPU,
-CARD_BYTES = 2**30  # on a card with a compiled loss,
-EAGER_BYTES = 2**31  # and on a card without compiling.
+CHUNK_BYTES = 2**28  # The fp32 logits that the trainer's loss holds at once: on a CPU,
+CARD_BYTES = 2**30  # on a GPU with a compiled loss,
+EAGER_BYTES = 2**31  # and on a GPU without compiling.
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """Bytes per token that a forward keeps for its backward, in 16-bit autocast or in fp32.
+    """Bytes per token that a forward pass keeps for its backward pass, in 16-bit autocast or in fp32.
 
-    Per layer: `channel` for each channel (`masks` more with dropout, `single` more with only one head, whose values are
-    not copied), `head` for each head, `norms` once, `position` for each position of the context (the attention mask as
-    numbers), `weights` for each head and position, which a fused attention does not store. Once in the network:
-    `around` for each channel while the loss is computed, `backward` instead while the last layer's backward runs.
+    In each layer: `channel` per channel, `head` per head, `norms` once, and `position` per position of the context (the
+    attention mask as numbers). `weights` counts per head and position, and only without a fused attention. With dropout
+    `masks` is added per channel; with a single head `single` is, because its values are not copied. Once in the whole
+    network: `around` per channel during the loss, or `backward` per channel during the last layer's backward pass.
     """
 
     channel: float
@@ -43,9 +43,10 @@ class _Kept:
     single: float = 0
 
 
-# For a faithful layer: the stream twice in fp32 (8), the two norms' results (4), queries, keys and values (6),
-# attention's result (2), the wide layer before and after GELU (16). A modern one keeps queries and keys in fp32 besides
-# (8), and its attention's result twice. A layer of an encoder-decoder is one of each, for as many tokens on each side.
+# Bytes of a faithful layer: the residual stream twice in fp32 (8), two norms' results (4), queries, keys, values (6),
+# attention's result (2), the wide layer before and after GELU (16). A modern layer also keeps queries and keys in fp32
+# (8), and attention's result twice. A layer of an encoder-decoder is an encoder and a decoder layer, which have
+# equally many tokens.
 _KEPT = {
     ("faithful", True): _Kept(36, 2, 4, 12, 18),
     ("faithful", False): _Kept(64, 2, 4, 12, 28),
@@ -54,7 +55,7 @@ _KEPT = {
     ("encoder-decoder", True): _Kept(82, 29, 12, 16, 16, norms=48, position=2),
     ("encoder-decoder", False): _Kept(120, 45, 12, 16, 40, norms=48, position=4),
 }
-# Without a fused attention, with dropout: the weights in fp32, the dropout mask, and the weights after dropout.
+# Without a fused attention, dropout keeps the weights in fp32, the dropout mask, and the weights after dropout.
 _UNFUSED = {
     ("faithful", True): _Kept(46, 0, 0, 12, 18, norms=24, weights=12),
     ("faithful", False): _Kept(72, 0, 0, 12, 28, norms=24, weights=12, single=8),
@@ -68,12 +69,12 @@ _TOKEN_BYTES = 40  # Ids, targets and losses.
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How a model is trained, as far as memory depends on it (`way_of` derives it from a recipe and an offer).
+    """The aspects of training that affect memory; `way_of` derives them from a recipe and an offer.
 
-    `half` computes in 16 bits. `fused` is a card's attention, which includes dropout (a CPU's does not). `chunked` is
-    the trainer's own loss, on a card `compiled` or `eager`. `muon` updates the blocks' matrices with one moment.
-    `gradient` means that gradients exist when a forward begins (several micro-batches, or replicas). With `shards`
-    above 1, each process holds its share of the weights.
+    `half` means that computing uses 16 bits, `fused` that attention is a GPU's fused kernel, which includes dropout.
+    `chunked` means that the loss is the trainer's own; on a GPU it is also `compiled` or `eager`. With `muon`, the
+    matrices of the blocks have only one moment. `gradient` means that gradients already exist when a forward pass
+    begins (several micro-batches, or replicas). With `shards` above 1, each process holds its share of the weights.
     """
 
     half: bool = True
@@ -87,14 +88,14 @@ class Way:
 
 
 ALONE = Way()
-"""One process, in 16 bits, one micro-batch per step."""
+"""The default: one process that computes in 16 bits, with one micro-batch per step."""
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Numbers of weights: in all, outside the blocks, per block, in the head's matrix, in a block's widest matrix.
+    """The number of weights: in total, outside the blocks, per block, in the head, and in a block's widest matrix.
 
-    Then bytes: what a forward keeps per layer and in all, what the loss adds to that, and what a backward adds.
+    Then bytes: what a forward pass keeps, per layer and in total, and what the loss and a backward pass add to that.
     """
 
     parameters: int
@@ -109,31 +110,31 @@ class _Sizes:
 
 
 def tensor_bytes(model: ModelConfig, micro_batch: int, vocab_size: int = 0, way: Way = ALONE) -> int:
-    """Return the peak bytes of one process's tensors: the largest of a step's moments."""
+    """Return the peak bytes of one process's tensors during a training step."""
     sizes = _sizes(model, micro_batch, vocab_size, way)
-    moments = _of_a_whole_model if way.shards == 1 else _of_a_share
+    moments = _moments_unsharded if way.shards == 1 else _moments_sharded
     return int(max(moments(model, sizes, way)))
 
 
-def _of_a_whole_model(model: ModelConfig, sizes: _Sizes, way: Way) -> Iterator[float]:
-    """Yield the bytes during the loss, in the last layer's backward, at the end of backward, and in the optimiser."""
+def _moments_unsharded(model: ModelConfig, sizes: _Sizes, way: Way) -> Iterator[float]:
+    """Yield the bytes during the loss, the last layer's backward pass, the end of that pass, and the optimiser step."""
     state = _state_bytes(model, sizes, way)
     forward = state + _copies_bytes(model, sizes, way) + _gradient_bytes(sizes, way) + sizes.kept_bytes
     yield forward + sizes.loss_bytes
-    # If gradients exist already, the new one of a layer's widest matrix lies beside the old until it is added.
+    # If gradients already exist, a layer's widest matrix has two until the new gradient is added to the old.
     yield forward + max(sizes.backward_bytes + 4 * sizes.head, 4 * sizes.widest if way.gradient else 0)
-    # A tied embedding's gradient exists three times: from the loss, from the embedding, and their sum.
+    # A tied embedding has three gradients: from the loss, from the embedding, and their sum.
     whole = state + 4 * sizes.parameters
     yield whole + ((12 if way.gradient else 8) * sizes.head if model.tied else 0)
     yield whole + _muon_bytes(model, sizes, way)
 
 
-def _of_a_share(model: ModelConfig, sizes: _Sizes, way: Way) -> Iterator[float]:
-    """Yield the same under FSDP2 (trainer/distributed.py), which gathers the weights outside the blocks once a step.
+def _moments_sharded(model: ModelConfig, sizes: _Sizes, way: Way) -> Iterator[float]:
+    """Yield the same bytes under FSDP2 (trainer/distributed.py), which gathers the weights outside the blocks per step.
 
-    A block is gathered when it is needed; in backward, while the block behind it still runs. Its complete gradient is
-    copied into the buffer for the sum, and stays until the next block's is complete. With several micro-batches the
-    gradient stays whole and accumulates.
+    A block's weights are gathered when they are needed; in the backward pass, while the previous block still runs. A
+    block's gradient is copied into a buffer for the reduction, and exists until the next block's gradient is complete.
+    With several micro-batches the gradients are not sharded, and accumulate.
     """
     head = 4 * sizes.head
     state = _state_bytes(model, sizes, way) / way.shards + 4 * sizes.root
@@ -143,15 +144,15 @@ def _of_a_share(model: ModelConfig, sizes: _Sizes, way: Way) -> Iterator[float]:
         yield forward + 3 * head  # From the loss, scaled, and copied for its parameter.
     waiting = 0 if way.gradient and not model.tied else head
     for done in {0, min(1, model.layers - 1), model.layers - 1}:
-        yield from (forward + waiting + more for more in _of_a_block(model, sizes, way, done))
+        yield from (forward + waiting + more for more in _block_moments(model, sizes, way, done))
     summed = 4 * model.layers * sizes.block / way.shards + 4 * sizes.block
     own = 4 * sizes.root if way.gradient or not model.tied else 0  # A tied head's gradient is in the sum below.
     yield state + max(summed + own, _gradient_bytes(sizes, way)) + (3 if model.tied else 1) * head
     yield state + 4 * sizes.parameters / way.shards + _muon_bytes(model, sizes, way)
 
 
-def _of_a_block(model: ModelConfig, sizes: _Sizes, way: Way, done: int) -> Iterator[float]:
-    """Yield what a block's backward adds under FSDP2, at its beginning and at its end, after `done` other blocks."""
+def _block_moments(model: ModelConfig, sizes: _Sizes, way: Way, done: int) -> Iterator[float]:
+    """Yield the bytes that a block's backward pass adds under FSDP2, at its beginning and end, after `done` blocks."""
     block, copies = 4 * sizes.block, 2 * sizes.block if way.half else 0
     before = done * (block / way.shards - copies - sizes.layer_bytes) + (block if done else 0) + sizes.backward_bytes
     if way.gradient:
@@ -170,12 +171,12 @@ def _sizes(model: ModelConfig, micro_batch: int, vocab_size: int, way: Way) -> _
     parameters, root = parameters_of(model, vocab_size), _root_parameters(model, vocab_size)
     channel = kept.channel + (kept.masks if model.dropout else 0) + (kept.single if model.heads == 1 else 0)
     channel += (2 if way.half else 4) if model.value_mix else 0  # The values before they are mixed.
-    # Each norm's result before its gains; one of the top's two norms also exists during the loss.
+    # Each norm's result before its gains are applied; one of the two final norms also exists during the loss.
     gains = 4 * width if model.gains else 0
     channel += 8 if model.gains else 0
     layer = channel * width + kept.head * model.heads
     layer += kept.norms + (kept.position + kept.weights * model.heads) * model.context
-    # The gradient of attention's weights, after that of the wide layer is released.
+    # The gradient of attention's weights; the wide layer's gradient has already been released.
     attention = 4 * model.heads * model.context - (8 if way.half else 32) * width if kept.weights else 0
     return _Sizes(
         parameters=parameters,
@@ -194,8 +195,8 @@ def _loss_bytes(model: ModelConfig, tokens: int, vocab: int, way: Way) -> int:
     """Return the bytes of the loss itself: logits and their gradient, and the head's gradient and copies."""
     head, width = vocab * model.width, model.width
     if not way.chunked:
-        # Per logit: log-softmax in fp32 4, its gradient 4 and in 16 bits 2, 16-bit logits 2 (12 in fp32, too). With few
-        # tokens the peak comes later, when the head's own gradient is computed.
+        # Bytes per logit: log-softmax in fp32 (4), its gradient in fp32 (4) and 16 bits (2), and 16-bit logits (2). In
+        # fp32 the sum is also 12. With few tokens the peak comes later, when the head's own gradient is computed.
         return max(12 * tokens * vocab + 2 * head, 6 * tokens * vocab + (8 if model.tied else 6) * head)
     most = EAGER_BYTES if way.eager else CARD_BYTES if way.compiled else CHUNK_BYTES
     each = (16 if model.softcap else 4) * vocab
@@ -222,9 +223,10 @@ def _gradient_bytes(sizes: _Sizes, way: Way) -> int:
 
 
 def _muon_bytes(model: ModelConfig, sizes: _Sizes, way: Way) -> int:
-    """Return the bytes of Muon's updates of the largest stack: matrices of one shape that the trainer updates at once.
+    """Return the bytes that Muon needs to update its largest stack of matrices.
 
-    The largest stack is that of the square or that of the widest matrices.
+    The trainer updates matrices of the same shape together, as a stack. The largest stack consists of the square
+    matrices or of the widest matrices.
     """
     square, widest = MUON_ALIKE[model.preset]
     alike = {model.width**2: square * model.layers, sizes.widest: widest * model.layers}
@@ -234,7 +236,7 @@ def _muon_bytes(model: ModelConfig, sizes: _Sizes, way: Way) -> int:
 
 @cache
 def _root_parameters(model: ModelConfig, vocab_size: int) -> int:
-    """Return the number of parameters outside the blocks: all less those that each further layer adds."""
+    """Return the number of parameters outside the blocks: the total, minus the parameters of all layers."""
     parameters = parameters_of(model, vocab_size)
     block = parameters_of(replace(model, layers=model.layers + 1), vocab_size) - parameters
     return parameters - model.layers * block
@@ -244,28 +246,28 @@ GIB = 2**30
 CONTEXT_BYTES = 3 * GIB // 2  # CUDA, cuBLAS and NCCL, measured as 1 to 2 GiB.
 FRAGMENTATION = 1.05
 USABLE_SHARE = 0.92
-MUON_STACK = 1 << 25  # Weights, as trainer/optim.py has it.
+MUON_STACK = 1 << 25  # The most weights in a stack, as in trainer/optim.py.
 MUON_ALIKE = {"faithful": (1, 1), "modern": (4, 1), "encoder-decoder": (12, 2)}
-"""How many square matrices a layer has, and how many of the widest shape."""
+"""The numbers of square matrices and of widest matrices in a layer."""
 REPLICA_BYTES, REPLICA_SHARE = 18, 0.75
-"""The trainer shards weights (trainer/distributed.py) if this many bytes per parameter exceed this share of a card."""
+"""The trainer shards weights if REPLICA_BYTES per parameter exceed REPLICA_SHARE of a GPU (trainer/distributed.py)."""
 
 
 def peak_bytes(
     model: ModelConfig, micro_batch: int, vocab_size: int = 0, way: Way = ALONE, beyond_bytes: int = 0
 ) -> int:
-    """Return the peak bytes of one GPU: tensors, the allocator's gaps, and CUDA itself.
+    """Return the peak bytes of one GPU: tensors, the allocator's fragmentation, and CUDA's own memory.
 
-    `beyond_bytes` are tensors that a trace found beyond the formula.
+    `beyond_bytes` are the bytes of tensors that a trace found in addition to the formula.
     """
     tensors = max(0, tensor_bytes(model, micro_batch, vocab_size, way) + beyond_bytes)
     return int(tensors * FRAGMENTATION) + CONTEXT_BYTES
 
 
 def count_weight_shards(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: int = 0) -> int:
-    """Return among how many processes the trainer shards the weights: all under FSDP, else 1.
+    """Return the number of processes that the trainer shards the weights over: all under FSDP, else 1.
 
-    If the recipe leaves it open, weights are sharded when the trainer would shard them, or when they would not fit.
+    If the recipe does not decide, weights are sharded if the trainer would shard them, or if they would not fit.
     """
     wanted, model = recipe.tables.train.parallel, recipe.tables.model
     if processes == 1 or not offer.gpu_count or wanted == "ddp":
@@ -277,7 +279,7 @@ def count_weight_shards(recipe: ResolvedRecipe, offer: Offer, processes: int, vo
 
 
 def way_of(recipe: ResolvedRecipe, offer: Offer, processes: int, micro_batch: int, vocab_size: int = 0) -> Way:
-    """Return how an offer's machine trains a recipe with this micro-batch."""
+    """Return the aspects that affect memory when an offer's machine trains a recipe with this micro-batch."""
     shards = count_weight_shards(recipe, offer, processes, vocab_size)
     in_portions = recipe.tables.train.batch_tokens > recipe.tables.model.context * processes * micro_batch
     return _way(recipe, offer, gradient=in_portions or (processes > 1 and shards == 1), shards=shards)
@@ -295,13 +297,13 @@ def _way(recipe: ResolvedRecipe, offer: Offer, *, gradient: bool, shards: int) -
 
 
 def peak_on(recipe: ResolvedRecipe, offer: Offer, processes: int, micro_batch: int, vocab_size: int = 0) -> int:
-    """Return the peak bytes of a GPU of an offer with this micro-batch."""
+    """Return the peak bytes of one of an offer's GPUs with this micro-batch."""
     way = way_of(recipe, offer, processes, micro_batch, vocab_size)
     return peak_bytes(recipe.tables.model, micro_batch, vocab_size, way, recipe.beyond_formula(micro_batch))
 
 
 def fitting_micro_batch(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: int = 0) -> int:
-    """Return the largest micro-batch that fits, divides the batch and is at most the recipe's; 0 if there is none."""
+    """Return the largest micro-batch that fits and divides the batch, at most the recipe's own; 0 if there is none."""
     train = recipe.tables.train
     sequences, left = divmod(train.batch_tokens, recipe.tables.model.context * processes)
     if left:
@@ -320,7 +322,7 @@ def divisors(number: int) -> list[int]:
 
 
 def memory_gib(offer: Offer, processes: int = 1) -> float:
-    """Return the GiB per process: a card's memory, or a share of a machine without cards; infinite if unknown."""
+    """Return the GiB per process: a GPU's memory, or a share of a CPU machine's memory; infinite if unknown."""
     return offer.vram_gb if offer.gpu_count else offer.memory_gb / processes or inf
 
 
@@ -330,9 +332,9 @@ def usable_bytes(offer: Offer, processes: int = 1) -> float:
 
 
 def what_would_fit(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: int = 0) -> str:
-    """Return a clause: what a micro-batch of one sequence needs, what is usable, and which reductions would fit.
+    """Return a clause for a message: the memory that one sequence needs, the usable memory, and fitting reductions.
 
-    If sharding over several cards would fit but the recipe forbids it, that suggestion comes first.
+    If sharding over several GPUs would fit but the recipe forbids it, that is suggested first.
     """
     peak = peak_on(recipe, offer, processes, 1, vocab_size)
     usable = f"{USABLE_SHARE:.0%} of {memory_gib(offer, processes):g} GiB are usable"
@@ -341,11 +343,11 @@ def what_would_fit(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_s
     def fits(other: ResolvedRecipe) -> bool:
         return peak_on(other, offer, processes, 1, vocab_size) <= usable_bytes(offer, processes)
 
-    cuts = list(_cuts(recipe, processes, fits))
+    cuts = list(_reductions(recipe, processes, fits))
     if recipe.tables.train.parallel == "ddp" and fits(_changed(recipe, "train", parallel="fsdp")):
         cuts.insert(0, "parallel ddp -> fsdp")
     if not cuts:
-        return f"{needs}: no cut of context, layers or width alone would fit"
+        return f"{needs}: reducing only context, layers or width would not be enough"
     return f"{needs}: {' or '.join(cuts)} would fit"
 
 
@@ -355,8 +357,8 @@ def _changed(recipe: ResolvedRecipe, table: str, **keys: Any) -> ResolvedRecipe:
     return replace(recipe, tables=replace(tables, **changed))
 
 
-def _cuts(recipe: ResolvedRecipe, processes: int, fits: Callable[[ResolvedRecipe], bool]) -> Iterator[str]:
-    """Yield, for each dimension, a reduction to the largest fitting value that the rest of the recipe allows."""
+def _reductions(recipe: ResolvedRecipe, processes: int, fits: Callable[[ResolvedRecipe], bool]) -> Iterator[str]:
+    """Yield a reduction for each dimension, to the largest value that fits and that the rest of the recipe allows."""
     model, batch = recipe.tables.model, recipe.tables.train.batch_tokens
     unit = model.heads * (2 if model.preset == "modern" else 1)
     allowed: dict[str, Sequence[int]] = {
@@ -369,6 +371,6 @@ def _cuts(recipe: ResolvedRecipe, processes: int, fits: Callable[[ResolvedRecipe
         def is_too_large(value: int, name: str = name) -> bool:
             return not fits(_changed(recipe, "model", **{name: value}))
 
-        # Every value below a fitting one fits, too.
+        # If a value fits, all smaller values also fit.
         if place := bisect_left(values, True, key=is_too_large):
             yield f"{name} {getattr(model, name)} -> {values[place - 1]}"

@@ -1,4 +1,4 @@
-"""Finds and reads recipes, and resolves rehearsal and `--set` into the one dict that the trainer reads.
+"""Finds and reads recipes, and applies the rehearsal and `--set`, which gives the dict that the trainer reads.
 
 The schema is the trainer's (trainer/recipe.py). It is checked here, before anything is spent, and an error names the
 file, the key and the nearest valid word.
@@ -30,10 +30,10 @@ parameters_of = schema.parameters_of
 
 
 class Reader(Protocol):
-    """Reads the recipes of a changed trainer (changed_recipe.py), which may have keys that gpurun does not know."""
+    """Reads the recipes of a modified trainer (changed_recipe.py), which may have keys that gpurun does not know."""
 
     def read(self, path: Path, overrides: Sequence[str] = (), *, rehearse: bool = False) -> dict[str, Any]:
-        """Return a recipe's record with the overrides and, if wanted, its rehearsal applied; UsageError if refused."""
+        """Return a recipe's record after the overrides, and its rehearsal if `rehearse`; UsageError if refused."""
 
     def counts(self, record: Mapping[str, Any], vocab_size: int) -> tuple[int, int]:
         """Return the model's parameters and FLOPs per token."""
@@ -41,9 +41,9 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A checked recipe; `written` holds the keys of its file, without defaults.
+    """A checked recipe; `written` holds the keys in its file, without defaults.
 
-    `reader` is the reader of a changed trainer, if one read it; `tables` then hold the part that gpurun knows.
+    If the user modified the trainer, `reader` is that trainer's reader, and `tables` only the part that gpurun knows.
     """
 
     name: str
@@ -62,9 +62,9 @@ class LoadedRecipe:
 class ResolvedRecipe:
     """A recipe after defaults, rehearsal and `--set`, for a number of processes that divides its batch.
 
-    `earlier` is the checkpoint that it continues from, if any. `reader` and `whole` belong to a changed trainer: its
-    reader, and the whole record, of which `tables` hold the part that gpurun knows. `beyond` is the excess of its
-    tensors over memory.py's formula, as (micro-batch, bytes) at two micro-batches.
+    `earlier` is the checkpoint that it continues from, if any. The other fields are set for a modified trainer:
+    `reader` is its reader, `whole` the whole record (`tables` is only the part that gpurun knows), and `beyond` the
+    bytes of its tensors in excess of memory.py's formula, as (micro-batch, bytes) for two micro-batches.
     """
 
     name: str
@@ -78,17 +78,17 @@ class ResolvedRecipe:
 
     @property
     def first_step(self) -> int:
-        """Return the number of steps done already."""
+        """Return the number of steps that are already trained."""
         return self.earlier.step if self.earlier else 0
 
     @property
     def steps_left(self) -> int:
-        """Return the number of steps left."""
+        """Return the number of steps that remain."""
         return self.tables.train.steps - self.first_step
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the content of recipe.json: all tables except the rehearsal's, which has been applied."""
+        """Return the content of recipe.json: all tables except `rehearsal`, which has already been applied."""
         record = self.tables.as_record() if self.whole is None else {**self.whole}
         del record["rehearsal"]
         return record
@@ -98,7 +98,7 @@ class ResolvedRecipe:
         return self._counts(vocab_size)[0]
 
     def flops_per_token(self, vocab_size: int = 0) -> int:
-        """Return the training FLOPs per token, by the formula of `schema.flops_per_token`."""
+        """Return the training FLOPs per token, as `schema.flops_per_token` computes them."""
         return self._counts(vocab_size)[1]
 
     def official_parameters(self, vocab_size: int = 0) -> int:
@@ -106,7 +106,7 @@ class ResolvedRecipe:
         return parameters_of(self.tables.model, vocab_size)
 
     def beyond_formula(self, micro_batch: int) -> int:
-        """Return the bytes by which a micro-batch's tensors exceed memory.py's formula, by the two traces."""
+        """Return the bytes by which a micro-batch's tensors exceed memory.py's formula, from the two traces."""
         (first, least), (last, most) = self.beyond
         return least + (most - least) * (micro_batch - first) // max(1, last - first)
 
@@ -122,7 +122,7 @@ class ResolvedRecipe:
 
 
 def read_model(table: Any) -> ModelConfig:
-    """Return the table `model` of a resolved recipe; ValueError if it is not valid."""
+    """Return the `model` table of a resolved recipe; ValueError if it is invalid."""
     model: ModelConfig = (
         table if isinstance(table, ModelConfig) else schema.read_table(ModelConfig, table, "model", is_whole=False)
     )
@@ -135,37 +135,38 @@ def list_recipes() -> tuple[str, ...]:
 
 
 def load_recipe(name: str, reader: Reader | None = None) -> LoadedRecipe:
-    """Read and check a bundled recipe by name, or any file by path (it ends in .toml or has a slash).
+    """Read and check a recipe: a bundled one by its name, or a file by its path, which ends in .toml or has a slash.
 
-    With the `reader` of a changed trainer it may have keys that only that trainer knows. UsageError if it is not found
-    (with the nearest name), is malformed (file and line), or has an unknown key, a missing key or a bad value.
+    With the `reader` of a modified trainer, the recipe may have keys that only that trainer knows. UsageError if the
+    recipe is not found or is malformed, or if a key is unknown, is missing or has an invalid value.
     """
     if name.endswith(".toml") or "/" in name:
         path = Path(name).expanduser()
     else:
         known = list_recipes()
         if name not in known:
-            others = f"There are: {', '.join(known)}; or give a .toml file."
+            others = f"Bundled recipes: {', '.join(known)}. Or give the path of a .toml file."
             hint = did_you_mean(name, known, otherwise=others)
             raise UsageError("recipe.unknown", f"There is no recipe {name!r}.", hint=hint)
         path = bundle_root() / "recipes" / f"{name}.toml"
-    written = _read(path)
+    written = _read_toml(path)
     if reader is not None:
-        return LoadedRecipe(path.stem, str(path), _known_part(reader.read(path), path.name), written, reader)
+        return LoadedRecipe(path.stem, str(path), _known_tables(reader.read(path), path.name), written, reader)
     return LoadedRecipe(path.stem, str(path), check_tables(written, where=path.name), written)
 
 
 def resolve(
     recipe: LoadedRecipe, form: Form, overrides: Sequence[str] = (), processes: int | None = None, nodes: int = 1
 ) -> ResolvedRecipe:
-    """Apply the rehearsal (in that form), then `--set`, and check that the processes divide the batch.
+    """Apply the rehearsal (if `form` is "rehearsal"), then `--set`, and check that the processes divide the batch.
 
-    `processes` counts those on all nodes; None means the rehearsal's own number, or one per GPU. Raises UsageError.
+    `processes` is the total of all nodes; None means the rehearsal's own number, or one per GPU. UsageError if the
+    result is invalid.
     """
     where, whole = f"{recipe.name} ({_FORMS[form]})" + (" with --set" if overrides else ""), None
     if recipe.reader is not None:
         whole = recipe.reader.read(Path(recipe.path), overrides, rehearse=form == "rehearsal")
-        checked = _known_part(whole, where)
+        checked = _known_tables(whole, where)
     else:
         parsed = [parse_set_option(text) for text in overrides]
         try:
@@ -178,12 +179,12 @@ def resolve(
         processes = max(1, asked)
     _check_batch(checked, processes, nodes, where)
     if checked.train.loop == "huggingface" and processes > 1:
-        _refuse(where, f'train.loop is "huggingface", which trains in one process; here are {processes} processes')
+        _refuse(where, f'train.loop is "huggingface", which trains in one process, not in {processes}')
     return ResolvedRecipe(recipe.name, form, processes, checked, reader=recipe.reader, whole=whole)
 
 
 def hardware_of(recipe: LoadedRecipe, overrides: Sequence[str]) -> schema.HardwareConfig:
-    """Return the table `hardware` after `--set`; it decides which form is trained, so it is read before the rest."""
+    """Return the table `hardware` after `--set`; it is read first, because it decides which form is trained."""
     paths = (known_override(text) for text in overrides)
     named = {path[1]: value for path, value in filter(None, paths) if path[0] == "hardware"}
     hardware, where = {**vars(recipe.tables.hardware), **named}, f"{recipe.name} with --set"
@@ -195,7 +196,7 @@ def hardware_of(recipe: LoadedRecipe, overrides: Sequence[str]) -> schema.Hardwa
 
 
 def known_override(text: str) -> recipe_file.Override | None:
-    """Return the path and value of a --set; None for a key unknown to gpurun, which `resolve` checks."""
+    """Return the path and value of a --set; None for a key that gpurun does not know, which `resolve` checks."""
     try:
         return parse_set_option(text)
     except UsageError as error:
@@ -205,13 +206,13 @@ def known_override(text: str) -> recipe_file.Override | None:
 
 
 def parse_set_option(text: str) -> recipe_file.Override:
-    """Read `table.key=value` as the trainer's --set does, into its path and its value; raise UsageError."""
+    """Return the path and value of `table.key=value`, read as by the trainer's --set; UsageError if it is invalid."""
     try:
         return recipe_file.parse_override(text)
     except schema.RecipeError as error:
         what, hint = f"{str(error)[0].upper()}{str(error)[1:]}.", "For example: --set train.steps=500"
         if error.kind == "unknown_key":
-            what = f"No recipe has a key {error.key!r}."
+            what = f"Recipes do not have a key {error.key!r}."
             hint = did_you_mean(error.key, error.known, otherwise="gpurun recipes show NAME lists the keys.")
         raise UsageError(f"set.{error.kind}", what, hint=hint) from None
 
@@ -222,7 +223,7 @@ def new_recipe(name: str) -> str:
 
 
 def check_tables(tables: dict[str, Any], where: str) -> RecipeTables:
-    """Validate the tables of a recipe; the UsageError names it as `where`."""
+    """Return a recipe's validated tables; UsageError, which calls the recipe `where`, if they are invalid."""
     try:
         recipe = schema.parse_recipe(tables, is_whole=False)
     except schema.RecipeError as error:
@@ -233,12 +234,12 @@ def check_tables(tables: dict[str, Any], where: str) -> RecipeTables:
 
 def _on_one_node(hardware: schema.HardwareConfig, where: str) -> schema.HardwareConfig:
     if (need := parse_gpu(hardware.gpu, name="hardware.gpu")).nodes > 1:
-        _refuse(where, f"hardware.gpu {need} is {need.nodes} nodes, which only --gpu asks for")
+        _refuse(where, f"hardware.gpu {need} is {need.nodes} nodes, but several nodes can be requested only with --gpu")
     return hardware
 
 
-def _known_part(record: Mapping[str, Any], where: str) -> RecipeTables:
-    """Return the part of a changed trainer's recipe that gpurun knows, on which its plan is based.
+def _known_tables(record: Mapping[str, Any], where: str) -> RecipeTables:
+    """Return the part of a modified trainer's recipe that gpurun knows; the plan is based on this part.
 
     Unknown keys are left out, and an unknown choice ("lion" for optim.kind) counts as the default. Everything else must
     be within gpurun's bounds.
@@ -262,7 +263,7 @@ def _known_part(record: Mapping[str, Any], where: str) -> RecipeTables:
 
 
 def _refusal(error: schema.RecipeError, where: str) -> UsageError:
-    """Return the error for a wrong recipe, with the file's name and a hint."""
+    """Return the error for an invalid recipe, with the file's name and a hint."""
     what, hint = f"{where}: {error}.", "Change one of them, in the file or by --set."
     if error.kind == "unknown_key":
         what = f"{where} has the unknown key {error.key}."
@@ -276,15 +277,15 @@ def _refusal(error: schema.RecipeError, where: str) -> UsageError:
     return UsageError(f"recipe.{error.kind}", what, hint=hint)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return a TOML file's tables; UsageError, with the place, if it cannot be read or parsed."""
+def _read_toml(path: Path) -> dict[str, Any]:
+    """Return a TOML file's tables; UsageError, with the line number, if it cannot be read or parsed."""
     try:
         return recipe_file.parse_toml(read_regular(path).decode("utf-8-sig"))
     except OSError as error:
         raise UsageError(
             "recipe.unreadable",
             f"The recipe {path} cannot be read: {error.strerror}.",
-            hint="Check the path; `gpurun recipes list` names the bundled ones.",
+            hint="Check the path; `gpurun recipes list` shows the bundled recipes.",
         ) from None
     except ValueError as error:
         raise UsageError(
@@ -293,7 +294,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_batch(recipe: RecipeTables, processes: int, nodes: int, where: str) -> None:
-    """Raise UsageError for a batch that is not a whole number of sequences for every process."""
+    """Raise UsageError if the batch is not a whole number of sequences for each process."""
     context, batch = recipe.model.context, recipe.train.batch_tokens
     if batch % (context * processes):
         shared = f"{nodes} nodes x {processes // nodes} = " if nodes > 1 else ""
@@ -310,7 +311,7 @@ def _refuse(where: str, what: str) -> None:
 
 
 _NEW_RECIPE = """\
-about = "{name}: say in one line what it learns"
+about = "{name}: describe in one line what the model learns"
 
 [model]
 layers = 4
@@ -319,7 +320,7 @@ width = 128
 context = 128
 
 [data]
-source = "stdlib"       # text that every Python brings; your own, a file or a folder: --data PATH
+source = "stdlib"       # text that comes with every Python; to use your own file or folder: --data PATH
 tokenizer = "char"      # or "gpt2"; or "bpe", trained on the text: vocab_size = 4096
 
 [optim]
@@ -331,8 +332,8 @@ warmup_steps = 50
 
 [train]
 steps = 1000
-batch_tokens = 8192     # tokens an optimiser step: context x sequences
-micro_batch = 64        # sequences at once on a GPU, at most
+batch_tokens = 8192     # tokens per optimiser step: context x sequences
+micro_batch = 64        # at most so many sequences on a GPU at once
 checkpoint_every = 250
 
 [eval]
@@ -344,9 +345,9 @@ prompts = ["The "]
 tokens = 200
 
 [hardware]
-gpu = "any"             # the cheapest that fits; or "1xH100", "8xA100"
+gpu = "any"             # the cheapest GPU that fits; or "1xH100", "8xA100"
 disk_gb = 20
-on_cpu = "rehearsal"    # without CUDA run the form below; or "as_written", or "refuse"
+on_cpu = "rehearsal"    # without a GPU, train the small form below; or "as_written", or "refuse"
 
 [rehearsal]
 train = {{ steps = 60, batch_tokens = 2048, micro_batch = 16, checkpoint_every = 30 }}

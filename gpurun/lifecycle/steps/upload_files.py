@@ -40,9 +40,9 @@ PATIENCE_S = 60.0
 def ship(state: RunState, context: Context) -> Iterator[Note]:
     """Send the pack to the agent in parts; all of it is in place and verified there, or none."""
     if context.plan.choices.trainer:
-        from gpurun.jobs.training.changed_trainer import demand_as_planned
+        from gpurun.jobs.training.changed_trainer import require_unchanged_trainer
 
-        demand_as_planned(context.plan, context.trainer)
+        require_unchanged_trainer(context.plan, context.trainer)
     seen = surveyed(context.plan, context.trainer)
     yield ShipIntended(files=len(seen.files), bytes=seen.total_bytes)
     _check_room(seen.total_bytes, state, disk_gb=context.plan.job.disk_gb)

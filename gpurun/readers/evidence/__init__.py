@@ -1,1 +1,1 @@
-"""Portable evidence: a run's card in one file, and a class's roster to check such files against."""
+"""Makes and checks evidence cards: a run's evidence in one file, which can be checked against a class's roster."""

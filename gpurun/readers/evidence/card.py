@@ -1,7 +1,7 @@
-"""A run's evidence in one file: a zip with few names, each listed with its digest in card.json (docs/FORMATS.md).
+"""Packs and reads an evidence card: a zip with a run's evidence, whose files and digests card.json lists.
 
-It is read as untrusted: nothing is unpacked under a name that it chooses, nothing is read past its limit, and a file
-that is not a card is refused with a sentence.
+A card is untrusted: file names for unpacking do not come from the card, each file is read only up to a limit, and a
+file that is not a card is refused with a reason. docs/FORMATS.md has the format.
 """
 
 from __future__ import annotations
@@ -37,42 +37,42 @@ _CHECKPOINT = re.compile(r"checkpoints/\d{6}\.(model\.safetensors|optim\.safeten
 _OUTPUT = re.compile(
     r"outputs/(?:(?!\.)[A-Za-z0-9._-]{1,80}/){0,6}(?!\.)[A-Za-z0-9._-]{1,80}\.(?:pt|pth|ckpt|safetensors|bin)"
 )
-"""A checkpoint that a command saved, recognised by the usual suffixes."""
+"""The usual suffixes of checkpoints, by which a command's checkpoints are recognised."""
 MOST_OUTPUTS, MOST_SHARDS = 50, 100
-"""Together with a card's other files, fewer than `MOST_ENTRIES`."""
+"""The most checkpoints of a command in a card; with a card's other files there are fewer than `MOST_ENTRIES`."""
 _SHARD = re.compile(r"data/(?!\.)[A-Za-z0-9._-]{1,80}")
 MOST_STATE_BYTES = 1 << 20
 MOST_ENTRIES = 200
 MOST_SHARD_BYTES = 64 << 20
-"""The limit for the shards beside a checkpoint: enough for a learner's text, not for a corpus."""
+"""The limit for the shards in a card: enough for a learner's text, but not for a corpus."""
 MOST_WEIGHTS_BYTES = 4 << 30
 MOST_DENSE = 8
-"""How many times its own size a file may unpack to, not counting a text's shards."""
+"""The factor by which a file may grow when it is unpacked, not counting shards."""
 _ABSOLUTE = re.compile(rb'"(?:~?/[^"/]+/|[A-Za-z]:\\\\)')
 _END, _END_BYTES = b"PK\x05\x06", 22
-_STAMP = (1980, 1, 1, 0, 0, 0)  # So that the same run gives the same bytes.
+_STAMP = (1980, 1, 1, 0, 0, 0)  # A fixed time, so that the same run gives the same bytes.
 
 
 class NoCard(Malformed):
-    """Why a file is not accepted as a card, in a sentence without its full stop."""
+    """The error for a file that is not accepted as a card; its text is a sentence without a full stop."""
 
 
 @dataclass
 class EvidenceCard:
-    """A card as it was read: its small files by name. Weights and shards stay in the zip until they are needed."""
+    """A card that was read: its small files by name. Weights and shards remain in the zip until they are needed."""
 
     path: Path
     files: dict[str, bytes]
     left_out: dict[str, str]
     large: dict[str, str] = field(default_factory=dict)
-    """The digest of each file of a checkpoint or of the shards."""
+    """The digests of the files that remain in the zip: checkpoints and shards."""
 
     def unpack_large(self, folder: Path) -> None:
-        """Write weights and shards to a folder, under names of ours; NoCard if one differs from the card's list.
+        """Write weights and shards to a folder, under gpurun's own names; NoCard if one differs from the card's list.
 
-        Both are dense data: a file that unpacks to much more was made to fill a disk.
+        Such files do not compress well, so a file that grows a lot when it is unpacked was made to fill the disk.
         """
-        with open_regular(self.path) as file, _opened(file) as archive:
+        with open_regular(self.path) as file, _open_zip(file) as archive:
             left = MOST_DENSE * file.seek(0, 2) + MOST_SHARD_BYTES
             for name, sha256 in self.large.items():
                 into, digest, size = folder / name, hashlib.sha256(), 0
@@ -81,57 +81,61 @@ class EvidenceCard:
                     while block := source.read(1 << 20):
                         size, left = size + len(block), left - len(block)
                         if size > MOST_WEIGHTS_BYTES or left < 0:
-                            raise NoCard(f"{name} is larger than {MOST_WEIGHTS_BYTES >> 30} GB, or than its file holds")
+                            most = f"{MOST_WEIGHTS_BYTES >> 30} GB"
+                            raise NoCard(f"{name} is larger than {most}, or than its packed size allows")
                         digest.update(block)
                         target.write(block)
                 if digest.hexdigest() != sha256:
-                    raise NoCard(f"{name} is not the file that it lists")
+                    raise NoCard(f"{name} differs from the file that card.json lists")
 
 
 def pack_card(
-    run: RunFolder, keys: Path, plan: Mapping[str, Any], pages: Mapping[str, str], predicate: Mapping[str, Any],
+    run: RunFolder, keys: Path, plan: Mapping[str, Any], pages: Mapping[str, str], told: Mapping[str, Any],
     *, private: tuple[str, ...], with_checkpoint: bool, data: Path | None,
     secrets: Mapping[str, Sequence[bytes]] | None = None,
 ) -> tuple[bytes, dict[str, str]]:  # fmt: skip
-    """Return the bytes of a run's card, and what was left out of it and why.
+    """Return the bytes of a run's card, and the files that were left out, each with the reason.
 
-    `private` are folders of this computer that must not appear in a card; `data` is where the shards are. UsageError
-    if a file shows one of `secrets`, which has the forms of each secret by its name.
+    `private` are folders of this computer that must not appear in a card; `data` is the folder of the shards. `secrets`
+    has the encoded forms of each secret's value, keyed by the secret's name; UsageError if a file contains one.
     """
     sources = {RECEIPT: run.receipt, JOURNAL: run.journal, LOG: run.log, EVENTS: run.events, KEY: keys / PUBLIC_NAME}
     files: dict[str, bytes | Path] = {name: read_regular(path) for name, path in sources.items() if path.is_file()}
     files[PLAN] = canonical(without_values(without_paths(plan)))
     files |= {name: text.encode() for name, text in pages.items()}
-    left_out = {name: why for name in (JOURNAL, LOG, EVENTS) if (why := _why_not(name, files.get(name), private))}
+    left_out = {name: why for name in (JOURNAL, LOG, EVENTS) if (why := _why_left_out(name, files.get(name), private))}
     files = {name: content for name, content in files.items() if name not in left_out}
-    files |= dict(_kept(run, predicate, with_checkpoint=with_checkpoint))
+    files |= dict(_checkpoint_files(run, told, with_checkpoint=with_checkpoint))
     if with_checkpoint:
-        outputs, not_taken = _outputs(run, predicate)
+        outputs, not_taken = _saved_models(run, told)
         files, left_out = files | outputs, left_out | not_taken
     if with_checkpoint and data is not None:
         shards = [path for path in sorted(data.glob("*")) if path.is_file() and _SHARD.fullmatch(f"data/{path.name}")]
         if len(shards) <= MOST_SHARDS and sum(path.stat().st_size for path in shards) <= MOST_SHARD_BYTES:
             files |= {f"data/{path.name}": path for path in shards}
         else:
-            left_out["data"] = f"they are more than {MOST_SHARDS} files, or {MOST_SHARD_BYTES >> 20} MB"
-    _demand_no_secret(files, secrets or {})
-    return _zipped(files, str(predicate["run"]), left_out), left_out
+            left_out["data"] = f"the shards are more than {MOST_SHARDS} files, or {MOST_SHARD_BYTES >> 20} MB"
+    _refuse_secrets(files, secrets or {})
+    return _zipped(files, str(told["run"]), left_out), left_out
 
 
-def _demand_no_secret(files: Mapping[str, bytes | Path], secrets: Mapping[str, Sequence[bytes]]) -> None:
-    """Refuse to hand over a file that contains a secret value; tensors and tokens cannot spell one."""
-    texts = {name: file for name, file in files.items() if not name.endswith((".safetensors", ".bin", ".npy"))}
+def _refuse_secrets(files: Mapping[str, bytes | Path], secrets: Mapping[str, Sequence[bytes]]) -> None:
+    """Raise UsageError if a file contains a secret's value; tensors and tokens are not searched."""
+    texts = {name: one for name, one in files.items() if not name.endswith((".safetensors", ".bin", ".npy"))}
     for secret, forms in secrets.items():
-        for name, text in texts.items():
-            content = text if isinstance(text, bytes) else read_regular(text, MOST_WEIGHTS_BYTES)
+        for name, one in texts.items():
+            content = one if isinstance(one, bytes) else read_regular(one, MOST_WEIGHTS_BYTES)
             if any(form in content for form in forms):
                 what = f"{name} contains the value of {secret}, at least in part. Nothing was written."
-                hint = f"It cannot be removed: the receipt has the file's digest. Revoke that value, unset {secret}, "
-                raise UsageError("evidence.secret", what, hint=f"{hint}and then hand it in.")
+                hint = "It cannot be removed from the file, because the receipt has the file's digest. "
+                hint += f"Revoke that value, unset {secret}, then make the card again."
+                raise UsageError("evidence.secret", what, hint=hint)
 
 
-def _kept(run: RunFolder, predicate: Mapping[str, Any], *, with_checkpoint: bool) -> Iterator[tuple[str, Path]]:
-    """Yield the files of all downloaded checkpoints; without weights and optimiser, only the last one's state."""
+def _checkpoint_files(
+    run: RunFolder, predicate: Mapping[str, Any], *, with_checkpoint: bool
+) -> Iterator[tuple[str, Path]]:
+    """Yield (name, path) for the downloaded checkpoints' files; without `with_checkpoint`, only the last state."""
     files = [entry for entry in predicate["checkpoint"]["files"] if entry["kind"] in ("weights", "optimizer", "state")]
     last = max((entry["step"] for entry in files), default=None)
     for entry in files:
@@ -140,12 +144,12 @@ def _kept(run: RunFolder, predicate: Mapping[str, Any], *, with_checkpoint: bool
             yield str(entry["name"]), path
 
 
-def _outputs(run: RunFolder, predicate: Mapping[str, Any]) -> tuple[dict[str, bytes | Path], dict[str, str]]:
-    """Return the checkpoints among a command's outputs, the newest first, and those left out, with the reason."""
-    files = [listed for listed in predicate["checkpoint"]["files"] if is_saved_model(listed)]
+def _saved_models(run: RunFolder, predicate: Mapping[str, Any]) -> tuple[dict[str, bytes | Path], dict[str, str]]:
+    """Return the checkpoints among a command's outputs, newest first; and the omitted checkpoints, with the reason."""
+    files = [one for one in predicate["checkpoint"]["files"] if is_saved_model(one)]
     taken, left_out, left = dict[str, bytes | Path](), dict[str, str](), MOST_WEIGHTS_BYTES
-    for file in sorted(files, key=lambda listed: -(listed["step"] or 0)):
-        name, path = str(file["name"]), run.artifacts / file["name"]
+    for one in sorted(files, key=lambda one: -(one["step"] or 0)):
+        name, path = str(one["name"]), run.artifacts / one["name"]
         size = path.stat().st_size if path.is_file() else None
         if not _OUTPUT.fullmatch(name):
             left_out[name] = "its name is not allowed in a card"
@@ -155,44 +159,45 @@ def _outputs(run: RunFolder, predicate: Mapping[str, Any]) -> tuple[dict[str, by
             left_out[name] = f"a card takes at most {MOST_OUTPUTS} checkpoints, {MOST_WEIGHTS_BYTES >> 30} GB together"
         else:
             taken[name], left = path, left - size
-    if not files and any(listed["kind"] == "output" for listed in predicate["checkpoint"]["files"]):
+    if not files and any(one["kind"] == "output" for one in predicate["checkpoint"]["files"]):
         left_out["outputs"] = "none has the name of a checkpoint (.pt, .pth, .ckpt, .safetensors, .bin)"
     return taken, dict(list(left_out.items())[:MOST_OUTPUTS])
 
 
 def is_saved_model(file: Mapping[str, Any]) -> bool:
-    """Return whether a receipt's file is a checkpoint that a command saved, by its user's flag or its suffix."""
+    """Return whether a file in a receipt is a command's checkpoint, according to --checkpoint-glob or its suffix."""
     return file["kind"] == "checkpoint" or (file["kind"] == "output" and bool(_OUTPUT.fullmatch(str(file["name"]))))
 
 
 def without_values(plan: Any) -> Any:
-    """Return a plan's data with only the names of a command's variables, because a card is given to others."""
+    """Return a plan's data without the values of the command's variables, because other people read a card."""
     command = plan.get("command")
     return {**plan, "command": {**command, "env": dict.fromkeys(command["env"], "")}} if command else plan
 
 
 def without_paths(value: Any) -> Any:
-    """Return a plan's data with only the last part of each absolute path, because the rest is private to this computer.
+    """Return a plan's data with each absolute path shortened to its last part, because the rest is private.
 
-    The recipe stays unchanged, because the run was opened with its digest.
+    The recipe is not changed, because the journal has its digest.
     """
     if isinstance(value, dict):
-        kept = {key: part for key, part in value.items() if key not in ("notes", "warnings")}
-        return {key: part if key == "resolved" else without_paths(part) for key, part in kept.items()}
+        kept = {key: one for key, one in value.items() if key not in ("notes", "warnings")}
+        return {key: one if key == "resolved" else without_paths(one) for key, one in kept.items()}
     if isinstance(value, list | tuple):
-        return [without_paths(part) for part in value]
+        return [without_paths(one) for one in value]
     is_path = isinstance(value, str) and re.match(r"(~?/|[A-Za-z]:\\)", value)
     return re.split(r"[/\\]", value.rstrip("/\\"))[-1] if is_path else value
 
 
-def _why_not(name: str, content: bytes | Path | None, private: tuple[str, ...]) -> str:
-    """Return why a file is left out of a card; "" if it is not."""
+def _why_left_out(name: str, content: bytes | Path | None, private: tuple[str, ...]) -> str:
+    """Return why a file is left out of a card; "" if it is included."""
     if not isinstance(content, bytes):
         return "it is not in the run's folder"
     if len(content) > _LARGE[name]:
         return f"it has more than {_LARGE[name] >> 20} MB"
     own = any(len(folder) > 1 and folder.encode() in content for folder in private)
-    return "it names a folder of this computer" if own or (name == JOURNAL and _ABSOLUTE.search(content)) else ""
+    has_path = own or (name == JOURNAL and _ABSOLUTE.search(content))
+    return "it contains the path of a folder on this computer" if has_path else ""
 
 
 def _zipped(files: Mapping[str, bytes | Path], run: str, left_out: Mapping[str, str]) -> bytes:
@@ -203,13 +208,13 @@ def _zipped(files: Mapping[str, bytes | Path], run: str, left_out: Mapping[str, 
             content = files[name]
             content = content if isinstance(content, bytes) else read_regular(content, MOST_WEIGHTS_BYTES)
             listed[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            _put(archive, name, content)
+            _add_file(archive, name, content)
         index = {"v": VERSION, "run": run, "files": listed, "left_out": dict(left_out)}
-        _put(archive, INDEX, json.dumps(index, indent=1, sort_keys=True).encode() + b"\n")
+        _add_file(archive, INDEX, json.dumps(index, indent=1, sort_keys=True).encode() + b"\n")
     return out.getvalue()
 
 
-def _put(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+def _add_file(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     member = zipfile.ZipInfo(name, _STAMP)
     is_dense = name.endswith((".safetensors", ".bin")) or bool(_OUTPUT.fullmatch(name))
     member.compress_type = zipfile.ZIP_STORED if is_dense else zipfile.ZIP_DEFLATED
@@ -218,7 +223,7 @@ def _put(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def read_card(path: Path) -> EvidenceCard:
-    """Read a card's small files; NoCard if it is not a card. Its limits bound the time."""
+    """Read a card's small files; NoCard if the file is not a card. Limits on the files' sizes also limit the time."""
     card = read_listed(path)
     if RECEIPT not in card.files or KEY not in card.files:
         raise NoCard("it has no receipt, or no public key; a notebook's evidence first needs `gpurun import`")
@@ -226,16 +231,16 @@ def read_card(path: Path) -> EvidenceCard:
 
 
 def read_listed(path: Path) -> EvidenceCard:
-    """Read a file in the same form that need not have a receipt, such as a notebook's (docs/FORMATS.md)."""
+    """Read a file in the same format that may lack a receipt, such as a notebook's evidence (docs/FORMATS.md)."""
     try:
-        with open_regular(path) as file, _opened(file) as archive:
+        with open_regular(path) as file, _open_zip(file) as archive:
             names = [member.filename for member in archive.infolist()]
             _check_names(archive, names)
             index = _index(_read(archive, INDEX, _SMALL[INDEX]))
-            listed = {str(name): dict(entry) for name, entry in index["files"].items()}
+            listed = {str(name): dict(one) for name, one in index["files"].items()}
             if unlisted := sorted(set(names) ^ {*listed, INDEX}):
                 raise NoCard(f"{plain_line(unlisted[0])} is listed but missing, or present but not listed")
-            bounds = {name: _bound(name) for name in listed}
+            bounds = {name: _read_limit(name) for name in listed}
             files = {name: _read(archive, name, most) for name, most in bounds.items() if most}
     except OSError as error:
         raise NoCard(f"it cannot be read: {error.strerror or error}") from error
@@ -244,18 +249,18 @@ def read_listed(path: Path) -> EvidenceCard:
         if isinstance(error, NoCard):
             raise
         raise NoCard(f"it is not a valid zip file of a card ({type(error).__name__})") from error
-    except Exception as error:  # The only base class of zlib.error.
+    except Exception as error:  # zlib.error has no other base class.
         raise NoCard(f"it is damaged ({type(error).__name__})") from error
     for name, content in files.items():
         if hashlib.sha256(content).hexdigest() != listed[name].get("sha256"):
-            raise NoCard(f"{name} is not the file that it lists: it was changed after it was packed")
+            raise NoCard(f"{name} was changed after the card was packed: its digest differs from card.json")
     left_out = {plain_line(str(name)): plain_line(str(why)) for name, why in dict(index.get("left_out", {})).items()}
     large = {name: str(listed[name].get("sha256")) for name, most in bounds.items() if not most}
     return EvidenceCard(path, files, left_out, large)
 
 
-def _opened(file: Any) -> zipfile.ZipFile:
-    """Open the zip, after its end record has shown that it has few entries: a million would be read first."""
+def _open_zip(file: Any) -> zipfile.ZipFile:
+    """Open the zip after checking the number of entries in its end record, because zipfile reads all of them."""
     size = file.seek(0, 2)
     file.seek(max(0, size - _END_BYTES - 65_535))
     tail = file.read()
@@ -271,30 +276,26 @@ def _opened(file: Any) -> zipfile.ZipFile:
 def _check_names(archive: zipfile.ZipFile, names: list[str]) -> None:
     for member in archive.infolist():
         name = member.filename
-        known = (
-            name in _SMALL
-            or name in _LARGE
-            or any(pattern.fullmatch(name) for pattern in (_CHECKPOINT, _OUTPUT, _SHARD))
-        )
+        known = name in _SMALL or name in _LARGE or any(one.fullmatch(name) for one in (_CHECKPOINT, _OUTPUT, _SHARD))
         if not known:
             raise NoCard(f"it holds {plain_line(member.filename)!r}, which is not part of any card")
         if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise NoCard(f"{member.filename} is compressed in a way that cards are not")
+            raise NoCard(f"{member.filename} uses a compression that cards do not use")
     if len(set(names)) != len(names):
-        raise NoCard("it has a name twice")
+        raise NoCard("it has two files with the same name")
     if INDEX not in names:
         raise NoCard("it has no card.json")
 
 
-def _bound(name: str) -> int:
-    """Return the limit for reading a file; 0 for files that stay in the zip."""
+def _read_limit(name: str) -> int:
+    """Return the limit in bytes for a file that is read into memory; 0 for files that remain in the zip."""
     if name in _SMALL or name in _LARGE:
         return _SMALL.get(name) or _LARGE[name]
     return MOST_STATE_BYTES if name.endswith(".state.json") and name.startswith("checkpoints/") else 0
 
 
 def _read(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """Return a file's bytes; reading stops at the limit, even if its header gives another size."""
+    """Return a file's bytes; NoCard if there are more than `most`, whatever size its header states."""
     with archive.open(name) as member:
         content = member.read(most + 1)
     if len(content) > most:

@@ -1,4 +1,4 @@
-"""What a card adds to the receipt: the device by machine and log, the losses, the code, and a quoted sample."""
+"""Collects what a card shows in addition to the receipt: device, losses, code, and a quoted sample."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SAMPLE = re.compile(
 )
 _AFTER_SAMPLE = re.compile(r"\W*(?:step|iter|iteration|epoch|saved?|saving|checkpoint|wrote|loss)\b", re.IGNORECASE)
 _MOST_DEVICE_LINES, _MOST_SAMPLE_LINES, _MOST_POINTS = 4, 24, 500
-_PRIVATE = "[a line that names a folder of this computer]"
+_PRIVATE = "[a line with the path of a folder on this computer]"
 
 
 @dataclass(frozen=True)
 class CardAdditions:
-    """Rows for the card's table, quoted log lines by title, and the losses for the curve: step and loss."""
+    """Rows for the card's table, quoted log lines by title, and (step, loss) pairs for the curve."""
 
     rows: tuple[tuple[str, str], ...]
     quoted: tuple[tuple[str, tuple[str, ...]], ...]
@@ -34,46 +34,46 @@ class CardAdditions:
 def card_additions(
     folder: RunFolder, plan: Plan, predicate: Mapping[str, Any], private: Sequence[str]
 ) -> CardAdditions:
-    """Return what a run's folder adds to its card; `private` are folders that must not appear in a card.
+    """Return the additions to a run's card, read from its folder; `private` are folders that must not appear in a card.
 
-    Log lines are quoted as such: nothing in them is checked.
+    Log lines are shown as quotations, because their content is not checked.
     """
     losses = _losses(folder)
-    devices, sample = _quoted(folder.log)
+    devices, sample = _quotable_lines(folder.log)
     rows = [(name, plain_line(text)) for name, text in plan.job.code(plan, Path(folder.now_at(plan.data.beside)))]
     rows += [("CUDA", f"{words}, as reported by the machine") for words in _cuda(predicate["instance"])]
     if devices:
-        rows.append(("CUDA in the log", " · ".join(f"“{line}”" for line in _shown(devices, private))))
+        rows.append(("CUDA in the log", " · ".join(f"“{line}”" for line in _shareable_lines(devices, private))))
     if losses:
         (first, start), (last, end) = losses[0], losses[-1]
         words = f"{start:.4f} at step {first:,}, {end:.4f} at step {last:,}, the lowest {min(x for _, x in losses):.4f}"
         rows.append(("Losses", f"{words}, from its log"))
-    block = ("Sample, as the log has it", tuple(_shown(sample, private)))
+    block = ("Sample, quoted from the log", tuple(_shareable_lines(sample, private)))
     quoted = (block,) if sample and predicate["sample"] is None else ()
     return CardAdditions(tuple(rows), quoted, _thinned(losses))
 
 
 def _losses(folder: RunFolder) -> list[tuple[int, float]]:
-    """Return the loss of each step that has one, the last value reported for it."""
+    """Return (step, loss) for each step with a loss; if a step was reported twice, the later value."""
     steps = (event for event in events_of(folder.events) if isinstance(event, StepEvent))
     return sorted({step.step: step.loss for step in steps if step.step is not None and step.loss is not None}.items())
 
 
 def _thinned(losses: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Return an even selection of losses, including the first and the last."""
+    """Return evenly spaced losses, including the first and the last."""
     if len(losses) <= _MOST_POINTS:
         return tuple(losses)
     last = len(losses) - 1
     return tuple(losses[round(place * last / (_MOST_POINTS - 1))] for place in range(_MOST_POINTS))
 
 
-def _quoted(log: Path) -> tuple[list[str], list[str]]:
-    """Return the first lines of a log about a device, and its last ones that are marked as a sample."""
+def _quotable_lines(log: Path) -> tuple[list[str], list[str]]:
+    """Return the first lines of a log that mention a device, and the last lines that are marked as a sample."""
     devices: list[str] = []
     sample: list[str] = []
     is_sample = False
     for line in lines_of(log):
-        if _SAMPLE.match(line) and not (is_sample and len(sample) == 1):  # A title may stand above its own label.
+        if _SAMPLE.match(line) and not (is_sample and len(sample) == 1):  # A title may precede the label.
             sample, is_sample = [line], True
         elif is_sample and (_AFTER_SAMPLE.match(line) or len(sample) == _MOST_SAMPLE_LINES):
             is_sample = False
@@ -86,15 +86,15 @@ def _quoted(log: Path) -> tuple[list[str], list[str]]:
     return devices, sample if len(sample) > 1 or ":" in "".join(sample) else []
 
 
-def _shown(lines: Sequence[str], private: Sequence[str]) -> Iterator[str]:
-    """Yield lines in a form that may be shown to others."""
+def _shareable_lines(lines: Sequence[str], private: Sequence[str]) -> Iterator[str]:
+    """Yield lines without private paths and control characters."""
     for line in lines:
         own = any(len(folder) > 1 and folder in line for folder in private)
         yield _PRIVATE if own else plain_line(line.strip("\r\n"))
 
 
 def _cuda(machine: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield what the machine reported about torch and its GPUs before the run began."""
+    """Yield the machine's report on torch and its GPUs, from before the run began."""
     hello = ((machine or {}).get("facts") or {}).get("hello") or {}
     torch = hello.get("torch") or {}
     if not torch.get("version"):
@@ -103,4 +103,4 @@ def _cuda(machine: Mapping[str, Any] | None) -> Iterator[str]:
     built = f", built for CUDA {torch['cuda']}" if torch.get("cuda") else ""
     drivers = sorted({plain_line(str(card.get("driver"))) for card in hello.get("gpus") or ()})
     driver = f", driver {', '.join(drivers)}" if drivers else ""
-    yield f"torch {plain_line(str(torch['version']))}{built}, sees {', '.join(names) or 'no CUDA device'}{driver}"
+    yield f"torch {plain_line(str(torch['version']))}{built}, with {', '.join(names) or 'no CUDA device'}{driver}"

@@ -1,7 +1,7 @@
-"""Checks a folder of cards against one another, and against the class that requested them.
+"""Checks a folder of cards, compares the cards with one another, and compares them with their class.
 
-Each card is audited like a home's run, from its own files. Something unique that two cards share is a problem of
-both, because the files do not show which of the two was copied.
+Each card is audited like a run of a home, from the card's own files. If two cards share something that should be
+unique, both have a problem, because the files do not show which card is the copy.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ _DAY_S = 86_400.0
 
 @dataclass
 class CardRow:
-    """One file of the folder, or one learner without a file.
+    """The row of one file in the folder, or of one learner without a file.
 
-    `notes` are warnings, which count under --strict; `checked` is what was recomputed, and `replayed` how much of
-    the training was ("all", "3 spans", "nothing"; "" if not requested). `marks` are, in words, what no second card may
-    have; `weights` are the digests of the checkpoints', `saved` those of files that a command saved as such.
+    `notes` are warnings, which count as problems under --strict. `checked` lists what was recomputed. `replayed` is how
+    much of the training was repeated: "all", "3 spans", "nothing", or "" if no replay was requested. `marks` describe
+    properties that must be unique. `weights` and `saved` are digests: of a trainer's weights, and of a command's
+    checkpoints.
     """
 
     file: str
@@ -56,7 +57,7 @@ class CardRow:
     verdict: str = UNREADABLE
     recipe: str = ""
     steps: int = 0
-    """How many steps were trained."""
+    """The number of trained steps."""
     data: str = ""
     trainer: str = ""
     device: str = ""
@@ -74,8 +75,8 @@ class CardRow:
     weights: set[str] = field(default_factory=set)
     saved: set[str] = field(default_factory=set)
     place: tuple[str, int, str] = ("", 0, "")
-    """The chain that it is in, its place there, and the receipt before it."""
-    predicate: Mapping[str, Any] = field(default_factory=dict)
+    """The id of the receipt's chain, its position there, and the digest of the previous receipt."""
+    told: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check_class(
@@ -85,18 +86,18 @@ def check_class(
     official: str = "",
     on_row: Callable[[CardRow], None] = lambda row: None,
 ) -> list[CardRow]:
-    """Return a row for each file, in order, then one for each learner of the class without a file.
+    """Return a row for each file, in order, followed by a row for each learner of the class without a file.
 
-    `official` is the sha256 of this gpurun's own trainer. `on_row` is called with each row once its card has been
-    judged alone; comparisons between cards come after all of them.
+    `official` is the sha256 of the official trainer. `on_row` is called with each row after its card was checked; the
+    cards are compared with one another only after that.
     """
     rows = []
     for path in cards:
-        rows.append(_row(path, roster, official))
+        rows.append(_check_card(path, roster, official))
         on_row(rows[-1])
-    _hold_together(rows, is_class=roster is not None)
+    _compare_cards(rows, is_class=roster is not None)
     handed_in = {row.student for row in rows}
-    absent = (student.name for student in (roster.students if roster else ()) if student.name not in handed_in)
+    absent = (one.name for one in (roster.students if roster else ()) if one.name not in handed_in)
     rows += [CardRow(file="", student=name, verdict=NO_CARD) for name in absent]
     for row in rows:
         row.problems = [plain_line(problem) for problem in row.problems]
@@ -104,23 +105,23 @@ def check_class(
     return rows
 
 
-def _row(path: Path, roster: Roster | None, official: str) -> CardRow:
+def _check_card(path: Path, roster: Roster | None, official: str) -> CardRow:
     row = CardRow(file=plain_line(path.name))
     with finding(row.problems.append, "it cannot be checked"):
         try:
             card = read_card(path)
             with tempfile.TemporaryDirectory(prefix="gpurun-card-") as own:
-                _judge(row, card, Path(own))
-            _hold_against(row, roster, official)
+                _check_files(row, card, Path(own))
+            _compare_with_class(row, roster, official)
         except NoCard as error:
             row.problems.append(str(error))
     return row
 
 
 def lay_out(card: EvidenceCard, root: Path) -> RunFolder:
-    """Create the folder of a run with only a card's small files; NoCard for an invalid name."""
-    statement = parse_object(payload_of(parse_object(card.files[RECEIPT])))
-    name = statement["predicate"]["run"]
+    """Create a run's folder with only the card's small files, and return it; NoCard for an invalid run name."""
+    told = parse_object(payload_of(parse_object(card.files[RECEIPT])))
+    name = told["predicate"]["run"]
     if not isinstance(name, str) or not RUN_NAME.fullmatch(name):
         raise NoCard("its run has an impossible name")
     folder = Home(root).run(name)
@@ -135,72 +136,68 @@ def lay_out(card: EvidenceCard, root: Path) -> RunFolder:
     return folder
 
 
-def _judge(row: CardRow, card: EvidenceCard, root: Path) -> None:
-    """Check the card's own files, and whether they agree."""
+def _check_files(row: CardRow, card: EvidenceCard, root: Path) -> None:
+    """Check a card's own files, and whether they agree with one another."""
     folder = lay_out(card, root)
     keys = parse_public_key(card.files[KEY])
     content = card.files[RECEIPT]
-    predicate = parse_object(payload_of(parse_object(content)))["predicate"]
-    row.predicate, row.run, row.receipt_sha256 = predicate, folder.name, hashlib.sha256(content).hexdigest()
-    if predicate["signing"]["keyid"] not in keys:
-        row.problems.append("it was signed by another key than the one in it")
-    link = {"run": row.run, "seq": predicate["seq"], "prev": predicate["prev"], "receipt_sha256": row.receipt_sha256}
+    told = parse_object(payload_of(parse_object(content)))["predicate"]
+    row.told, row.run, row.receipt_sha256 = told, folder.name, hashlib.sha256(content).hexdigest()
+    if told["signing"]["keyid"] not in keys:
+        row.problems.append("its signature does not belong to the public key in it")
+    link = {"run": row.run, "seq": told["seq"], "prev": told["prev"], "receipt_sha256": row.receipt_sha256}
     found = audit_run(
         folder, {row.run: link}, keys, journal_lines(folder.journal), must_be_signed=True, has_travelled=True
     )
     left_out = [name for name in (JOURNAL, LOG, EVENTS) if name in card.left_out and name not in card.files]
-    if JOURNAL in left_out:  # Then nothing else can be derived.
+    if JOURNAL in left_out:  # Without the journal, nothing else can be checked.
         row.notes.append(f"not checked, because its journal was left out: {card.left_out[JOURNAL]}")
         row.verdict = "not checked"
     else:
         row.problems += found.problems
         row.notes += [*found.warnings, *(f"{name} was left out: {card.left_out[name]}" for name in left_out)]
         row.verdict = found.verdict
-    figures, start = predicate["training"]["figures"], predicate["training"]["start"]["event"] or {}
-    row.recipe, row.data = (
-        plain_line(str(text)) for text in (predicate["asked"]["recipe"], predicate["digests"]["data"])
-    )
-    row.steps = max(
-        (file["step"] for file in predicate["checkpoint"]["files"] if type(file.get("step")) is int), default=0
-    )
-    row.trainer = stated_trainer(predicate)
-    row.device = plain_line(str(start.get("cuda_name") or predicate["training"]["device"]))
+    figures, start = told["training"]["figures"], told["training"]["start"]["event"] or {}
+    row.recipe, row.data = (plain_line(str(one)) for one in (told["asked"]["recipe"], told["digests"]["data"]))
+    row.steps = max((one["step"] for one in told["checkpoint"]["files"] if type(one.get("step")) is int), default=0)
+    row.trainer = stated_trainer(told)
+    row.device = plain_line(str(start.get("cuda_name") or told["training"]["device"]))
     row.loss, row.val_loss = (number(figures.get(key)) for key in ("last_loss", "last_val_loss"))
     row.cost_micros, row.cost_is = found.measured_micros, found.measured_is
-    row.challenge = str(predicate["asked"].get("challenge", ""))
+    row.challenge = str(told["asked"].get("challenge", ""))
     row.marks = {*found.marks}
-    row.place = (str(predicate["signing"]["keyid"]), int(predicate["seq"]), str(predicate["prev"]))
-    listed = {str(file["name"]): str(file["sha256"]) for file in predicate["checkpoint"]["files"]}
+    row.place = (str(told["signing"]["keyid"]), int(told["seq"]), str(told["prev"]))
+    listed = {str(one["name"]): str(one["sha256"]) for one in told["checkpoint"]["files"]}
     for name, sha256 in card.large.items():
         if not name.startswith("data/") and listed.get(name) != sha256:
-            row.problems.append(f"{plain_line(name)} is not the file that its receipt lists")
-    row.saved = {str(file["sha256"]) for file in predicate["checkpoint"]["files"] if is_saved_model(file)}
-    row.weights = {str(file["sha256"]) for file in predicate["checkpoint"]["files"] if file["kind"] == "weights"}
+            row.problems.append(f"{plain_line(name)} differs from the file that its receipt lists")
+    row.saved = {str(one["sha256"]) for one in told["checkpoint"]["files"] if is_saved_model(one)}
+    row.weights = {str(one["sha256"]) for one in told["checkpoint"]["files"] if one["kind"] == "weights"}
 
 
-def _hold_against(row: CardRow, roster: Roster | None, official: str) -> None:
-    """Check whether the card belongs to the class, and trained what the class had to train."""
-    if not row.predicate:
+def _compare_with_class(row: CardRow, roster: Roster | None, official: str) -> None:
+    """Check that a card has a challenge of the class, and that its training is the class's task."""
+    if not row.told:
         return
     is_official = row.trainer.startswith(OFFICIAL)
-    if is_official and official and row.predicate["digests"]["trainer"] != official:
-        row.notes.append(f"not checked: {row.trainer} is of another release than this gpurun's")
+    if is_official and official and row.told["digests"]["trainer"] != official:
+        row.notes.append(f"not checked: {row.trainer} belongs to another release of gpurun")
     if roster is None:
         return
     word = row.challenge.rpartition(":")[0]
-    student = next((learner for learner in roster.students if learner.challenge == word), None)
+    student = next((one for one in roster.students if one.challenge == word), None)
     if student is None:
         row.problems.append(f"its challenge {word!r} is not one of {roster.name}" if word else "it has no challenge")
         return
     row.student = student.name
-    asked = row.predicate["timeline"]["asked"]
+    asked = row.told["timeline"]["asked"]
     if asked != "unknown" and datetime.fromisoformat(str(asked)).timestamp() < roster.made_wall - _DAY_S:
         row.problems.append(f"it claims to have begun before {roster.name} had its challenges")
-    row.problems += _other_than(roster.task, row)
+    row.problems += _differences(roster.task, row)
 
 
-def _other_than(task: ClassTask, row: CardRow) -> Iterator[str]:
-    """Yield how a card differs from what its class was given."""
+def _differences(task: ClassTask, row: CardRow) -> Iterator[str]:
+    """Yield each difference between a card's training and the class's task."""
     if task.recipe and row.recipe != task.recipe:
         yield f"it trained {row.recipe}, but the class was given {task.recipe}"
     if task.steps and row.steps != task.steps:
@@ -208,50 +205,50 @@ def _other_than(task: ClassTask, row: CardRow) -> Iterator[str]:
     if task.data and not row.data.startswith(task.data):
         yield f"it trained on the data {row.data[:12]}…, but the class was given {task.data[:12]}…"
     if task.trainer == OFFICIAL and not row.trainer.startswith(OFFICIAL):
-        used = f"a {row.trainer}" if row.trainer else "a program of its own"
+        used = f"a {row.trainer}" if row.trainer else "another program"
         yield f"it used {used}, but the class was given the official trainer"
-    if task.trainer not in ("", OFFICIAL) and not str(row.predicate["digests"]["trainer"]).startswith(task.trainer):
-        yield f"it used another trainer than the class was given ({task.trainer[:12]}…)"
+    if task.trainer not in ("", OFFICIAL) and not str(row.told["digests"]["trainer"]).startswith(task.trainer):
+        yield f"it did not use the trainer that the class was given ({task.trainer[:12]}…)"
 
 
-def _hold_together(rows: Sequence[CardRow], *, is_class: bool) -> None:
-    """Find what two cards cannot both have: a word, a key, a rental, a log, a receipt, a place in a chain, weights."""
-    judged = _last_of_each(_each_once([row for row in rows if row.predicate]))
-    for mark, owners in _shared((mark, row) for row in judged for mark in row.marks):
-        _accuse(owners, f"{mark} is also that of {{others}}")
-    for word, owners in _shared((row.challenge.rpartition(":")[0], row) for row in judged if row.challenge):
-        _accuse(owners, f"the challenge {word} is also used by {{others}}")
+def _compare_cards(rows: Sequence[CardRow], *, is_class: bool) -> None:
+    """Add a problem to cards that share what must be unique: challenge, key, rental, log, receipt, weights."""
+    judged = _latest_runs(_without_duplicates([row for row in rows if row.told]))
+    for mark, owners in _groups_sharing((mark, row) for row in judged for mark in row.marks):
+        _add_problem(owners, f"{mark} is shared with {{others}}")
+    for word, owners in _groups_sharing((row.challenge.rpartition(":")[0], row) for row in judged if row.challenge):
+        _add_problem(owners, f"the challenge {word} is also used by {{others}}")
     if is_class:
-        for _, owners in _shared((row.place[0], row) for row in judged):
+        for _, owners in _groups_sharing((row.place[0], row) for row in judged):
             if len({row.challenge for row in owners}) > 1:
-                _accuse(owners, "the same key signed it and {others}")
-    for _, owners in _shared((sha256, row) for row in judged for sha256 in row.weights):
+                _add_problem(owners, "the same key signed it and {others}")
+    for _, owners in _groups_sharing((sha256, row) for row in judged for sha256 in row.weights):
         if all(row.challenge for row in owners) and len({row.challenge for row in owners}) > 1:
-            _accuse(owners, "its checkpoint is also that of {others}, but another seed gives other weights")
+            _add_problem(owners, "its checkpoint is identical to that of {others}, but other seeds give other weights")
         else:
             for row in owners:
-                said = "the same weights as {others}: without a challenge the same training also gives them"
-                row.notes.append(said.format(others=_others(owners, row)))
-    for _, owners in _shared((sha256, row) for row in judged for sha256 in row.saved):
+                said = "the same weights as {others}: without challenges, the same training gives the same weights"
+                row.notes.append(said.format(others=_other_files(owners, row)))
+    for _, owners in _groups_sharing((sha256, row) for row in judged for sha256 in row.saved):
         for row in owners:
-            why = "a command that ignores $GPURUN_SEED always saves the same, so this is no proof of a copy"
-            row.notes.append(f"the same checkpoint as {_others(owners, row)}: {why}")
-    _hold_chains(judged)
+            why = "a command that ignores $GPURUN_SEED always saves the same weights, so this does not prove a copy"
+            row.notes.append(f"the same checkpoint as {_other_files(owners, row)}: {why}")
+    _compare_chains(judged)
 
 
-def _each_once(rows: Sequence[CardRow]) -> list[CardRow]:
-    """Return the rows, with one of each set of identical cards; the challenge, not the file name, shows the owner."""
-    for _, owners in _shared((row.receipt_sha256, row) for row in rows):
+def _without_duplicates(rows: Sequence[CardRow]) -> list[CardRow]:
+    """Return the rows with only one of each set of identical cards; a card's owner is known from its challenge."""
+    for _, owners in _groups_sharing((row.receipt_sha256, row) for row in rows):
         for row in owners:
             files = [other.file for other in owners if other is not row]
             row.checked.append(f"the same card as {', '.join(files[:3])}")
     return list({row.receipt_sha256: row for row in rows}.values())
 
 
-def _last_of_each(rows: Sequence[CardRow]) -> list[CardRow]:
-    """Return the rows, with only a learner's last run for a challenge: one key signed them, so none is a copy."""
+def _latest_runs(rows: Sequence[CardRow]) -> list[CardRow]:
+    """Return the rows with only the last of several runs that one key signed for a challenge; these are not copies."""
     counted = {row.receipt_sha256: row for row in rows}
-    for _, owners in _shared(((row.challenge, row.place[0]), row) for row in rows if row.challenge):
+    for _, owners in _groups_sharing(((row.challenge, row.place[0]), row) for row in rows if row.challenge):
         last = max(owners, key=lambda row: row.place[1])
         for row in owners:
             if row is not last:
@@ -261,29 +258,29 @@ def _last_of_each(rows: Sequence[CardRow]) -> list[CardRow]:
     return list(counted.values())
 
 
-def _hold_chains(rows: Sequence[CardRow]) -> None:
-    """Check the receipts of one home: each has its own place, and a later one follows the earlier."""
-    for _, owners in _shared((row.place[:2], row) for row in rows):
-        _accuse(owners, "one home also gave its place in the chain to {others}")
+def _compare_chains(rows: Sequence[CardRow]) -> None:
+    """Check the receipts of each home: positions in the chain must differ, and each must follow the previous one."""
+    for _, owners in _groups_sharing((row.place[:2], row) for row in rows):
+        _add_problem(owners, "it has the same position in the chain of a home as {others}")
     at = {row.place[:2]: row for row in rows}
     for row in rows:
         before = at.get((row.place[0], row.place[1] - 1))
         if before is not None and before.receipt_sha256 != row.place[2]:
-            _accuse([before, row], "it is not in one chain with {others}, although one key signed both")
+            _add_problem([before, row], "it is not in the same chain as {others}, although the same key signed both")
 
 
-def _shared(pairs: Iterable[tuple[Any, CardRow]]) -> Iterator[tuple[Any, list[CardRow]]]:
+def _groups_sharing(pairs: Iterable[tuple[Any, CardRow]]) -> Iterator[tuple[Any, list[CardRow]]]:
     owners: dict[Any, list[CardRow]] = defaultdict(list)
     for key, row in pairs:
         owners[key].append(row)
     return ((key, found) for key, found in owners.items() if len(found) > 1)
 
 
-def _accuse(rows: Sequence[CardRow], sentence: str) -> None:
+def _add_problem(rows: Sequence[CardRow], sentence: str) -> None:
     for row in rows:
-        row.problems.append(sentence.format(others=_others(rows, row)))
+        row.problems.append(sentence.format(others=_other_files(rows, row)))
 
 
-def _others(rows: Sequence[CardRow], row: CardRow) -> str:
+def _other_files(rows: Sequence[CardRow], row: CardRow) -> str:
     names = [other.student or other.file for other in rows if other is not row]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,6 +1,7 @@
-"""A class: its members, and the challenge of each.
+"""Defines a class: its learners, and a challenge for each learner.
 
-A challenge is random, so that a run that fits it cannot exist before it is handed out, and fits no other learner.
+A challenge is random, so a run with it cannot have existed before the challenge was handed out, and cannot be another
+learner's run.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ _ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"  # No characters that are confused
 
 
 class Student(Frozen):
-    """One learner, with the name as the teacher wrote it."""
+    """A learner's name, as the teacher wrote it, and challenge."""
 
     name: str
     challenge: str
 
 
 class ClassTask(Frozen):
-    """What a class must train: a card that differs has a problem; a field that is not set is free.
+    """What a class must train. A card that differs has a problem; a field that is not set is not checked.
 
-    `steps` is how many are planned and trained. `data` is the sha256 of the shards in a receipt, or its beginning.
-    `trainer` is "official", or the sha256 of a changed one.
+    `steps` is the number of steps that are planned and trained. `data` is the sha256 of the shards in a receipt, or the
+    beginning of it. `trainer` is "official", or the sha256 of a modified trainer.
     """
 
     recipe: str = ""
@@ -48,7 +49,7 @@ class ClassTask(Frozen):
 
 
 class Roster(Frozen):
-    """A class as `roster new` made it at `made_wall`; none of its runs can be older."""
+    """A class that `roster new` made at `made_wall`; a run that is older cannot belong to the class."""
 
     v: Literal[1] = 1
     name: str
@@ -58,17 +59,17 @@ class Roster(Frozen):
 
 
 def new_roster(name: str, students: Sequence[str], wall: float, task: ClassTask = ClassTask()) -> Roster:  # noqa: B008 - frozen
-    """Draw a challenge for each learner; UsageError for a name that cannot begin a challenge, or an invalid task."""
+    """Return a class with a random challenge for each learner; UsageError for an invalid name or task."""
     if not CLASS_NAME.fullmatch(name):
         what = f"{name!r} cannot be the name of a class."
         raise UsageError("roster.name", what, hint="Use letters, digits, dots and dashes, at most 40: ml-2026.")
-    _demand_task(task)
+    _check_task(task)
     drawn = [f"{name}-{''.join(secrets.choice(_ALPHABET) for _ in range(12))}" for _ in students]
     made = (Student(name=student, challenge=word) for student, word in zip(students, drawn, strict=True))
     return Roster(name=name, made_wall=wall, students=tuple(made), task=task)
 
 
-def _demand_task(task: ClassTask) -> None:
+def _check_task(task: ClassTask) -> None:
     if task.data and not _DIGEST.fullmatch(task.data):
         what = f"--data {task.data[:80]!r} is not the beginning of a sha256."
         hint = "Take it from the receipt of a run on this data: gpurun receipt RUN --json, digests.data."
@@ -97,7 +98,7 @@ def read_students(path: Path) -> list[str]:
 
 
 def read_roster(path: Path) -> Roster:
-    """Return a class from its file; UsageError if it is not one."""
+    """Read a class from its file; UsageError if the file is not a roster."""
     try:
         return Roster.from_json(read_regular(path, _MOST_BYTES))
     except (OSError, ValidationError) as error:

@@ -51,7 +51,12 @@ BOMBS: dict[str, tuple[Callable[[Path, Iterator[bytes]], None], bytes, bytes, st
     "a line in zstd": (zstd, ROWS + b'{"text": "', b'"}\n', "line at offset 32"),
     "a line that is no text of its row": (zstd, ROWS + b'{"other": "', b'"}\n', "line at offset 32"),
     "an object of an array": (zstd, b'[{"text": "one"}, {"text": "', b'"}]', "object 1"),
-    "a cell without quotes": (zstd, b"text,of\none,1\ntwo,2\nthree,3\n" + b"x," * 40_000, b",4\n", "the row to line 5"),
+    "a cell without quotes": (
+        zstd,
+        b"text,of\none,1\ntwo,2\nthree,3\n" + b"x," * 40_000,
+        b",4\n",
+        "the row that ends after line 5",
+    ),
     "a text between marks": (zstd, b"one<|endoftext|>", b"<|endoftext|>two", "text at offset 16"),
 }
 

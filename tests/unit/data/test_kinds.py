@@ -65,7 +65,7 @@ def test_an_encoding_that_is_not_clear_is_asked_for(tmp_path: Path) -> None:
 def test_html_is_named_and_in_a_folder_passed_over(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     refused(tmp_path / name, "data.no_text", "it is HTML", "pandoc -f html -t plain", "jq -Rsc '{text: .}'")
-    refused(tmp_path, "data.empty", "1 HTML", f"Of {name}: ", "pandoc")
+    refused(tmp_path, "data.empty", "1 HTML", f"For {name}: ", "pandoc")
     (tmp_path / "a.txt").write_text("A text with <b> in it.\n" * 90)
     assert opened(tmp_path).passed_over == {"HTML": 1}
 

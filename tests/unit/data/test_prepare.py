@@ -289,7 +289,7 @@ def test_a_killed_worker_ends_it_with_a_word_and_keeps_the_rest(tmp_path: Path) 
     os.kill(below[-1], signal.SIGKILL)
     _, talk = running.communicate(timeout=30)
     assert running.returncode == 4, talk
-    assert "from outside" in talk
+    assert "killed one of the processes" in talk
     assert records(out)
 
 
@@ -367,12 +367,12 @@ def test_asked_for_again_a_finished_folder_is_left_as_it_is(corpus: Path, tmp_pa
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     assert not made(corpus, tmp_path / "out").made
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
-    with refusal(UsageError, "data.out_in_use", "something else"):
+    with refusal(UsageError, "data.out_in_use", "another source"):
         made(corpus, tmp_path / "out", val_fraction=0.3)
 
 
 def test_two_prepares_into_one_folder_are_refused(corpus: Path, tmp_path: Path) -> None:
-    with prepare_state.held(tmp_path / "out"):
+    with prepare_state.locked_folder(tmp_path / "out"):
         with refusal(UsageError, "prepare.busy"):
             made(corpus, tmp_path / "out")
         assert (tmp_path / "out").exists(), "the first keeps its folder, empty as it is"
@@ -386,7 +386,7 @@ def test_a_folder_with_other_things_in_it_is_not_written_into(corpus: Path, tmp_
         made(corpus, tmp_path / "mine")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "data.json").write_text('{"cells": []}')
-    with refusal(UsageError, "data.out_in_use", "something else"):
+    with refusal(UsageError, "data.out_in_use", "another source"):
         made(corpus, tmp_path / "other")
     assert content(tmp_path / "other") == {"data.json": b'{"cells": []}'}
     (tmp_path / "file").write_text("a file")

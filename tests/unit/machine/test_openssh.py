@@ -477,7 +477,7 @@ def lose_master(place: Place, folder: RunFolder) -> str:
     return message
 
 
-def demand_whole(folder: RunFolder) -> None:
+def refuse_undescribed_shards(folder: RunFolder) -> None:
     """The loop ran on, once: its log and its file have every step."""
     steps = [line for line in folder.log.read_text().splitlines() if line.startswith("step ")]
     assert steps == [f"step {number}" for number in range(1, len(steps) + 1)]
@@ -509,7 +509,7 @@ def test_a_run_outlives_its_master_and_goes_on_over_a_new_one(
     assert (code, drawn.count("Password:")) == (0, 1), drawn
     assert len(folder.log.read_text()) > before
     assert [code for code, _ in incidents(folder)] == [SILENT, HEARD]
-    demand_whole(folder)
+    refuse_undescribed_shards(folder)
 
 
 @pytest.fixture
@@ -551,4 +551,4 @@ def test_a_resume_asks_once_and_keeps_the_same_cluster_job(
     assert (code, drawn.count("Password:")) == (0, 1), drawn
     assert (slurm.jobs, (slurm.state / "jobs" / "1" / "word").read_text()) == (["1"], "COMPLETED")
     assert list(slurm.work.iterdir()) == []
-    demand_whole(folder)
+    refuse_undescribed_shards(folder)
