@@ -197,7 +197,9 @@ class Lease(Frozen):
 
     Time that boot, set-up and upload leave unused goes to training, unless `hours_s` (the user's --hours) is shorter.
     `setup_s` is 0 without a set-up. `queue_s` is how long it may wait before it starts, which costs nothing: the
-    deadline moves back by that time, and from its start the machine has `total_s` like any other.
+    deadline moves back by that time, and from its start the machine has `total_s` like any other. `limit_s` is the
+    longest that its place lets a job run, where that and no cap ends the training (0: it does not): what is left to
+    train is for another job.
     """
 
     boot_s: int
@@ -209,6 +211,7 @@ class Lease(Frozen):
     hours_s: int | None = None
     setup_s: int = 0
     queue_s: int = 0
+    limit_s: int = 0
 
     @property
     def total_s(self) -> int:
@@ -313,7 +316,8 @@ class Leg(Frozen):
 
     `files` are the checkpoint of `step`, which lie in `folder`; none where it starts from the beginning. `caches` lie
     there too: what was compiled on machines of the kinds `cached_on`. `spent_micros` is what the legs before it cost at
-    most, `left_micros` what is left of the cap for this one.
+    most, `left_micros` what is left of the cap for this one, and `left_gpu_hours` of a cap in GPU-hours; None without
+    such a cap.
     """
 
     number: int
@@ -321,7 +325,8 @@ class Leg(Frozen):
     files: tuple[LegFile, ...]
     folder: str
     spent_micros: Micros
-    left_micros: Micros
+    left_micros: Micros | None
+    left_gpu_hours: float | None = None
     caches: tuple[LegFile, ...] = ()
     cached_on: tuple[str, ...] = ()
 

@@ -67,7 +67,8 @@ class Desk:
 class Place(ABC):
     """One kind of place, for a request.
 
-    `is_rented`: there are several offers, at prices that move, and each is rented for this run alone. `is_shown`:
+    `is_rented`: there are several offers, at prices that move, and each is rented for this run alone. `has_others`: a
+    run whose machine there is lost can continue on another one. `is_shown`:
     nothing is begun after the plan, so the catalogue does where no price can be read. `joins_nodes`: it has several
     nodes for one run. `forwards_ports`: gpurun can forward a port of its machine. `is_outfitted`: gpurun may install
     there what a recipe needs. `takes` are the options that are for such a place alone. `box` is how its machine is
@@ -75,6 +76,7 @@ class Place(ABC):
     """
 
     is_rented: ClassVar[bool] = False
+    has_others: ClassVar[bool] = False
     joins_nodes: ClassVar[bool] = False
     forwards_ports: ClassVar[bool] = True
     is_outfitted: bool = False
@@ -188,6 +190,7 @@ class OwnBox(Place):
 class OwnCluster(Place):
     """A user's cluster, which runs a job when its turn comes, for as long as its caps allow."""
 
+    has_others: ClassVar[bool] = True
     joins_nodes: ClassVar[bool] = True
     forwards_ports: ClassVar[bool] = False
     is_outfitted = True
@@ -287,6 +290,7 @@ class Clouds(Place):
     """The clouds that have a key here; if a plan is only shown, the catalogue is used for those without."""
 
     is_rented: ClassVar[bool] = True
+    has_others: ClassVar[bool] = True
     is_outfitted = True
 
     def __init__(self, request: Request, desk: Desk, *, is_shown: bool = False) -> None:

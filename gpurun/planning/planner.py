@@ -151,7 +151,7 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
     return desk.bounds.demand_plan(plan) if desk.bounds else plan
 
 
-_NOT_RENTED = "--keep-going changes nothing: only a cloud's machine is replaced by another one."
+_NO_OTHERS = "--keep-going changes nothing: only a cloud's machine or a cluster's job is replaced by another one."
 
 
 def _with_legs(plan: Plan, place: Place, home: Home) -> Plan:
@@ -160,7 +160,7 @@ def _with_legs(plan: Plan, place: Place, home: Home) -> Plan:
         return plan
     from gpurun.planning.legs import legs_note, why_it_stays
 
-    stays = why_it_stays(plan) if place.is_rented else _NOT_RENTED
+    stays = why_it_stays(plan) if place.has_others else _NO_OTHERS
     if not stays:
         return plan.told(*legs_note(plan, home))
     plan = plan.model_copy(update={"choices": plan.choices.model_copy(update={"keep_going": False})})
