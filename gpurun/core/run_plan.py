@@ -59,7 +59,8 @@ class Choices(Frozen):
     machine is kept if its end would destroy files that are not at home (0: not kept). `init`: the checkpoint of nanoGPT
     or minGPT with the initial weights. `keep_going`: if its machine is taken away or lost, the run continues on another
     one, on at most `legs` machines. No machine is waited for longer than `wait_s` (0: the default), or past
-    `until_wall` (0: not set); none costs more than `max_rate_micros` an hour.
+    `until_wall` (0: not set); none costs more than `max_rate_micros` an hour. `clusters`: if several were named, a job
+    may be on any of them.
     """
 
     region: str | None = None
@@ -94,6 +95,14 @@ class Choices(Frozen):
     wait_s: int = 0
     until_wall: float = 0.0
     max_rate_micros: Micros | None = None
+    clusters: tuple[str, ...] = ()
+
+    def opened_as(self, provider: str, region: str) -> str:
+        """Return the word that opens the provider of a machine; of several clusters it opens the machine's alone.
+
+        One that does not answer says nothing about a job of another.
+        """
+        return f"{provider}:{region}" if region in self.clusters else provider
 
     @property
     def of_cluster(self) -> dict[str, str]:

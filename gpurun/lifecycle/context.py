@@ -136,7 +136,7 @@ class Context:
         if self.open is None or place >= len(approved):
             return self
         plan = self.plan.on(approved[place])
-        return replace(self, plan=plan, provider=self.provider_named(plan.offer.provider))
+        return replace(self, plan=plan, provider=self.provider_of(plan.offer.provider, plan.offer.region))
 
     @property
     def is_shared(self) -> bool:
@@ -147,6 +147,11 @@ class Context:
     def provider_named(self, name: str) -> Provider:
         """Return a provider by its name: this attempt's own, or another attempt's."""
         return self.provider if name == self.provider.name or self.open is None else self.open(name)
+
+    def provider_of(self, name: str, region: str) -> Provider:
+        """Return the provider of a machine in a region, which matters if several clusters may have it."""
+        word = self.plan.choices.opened_as(name, region)
+        return self.provider_named(name) if word == name or self.open is None else self.open(word)
 
     def has_offer(self, place: int) -> bool:
         """Return whether there is an approved offer at that place."""

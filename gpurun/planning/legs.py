@@ -209,7 +209,8 @@ def _judged(plan: Plan, offer: Offer, standing: Standing, shorten: Shorten) -> C
         return None
     needed_s = guess.likely_s if guess.likely_s is not None else inf
     least_s = min(needed_s, _interval_s(plan, standing.rate)) + plan.job.save_s
-    if lease.train_s < min(least_s, (hours or inf) * SECONDS_PER_HOUR):
+    # Where the place allows no longer job, a short one is what there is; two without a checkpoint end the run.
+    if not lease.limit_s and lease.train_s < min(least_s, (hours or inf) * SECONDS_PER_HOUR):
         return None
     lease = lease.model_copy(update={"hours_s": None if hours_s is None else lease.hours_s})
     finishes = needed_s < inf and lease.train_s >= needed_s

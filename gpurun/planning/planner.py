@@ -120,7 +120,7 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
     chosen, quote = proposal.choose(quoted(market, data), place)
     shown = data or proposal.described_data(quote)
     job = proposal.job(shown)
-    chosen = place.lease_rules(chosen, job)
+    chosen, may_be = place.settled(chosen, quote.candidates, job)
     choices, outfit_notes = proposal.choices(place)
     paid_offers, paid_notes = proposal.paid_form()
     silent = tuple(f"{name} could not be asked: {why}" for name, why in market.silent) if market else ()
@@ -132,7 +132,7 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
         chosen=chosen.model_copy(update={**_BARE, "expected_micros": chosen.expected_micros or usd(0)}),
         cap_micros=request.max_cost_micros,
         cap_from=request.cap_from,
-        candidates=quote.candidates if place.is_rented else paid_offers,
+        candidates=may_be or paid_offers,
         data=shown,
         bundle_sha256="",
         ship_files=0,

@@ -11,7 +11,7 @@ import pytest
 
 from gpurun.core.clock import ticks
 from gpurun.core.command import Command
-from gpurun.core.errors import ExitCode
+from gpurun.core.errors import ExitCode, UsageError
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.money import usd
 from gpurun.core.paths import Home, RunFolder
@@ -26,6 +26,7 @@ from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle import job_spec
 from gpurun.lifecycle.artifacts import on_demand
 from gpurun.lifecycle.context import Context
+from tests.command_line import gpurun
 from tests.emulators.slurm import ScriptedSlurm
 from tests.emulators.slurm.programs import OWNER
 from tests.lifecycle.slurm_run import CLOCK, begin, drive, ended, events_of, failure_of, home, slurm
@@ -33,6 +34,7 @@ from tests.plan_makers import make_command_plan
 from tests.users_scripts import NANOGPT
 
 __all__ = ["home", "slurm"]
+
 
 @pytest.fixture(autouse=True)
 def profile(slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +107,7 @@ def check_moved(home: Home, folder: RunFolder, slurm: ScriptedSlurm, jobs: int =
     assert list(slurm.work.iterdir()) == []
     told = read_receipt(home, folder).predicate
     assert [leg["leg"] for leg in told["legs"]] == list(range(1, jobs + 1))
-    assert len(told["cost"]["rentals"]) == jobs
+    assert len([one for one in told["cost"]["rentals"] if one["end"] != "refused"]) == jobs
     assert told["cost"]["gpu_hours"] <= 4
     assert [row.problems for row in audit(home).rows] == [()]
 
@@ -325,3 +327,53 @@ def test_a_job_whose_folder_cannot_be_read_ends_the_run_and_keeps_the_folder(
     assert (slurm.jobs, legs(folder)) == (["1"], [])
     (left,) = slurm.work.iterdir()
     assert "ckpt.pt" in (left / "out/MANIFEST.json").read_text()
+
+
+def two_clusters(home: Home, slurm: ScriptedSlurm, *, price: str = "") -> None:
+    """Describe two clusters, each with a partition and a workdir of its own; the second one may have a price."""
+    first = home.config.read_text()
+    second = first.replace("[slurm.lab]", "[slurm.annex]").replace(str(slurm.work), f"{slurm.work}-annex")
+    home.config.write_text(f'{first}partition = "debug"\n{second}partition = "main"\n{price}')
+
+
+def sinfo(slurm: ScriptedSlurm, debug: str) -> None:
+    slurm.set("sinfo", f"debug|{debug}|2-00:00:00|idle|1|(null)\nmain*|up|2-00:00:00|idle|1|(null)")
+
+
+def test_of_two_clusters_the_next_job_is_on_the_one_that_takes_it(
+    home: Home, slurm: ScriptedSlurm, tmp_path: Path
+) -> None:
+    two_clusters(home, slurm)
+    sinfo(slurm, "up")
+    folder = opened(home, tmp_path, clusters=("lab", "annex"))
+    child = begin(home)
+    until("a checkpoint", lambda: saved(slurm))
+    sinfo(slurm, "down")
+    slurm.cancel("1")
+    assert ended(child, home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
+    intents = [one.data for one in read_journal(folder.journal).records if one.event is Event.CREATE_INTENDED]
+    assert [one["offer"]["region"] for one in intents] == ["lab", "annex"]
+    assert legs(folder)[0]["region"] == "lab"
+    assert list(Path(f"{slurm.work}-annex").iterdir()) == []
+    check_moved(home, folder, slurm)
+
+
+def test_two_clusters_are_named_by_the_flag_twice_and_one_that_cannot_take_it_is_left_out(
+    home: Home, slurm: ScriptedSlurm
+) -> None:
+    two_clusters(home, slurm)
+    sinfo(slurm, "down")
+    named = ("--provider", "slurm:lab", "--provider", "slurm:annex", "--max-gpu-hours", "4")
+    shown = gpurun("plan", "mini-gpt", *named, "--gpu", "cpu", "--json", "--home", str(home.root))
+    plan = json.loads(shown.stdout)["data"]
+    assert plan["offer"]["region"] == "annex"
+    assert any(words.startswith("Left out: lab") for words in plan["warnings"]), plan["warnings"]
+
+
+def test_clusters_whose_caps_are_in_dollars_and_in_hours_are_not_named_together(
+    home: Home, slurm: ScriptedSlurm, tmp_path: Path
+) -> None:
+    two_clusters(home, slurm, price="price_per_gpu_hour = 1.25\n")
+    with pytest.raises(UsageError) as refused:
+        planned(home, tmp_path, clusters=("lab", "annex"), max_cost=usd(5))
+    assert refused.value.code == "slurm.mixed_caps"

@@ -332,17 +332,19 @@ def _wait_left_s(base: Plan, context: Context, avoided_wall: float) -> float:
 def _offers(base: Plan, context: Context) -> tuple[list[Offer], list[str]]:
     """Ask the plan's providers for the plan's cards; what one cannot say now is told beside it."""
     found, silent = dict[tuple[str, ...], Offer](), list[str]()
-    for name in dict.fromkeys(one.offer.provider for one in base.approved):
-        needs = {need_of_offer(one.offer) for one in base.approved if one.offer.provider == name}
+    agreed = dict[str, list[Offer]]()
+    for one in base.approved:
+        agreed.setdefault(base.choices.opened_as(one.offer.provider, one.offer.region), []).append(one.offer)
+    for word, known in agreed.items():
+        name, needs = known[0].provider, {need_of_offer(offer) for offer in known}
         try:
-            provider = context.provider_named(name)
+            provider = context.provider_of(name, known[0].region)
             # What the catalogue does not have, as a cluster's nodes, is known from the plan.
-            known = [one.offer for one in base.approved if one.offer.provider == name]
             for need in sorted(needs, key=str):
                 for offer in provider.offers(need, rows_for(need, name) or known):
                     found[offer.provider, offer.type_id, offer.region, offer.tier, str(offer.spot)] = offer
         except (Unknown, Rejected, SetupError) as error:
-            silent.append(f"{name} could not be asked: {str(error).rstrip('.')}")
+            silent.append(f"{word} could not be asked: {str(error).rstrip('.')}")
     here = {"region": base.choices.region}
     if base.choices.region is not None:
         return [one.model_copy(update=here) if one.region == "any" else one for one in found.values()], silent
@@ -353,7 +355,7 @@ def _shortened(
     base: Plan, standing: Standing, context: Context, lease: Lease, offer: Offer, cap: Micros | None
 ) -> Lease:
     """Return a lease as its provider and what is left of a cap in GPU-hours allow it; see `LimitsJobs`."""
-    provider = context.provider_named(offer.provider)
+    provider = context.provider_of(offer.provider, offer.region)
     if not isinstance(provider, LimitsJobs):
         return lease
     choices = base.choices.model_copy(update={"max_gpu_hours": standing.left_gpu_hours})

@@ -590,9 +590,9 @@ class SlurmProvider:
 
         Its records arrive a moment after the end. A cluster that has none, or shows none to its users, tells nothing.
         """
-        site, number = self._place(instance.id)
         for _ in ticks(self._clock, self.traits.poll_s, BOOKED_S):
-            with suppress(Unknown, SetupError):
+            with suppress(Unknown, GpurunError):
+                site, number = self._place(instance.id)
                 reply = self._ask(site, ["sh", "-c", _BOOKED, "gpurun", number])
                 if reply.exit_code:
                     return False
