@@ -180,13 +180,13 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
     settings, price = session.settings, typed["price_per_hour"]
     cap = typed["max_cost"] or settings["max_cost"].value
     providers = tuple(typed["provider"]) or (usual_providers(session) if typed["continues"] is None else ())
-    cluster = next((name.partition(":")[2] for name in providers if name.startswith("slurm:")), "")
+    clusters = tuple(dict.fromkeys(name.partition(":")[2] for name in providers if name.startswith("slurm:")))
     return {
         "gpu": parse_gpu(typed["gpu"]) if typed["gpu"] else None,
         "max_cost_micros": parse_usd(cap) if cap else None,
         "cap_from": typed.get("cap_from")
         or ("--max-cost" if typed["max_cost"] else settings["max_cost"].source if cap else ""),
-        "providers": tuple("slurm" if name.startswith("slurm:") else name for name in providers),
+        "providers": tuple(dict.fromkeys("slurm" if name.startswith("slurm:") else name for name in providers)),
         "data": typed["data"] or None,
         "hours": typed["hours"],
         "dry_run": typed["dry_run"],
@@ -195,7 +195,8 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
         "uplink_mbit": float(settings["uplink"].value) if settings["uplink"].value else None,
         "continues": typed["continues"] or "",
         "choices": Choices(
-            region=cluster or typed["region"] or None,
+            region=(clusters[0] if len(clusters) == 1 else typed["region"]) or None,
+            clusters=clusters if len(clusters) > 1 else (),
             spot=typed["spot"],
             guard=typed["lambda_guard"],
             weak_lease=typed["accept_weak_lease"],

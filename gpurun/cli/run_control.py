@@ -177,13 +177,15 @@ def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False)
     from gpurun.providers.registry import open_provider
 
     run, ended, left = sight.folder.name, list[str](), list[MayBeBilling]()
-    names = dict.fromkeys(one.offer.provider for one in sight.approved)
+    choices, last = sight.plan.choices, sight.state.asked.get(sight.state.token)
+    names = dict.fromkeys(choices.opened_as(one.offer.provider, one.offer.region) for one in sight.approved)
+    used = choices.opened_as(last.provider, last.region) if last is not None else sight.state.provider
     for name in names:
         try:
-            provider = open_provider(name, session.home, session.clock, sight.plan.choices, login=login_to)
+            provider = open_provider(name, session.home, session.clock, choices, login=login_to)
             gone = sweep_run(provider, sight.folder, session.clock)
             ended += gone
-            if not gone and sight.state.may_be_billing and sight.state.provider == name:
+            if not gone and sight.state.may_be_billing and used == name:
                 demand_account(provider, sight.state, same_account=same_account)
         except MayBeBilling as error:
             left.append(error)

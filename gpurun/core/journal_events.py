@@ -583,8 +583,9 @@ class LegPlanned(JournalEvent):
     `token`, `provider` and `region` belong to the lost machine, `why` is how it ended, in the provider's words. They
     are empty if no machine was lost since the last plan, and only its offers were unavailable. `files` are the
     checkpoint of `step`; there are none if the run starts from the beginning. `fruitless`: how many machines in a row
-    brought no new checkpoint. `spent_micros` is the upper bound of the cost of all machines so far. `events_bytes` and
-    `log_bytes` are how much of the copies here came from earlier machines; `reached` is the last step in them.
+    brought no new checkpoint. `spent_micros` is the upper bound of the cost of all machines so far, `left_micros` the
+    rest of the cap, `left_gpu_hours` that of a cap in GPU-hours. `events_bytes` and `log_bytes` are how much of the
+    copies here came from earlier machines; `reached` is the last step in them.
     """
 
     event = Event.LEG_PLANNED
@@ -600,7 +601,8 @@ class LegPlanned(JournalEvent):
     files: list[FileBrought] = Field(default_factory=list)
     fruitless: int = 0
     spent_micros: int
-    left_micros: int
+    left_micros: int | None = None
+    left_gpu_hours: Number | None = None
     events_bytes: int = 0
     log_bytes: int = 0
 

@@ -214,7 +214,9 @@ class RunState(Frozen):
     run's folder ("" for the first), `leg_at` when that was written, `leg_step` the checkpoint that it started from,
     `fruitless` how many legs before it brought no new one, `attempts_before` how many create attempts there were before
     it, `events_before` and `log_before` how many bytes of the copies here came from earlier machines. `stays`: gpurun
-    checked whether it can continue on another machine, and it cannot.
+    checked whether it can continue on another machine, and it cannot. `limited`: the place of its machine limits how
+    long a job may take, and no cap ends it earlier; `overdue`: that time is over, which alone requested the `stop`;
+    `cancelled`: its own user ended the machine, outside of gpurun.
     """
 
     run: str
@@ -276,6 +278,14 @@ class RunState(Frozen):
     events_before: int = 0
     log_before: int = 0
     stays: bool = False
+    limited: bool = False
+    overdue: bool = False
+    cancelled: bool = False
+
+    @property
+    def stop_of_user(self) -> str:
+        """Return how strong a stop the user requested; "" where only the time at a place was over."""
+        return "" if self.overdue else self.stop
 
     @property
     def late(self) -> dict[str, str]:

@@ -59,7 +59,8 @@ class Choices(Frozen):
     machine is kept if its end would destroy files that are not at home (0: not kept). `init`: the checkpoint of nanoGPT
     or minGPT with the initial weights. `keep_going`: if its machine is taken away or lost, the run continues on another
     one, on at most `legs` machines. No machine is waited for longer than `wait_s` (0: the default), or past
-    `until_wall` (0: not set); none costs more than `max_rate_micros` an hour.
+    `until_wall` (0: not set); none costs more than `max_rate_micros` an hour. `clusters`: if several were named, a job
+    may be on any of them.
     """
 
     region: str | None = None
@@ -94,6 +95,14 @@ class Choices(Frozen):
     wait_s: int = 0
     until_wall: float = 0.0
     max_rate_micros: Micros | None = None
+    clusters: tuple[str, ...] = ()
+
+    def opened_as(self, provider: str, region: str) -> str:
+        """Return the word that opens the provider of a machine; of several clusters it opens the machine's alone.
+
+        One that does not answer says nothing about a job of another.
+        """
+        return f"{provider}:{region}" if region in self.clusters else provider
 
     @property
     def of_cluster(self) -> dict[str, str]:
@@ -199,7 +208,9 @@ class Lease(Frozen):
 
     Time that boot, set-up and upload leave unused goes to training, unless `hours_s` (the user's --hours) is shorter.
     `setup_s` is 0 without a set-up. `queue_s` is how long it may wait before it starts, which costs nothing: the
-    deadline moves back by that time, and from its start the machine has `total_s` like any other.
+    deadline moves back by that time, and from its start the machine has `total_s` like any other. `limit_s` is the
+    longest that its place lets a job run, where that and no cap ends the training (0: it does not): what is left to
+    train is for another job.
     """
 
     boot_s: int
@@ -211,6 +222,7 @@ class Lease(Frozen):
     hours_s: int | None = None
     setup_s: int = 0
     queue_s: int = 0
+    limit_s: int = 0
 
     @property
     def total_s(self) -> int:
@@ -321,7 +333,8 @@ class Leg(Frozen):
 
     `files` are the checkpoint of `step`, which lie in `folder`; none where it starts from the beginning. `caches` lie
     there too: what was compiled on machines of the kinds `cached_on`. `spent_micros` is what the legs before it cost at
-    most, `left_micros` what is left of the cap for this one.
+    most, `left_micros` what is left of the cap for this one, and `left_gpu_hours` of a cap in GPU-hours; None without
+    such a cap.
     """
 
     number: int
@@ -329,7 +342,8 @@ class Leg(Frozen):
     files: tuple[LegFile, ...]
     folder: str
     spent_micros: Micros
-    left_micros: Micros
+    left_micros: Micros | None
+    left_gpu_hours: float | None = None
     caches: tuple[LegFile, ...] = ()
     cached_on: tuple[str, ...] = ()
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gpurun.core.errors import GpurunError
-from gpurun.core.journal_events import StepFailed, TrainObserved
+from gpurun.core.journal_events import StepFailed, StopRequested, TrainObserved
 from gpurun.core.journal_records import Record, all_typed
 from gpurun.core.paths import Home
 from gpurun.core.records import Offer
@@ -54,3 +54,10 @@ def was_taken(records: Sequence[Record]) -> bool:
     ends = list(all_typed(records, TrainObserved))
     is_lost = any(end.outcome == "lost" or end.reason == "preempted" for end in ends)
     return is_lost or any(failure.code in _LOST for failure in all_typed(records, StepFailed))
+
+
+def is_time_over(records: Sequence[Record]) -> bool:
+    """Whether the machine of these records ended because its time was over: so it was not taken away."""
+    ends, stops = all_typed(records, TrainObserved), all_typed(records, StopRequested)
+    is_over = any((end.outcome, end.reason) == ("stopped", "lease") for end in ends)
+    return is_over or any(stop.by == "lease" for stop in stops)

@@ -76,8 +76,21 @@ class Rental(BilledTime):
     @property
     def gpu_hours(self) -> float:
         """Return its billable hours times its GPUs; a node without GPUs counts as one."""
+        return self._gpu_hours(self.seconds)
+
+    @property
+    def most_gpu_hours(self) -> float:
+        """Return the same with all machines that it had beside its own."""
+        return self._gpu_hours(self.machines * self.seconds + sum(extra.seconds for extra in self.extras))
+
+    @property
+    def longest_gpu_hours(self) -> float:
+        """Return what a machine takes at most that lives until its lease ends it."""
+        return max(self.most_gpu_hours, self._gpu_hours(self.intent.lease.total_s + self.intent.lease.kill_allowance_s))
+
+    def _gpu_hours(self, seconds: float) -> float:
         offer = self.intent.offer
-        return self.seconds * int(offer["gpu_count"] or offer.get("nodes", 1) * offer.get("jobs", 1)) / SECONDS_PER_HOUR
+        return seconds * int(offer["gpu_count"] or offer.get("nodes", 1) * offer.get("jobs", 1)) / SECONDS_PER_HOUR
 
     @property
     def rises(self) -> list[PaidRise]:

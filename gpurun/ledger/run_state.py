@@ -143,9 +143,14 @@ def may_move(state: RunState) -> bool:
 
     The journal's outcome decides, not an exit code: a machine that is gone leaves none.
     """
-    if not state.legs or state.stop or state.stays:
+    if not state.legs or state.stop_of_user or state.stays or state.cancelled:
+        return False
+    if state.shared == "kept":  # Its newest files are only there: they come home by `gpurun collect`, and then --from.
         return False
     failure = state.failure
+    if state.overdue or (state.outcome == "stopped" and state.reason == "lease"):
+        is_only_late = failure is None or failure.code in _LOST or failure.step == Step.COLLECT
+        return state.limited and is_only_late and state.outcome in ("", "stopped", "lost")
     if state.phase is Phase.OPENED:
         return failure is not None and failure.step == Step.CREATE and failure.code in _NOT_TO_BE_HAD
     is_ended = failure is not None and failure.code in _LOST and state.outcome in ("", "done")
@@ -161,6 +166,8 @@ _NOT_TO_BE_HAD = frozenset({"create.no_capacity", "create.cannot_look", "price.r
 """Failures to get a machine after which one may be available later."""
 _LOST = frozenset({"machine.lost", "boot.gone", "boot.timeout"})
 """Failures of a machine that was taken away, was ended by its provider, or never came up."""
+CANCELLED = "cancelled"
+"""The reason of a training whose user ended its machine, outside of gpurun."""
 
 
 def is_to_hold(state: RunState) -> bool:
@@ -184,6 +191,8 @@ def exit_code_of(state: RunState) -> ExitCode:
         code = as_exit_code(state.failure.exit_code)
         # Finding no further machine is not a refusal of a run that has paid for one.
         is_paid = state.leg > 1 or state.outcome in ("failed", "lost")
+        if state.failure.step == Step.MOVE and state.reason == "lease":
+            return ExitCode.BUDGET_STOP
         return ExitCode.TRAINING_FAILED if code is ExitCode.NO_OFFER and is_paid else code
     if state.outcome in ("failed", "lost"):
         return ExitCode.TRAINING_FAILED
@@ -219,6 +228,7 @@ def _create_intended(state: RunState, record: Record, intent: CreateIntended) ->
         "armed": False,
         "ends_wall": None,
         "hold_s": intent.hold_s,
+        "limited": bool(state.legs and intent.lease.limit_s),
         "asked": {**state.asked, intent.token: _asked(record, intent, state.leg)},
     }
 
@@ -294,6 +304,7 @@ def _train_observed(state: RunState, record: Record, ended: TrainObserved) -> di
         "silent_since_wall": None,
         "outcome": ended.outcome,
         "reason": ended.reason,
+        "cancelled": ended.reason == CANCELLED,
         **left,
     }
 
@@ -301,7 +312,8 @@ def _train_observed(state: RunState, record: Record, ended: TrainObserved) -> di
 def _stop_requested(state: RunState, record: Record, request: StopRequested) -> dict[str, Any]:
     is_stronger = STRENGTH[request.how] > STRENGTH[state.stop]
     stop = {"stop": request.how, "signal": request.signal} if is_stronger else {}
-    return {**stop, "reason": "lease" if request.by == "lease" else state.reason}
+    is_of_place = request.by == "lease" and state.limited and not state.stop
+    return {**stop, "overdue": is_of_place, "reason": "lease" if request.by == "lease" else state.reason}
 
 
 def _collect_observed(state: RunState, record: Record, collected: CollectObserved) -> dict[str, Any]:
@@ -442,6 +454,7 @@ _OF_ONE_MACHINE = (
     "start_asked", "hard_stop_wall", "linger_s", "rated", "was_gone", "silent_since_wall", "deadline_wall",
     "timer_shares_key", "armed", "ends_wall", "asked_at", "heard_at", "outcome", "reason", "failure", "earlier",
     "hold_s", "held_at", "hold_until_wall", "hold_why", "elsewhere", "unpublished", "teardown", "dearer", "moved",
+    "limited", "overdue",
 )  # fmt: skip
 """The fields that belong to the current machine and its work: the next machine starts without them."""
 
@@ -451,6 +464,7 @@ def _leg_planned(state: RunState, record: Record, leg: LegPlanned) -> dict[str, 
     return {
         **usual,
         "phase": Phase.OPENED,
+        "stop": state.stop_of_user,
         "leg": leg.number,
         "leg_at": Moment.of(record),
         "leg_plan": leg.plan,

@@ -150,7 +150,7 @@ class Patience(Waits):
     def hold(self, held: Sequence[GpurunError]) -> None:
         """Wait for this disk, or for another process, while there is an instance to wait with."""
         if why := self._context.is_down(self._state):
-            raise make_taken_error(why)
+            raise make_taken_error(why, is_by_user=self._context.is_ended_by_user(self._state))
         self._context.clock.sleep(min(HOLD_S, max(0.0, self._context.seconds_left(self._state))))
 
     def wait(self, error: MachineLost | FarRefusal) -> None:
@@ -171,7 +171,7 @@ class Patience(Waits):
                 self._tried_mono = clock.monotonic()
         self._unheard_s += min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)
         if down:
-            raise make_taken_error(down)
+            raise make_taken_error(down, is_by_user=self._context.is_ended_by_user(self._state))
         if self._is_over():
             raise make_lost_error(error.what)
         self._tried_mono = clock.monotonic()
@@ -207,6 +207,7 @@ class Patience(Waits):
         return self._context.clock.monotonic()
 
 
+BY_USER = ", by the user whose run it is"
 _KEPT = "What was downloaded before is kept. `gpurun receipt` says what was paid."
 
 
@@ -215,6 +216,8 @@ def make_lost_error(why: str) -> TrainingFailed:
     return TrainingFailed("machine.lost", f"The instance can no longer be reached: {why}", hint=_KEPT)
 
 
-def make_taken_error(why: str) -> TrainingFailed:
+def make_taken_error(why: str, *, is_by_user: bool) -> TrainingFailed:
     """Return the error of a step whose instance no longer runs, in its provider's words."""
+    if is_by_user:
+        return TrainingFailed("machine.cancelled", f"The instance no longer runs: {why}{BY_USER}.", hint=_KEPT)
     return TrainingFailed("machine.lost", f"The instance no longer runs: {why}.", hint=_KEPT)

@@ -21,11 +21,20 @@ from gpurun.core.stop_request import STRENGTH, read_stop_request
 from gpurun.ledger.budget import Budgets
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.plan_from_journal import plan_of, read_leg_plan
-from gpurun.ledger.rental import rentals_of
+from gpurun.ledger.rental import Rental, rentals_of
 from gpurun.ledger.run_state import WORKING, Step, find_offer_place, next_step
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.planning.transfer import COLLECT_START_S
-from gpurun.providers.base import Guarded, LetsIn, Provider, Rejected, TellsTime, Unknown, their_wall
+from gpurun.providers.base import (
+    Guarded,
+    LetsIn,
+    Provider,
+    Rejected,
+    TellsTime,
+    TellsWhoEnded,
+    Unknown,
+    their_wall,
+)
 from gpurun.remote.client import FarSide
 
 # Used only before the deadline, and if this home did not request the end.
@@ -127,7 +136,7 @@ class Context:
         if self.open is None or place >= len(approved):
             return self
         plan = self.plan.on(approved[place])
-        return replace(self, plan=plan, provider=self.provider_named(plan.offer.provider))
+        return replace(self, plan=plan, provider=self.provider_of(plan.offer.provider, plan.offer.region))
 
     @property
     def is_shared(self) -> bool:
@@ -138,6 +147,11 @@ class Context:
     def provider_named(self, name: str) -> Provider:
         """Return a provider by its name: this attempt's own, or another attempt's."""
         return self.provider if name == self.provider.name or self.open is None else self.open(name)
+
+    def provider_of(self, name: str, region: str) -> Provider:
+        """Return the provider of a machine in a region, which matters if several clusters may have it."""
+        word = self.plan.choices.opened_as(name, region)
+        return self.provider_named(name) if word == name or self.open is None else self.open(word)
 
     def has_offer(self, place: int) -> bool:
         """Return whether there is an approved offer at that place."""
@@ -243,13 +257,13 @@ class Context:
     def wants_stop(self, state: RunState) -> bool:
         """Return whether the user requested a stronger stop than the journal records."""
         request = read_stop_request(self.folder)
-        return request is not None and STRENGTH[request.how] > STRENGTH[state.stop]
+        return request is not None and STRENGTH[request.how] > STRENGTH[state.stop_of_user]
 
     def is_to_end(self, state: RunState) -> bool:
         """Return whether the billed machine must end now: lease over, the user wants it gone, or no step remains."""
         request = read_stop_request(self.folder)
-        if request is not None and STRENGTH[request.how] > STRENGTH[state.stop]:
-            state = state.model_copy(update={"stop": request.how})
+        if request is not None and STRENGTH[request.how] > STRENGTH[state.stop_of_user]:
+            state = state.model_copy(update={"stop": request.how, "overdue": False})
         is_working = state.instance is not None and state.phase in WORKING
         is_known_late = bool(state.late or state.leftover) and not is_working
         lease_over = self.seconds_left(state) <= 0
@@ -295,6 +309,13 @@ class Context:
         if not why and _has_moved(machine, known):
             raise MachineMoved(machine)
         return why
+
+    def is_ended_by_user(self, state: RunState) -> bool:
+        """Return whether the run's own user ended its machine outside of gpurun, as far as its provider tells that.
+
+        Such a run does not continue elsewhere: its user wanted that end, and `gpurun stop` is for runs alone.
+        """
+        return isinstance(self.provider, TellsWhoEnded) and self.provider.was_ended_by_user(get_instance(state))
 
     def _why_down(self, machine: Instance, known: Instance) -> str:
         name, said = self.provider.name, machine.said
@@ -385,13 +406,25 @@ def _uncounted(state: RunState) -> list[Extra]:
 
 def spent_at_most(state: RunState, records: Sequence[Record], leg: int) -> Micros:
     """Return the most that all machines cost so far; one of an earlier leg whose create was unclear counts whole."""
-    asked = state.asked
     spent = []
     for rental in rentals_of(records):
-        attempt = asked.get(rental.token)
-        is_unclear = attempt is not None and attempt.leg < leg and attempt.answer in ("", "unseen")
-        spent.append(max(rental.micros, attempt.worst_micros) if attempt and is_unclear else rental.micros)
+        whole = Micros(rental.intent.worst_micros) if _is_unclear(rental, state, leg) else Micros(0)
+        spent.append(max(rental.micros, whole))
     return total(*spent)
+
+
+def gpu_hours_at_most(state: RunState, records: Sequence[Record], leg: int) -> float:
+    """Return the same in GPU-hours: what all machines used at most so far."""
+    return sum(
+        rental.longest_gpu_hours if _is_unclear(rental, state, leg) else rental.most_gpu_hours
+        for rental in rentals_of(records)
+    )
+
+
+def _is_unclear(rental: Rental, state: RunState, leg: int) -> bool:
+    """Whether the create of a machine of an earlier leg was never clearly answered."""
+    attempt = state.asked.get(rental.token)
+    return attempt is not None and attempt.leg < leg and attempt.answer in ("", "unseen")
 
 
 def pays_for_another(state: RunState, cap_micros: Micros | None, worst_micros: Micros) -> bool:

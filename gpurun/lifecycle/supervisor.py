@@ -117,13 +117,14 @@ def _seen(
     # One of each for the supervisor's whole life: a provider keeps its rate limits, and its key is read once.
     opened = cache(partial(open_provider, home=home, clock=clock, choices=plan.choices, login=login_to))
     way = MachineConnector(folder, plan, clock)
+    offer = plan.approved[find_offer_place(state, plan)].offer
     return state, Context(
         home=home,
         folder=folder,
         plan=plan,
         clock=clock,
         # The current one: the key of an offer that was passed over may be gone.
-        provider=opened(plan.approved[find_offer_place(state, plan)].offer.provider),
+        provider=opened(plan.choices.opened_as(offer.provider, offer.region)),
         reach=reach or way,
         trainer=trainer or (folder.trainer if plan.choices.trainer else bundle_root() / "trainer"),
         open=opened,

@@ -120,9 +120,7 @@ class CommandProposal(Proposal):
         )
         hours = self.request.hours
         found = [judged(offer, self.command, load, cap=place.cap, hours=hours) for offer in offers]
-        if not place.is_rented:
-            return Quote(tuple(found), load, self.uplink, ())
-        if not self.request.choices.weak_lease:
+        if place.is_rented and not self.request.choices.weak_lease:
             found = [unless_weak(candidate) for candidate in found]
         found.sort(
             key=lambda candidate: (
@@ -131,6 +129,8 @@ class CommandProposal(Proposal):
                 candidate.offer.provider,
             )
         )
+        if not place.is_rented:
+            return Quote(tuple(found), load, self.uplink, ())
         return Quote(tuple(found), load, self.uplink, price_notes(self.request, offers, market))
 
     def choose(self, quoted: Quote, place: Place) -> tuple[Candidate, Quote]:

@@ -6,19 +6,21 @@ weaker. A machine may cost at most what is left of the cap, so the cap bounds al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 
+from gpurun.core.errors import NoOffer
 from gpurun.core.journal_events import RateObserved
 from gpurun.core.money import SECONDS_PER_HOUR, Micros, format_rate, format_usd
 from gpurun.core.paths import Home
 from gpurun.core.records import Offer
-from gpurun.core.run_plan import Candidate, Estimate, Plan
+from gpurun.core.run_plan import Candidate, Estimate, Lease, Mode, Plan
 from gpurun.ledger.reclaims import own_reclaims
 from gpurun.planning.budget import expected_cost, lease_for, rental_cost, worst_case
 from gpurun.planning.candidates import is_weak
 from gpurun.planning.transfer import SHIP_START_S, Load, download_s
+from gpurun.providers.base import Unknown
 from gpurun.view.number_format import format_duration
 
 LEAST_LEG_S = 300
@@ -38,12 +40,14 @@ class Standing:
 
     `carried_bytes` is the size of its checkpoint and compile caches, which are uploaded again. `trained_s` is how long
     all machines have trained together. `rate` was measured on the machine of the `rated` offer.
-    `avoided` are providers and regions that take machines back too often just now.
+    `avoided` are providers and regions that take machines back too often just now. Without a cap in dollars
+    `left_micros` is None, without one in GPU-hours `left_gpu_hours`.
     """
 
     step: int
     carried_bytes: int
-    left_micros: Micros
+    left_micros: Micros | None
+    left_gpu_hours: float | None = None
     trained_s: float = 0.0
     rate: RateObserved | None = None
     rated: Offer | None = None
@@ -57,12 +61,22 @@ def most_rate(plan: Plan) -> Micros:
     return max(candidate.offer.rate_micros_per_hour for candidate in plan.approved)
 
 
-def leg_candidates(plan: Plan, offers: Sequence[Offer], standing: Standing) -> list[Candidate]:
+Shorten = Callable[[Lease, Offer, Micros | None], Lease]
+"""How a place shortens a lease there, as `LimitsJobs.lease_within` does."""
+
+
+def _keep(lease: Lease, _: Offer, __: Micros | None) -> Lease:
+    return lease
+
+
+def leg_candidates(
+    plan: Plan, offers: Sequence[Offer], standing: Standing, shorten: Shorten = _keep
+) -> list[Candidate]:
     """Return the offers on which the run of this plan can continue, each with its lease, the cheapest to finish first.
 
     An offer counts that pays for more than its own start-up: until the next checkpoint at least.
     """
-    found = [_judged(plan, offer, standing) for offer in offers if _may_be_taken(plan, offer, standing)]
+    found = [_judged(plan, offer, standing, shorten) for offer in offers if _may_be_taken(plan, offer, standing)]
     load = _load(plan, standing)
     return sorted((one for one in found if one is not None), key=lambda one: _rank(one, load))
 
@@ -72,20 +86,51 @@ def least_leg_micros(plan: Plan) -> Micros:
 
     Each is counted as long as it may take, as a lease has it; what is paid in the end may be less.
     """
+    return rental_cost(plan.offer, _least_leg_s(plan), plan.job.home_bytes, plan.job.disk_gb)
+
+
+def _least_leg_s(plan: Plan) -> float:
     lease = plan.lease
     beside_s = lease.boot_s + lease.setup_s + lease.ship_s + lease.collect_s + lease.destroy_s + lease.kill_allowance_s
-    seconds = beside_s + _interval_s(plan, None)
-    return rental_cost(plan.offer, seconds, plan.job.home_bytes, plan.job.disk_gb)
+    return beside_s + _interval_s(plan, None)
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one machine of a plan needs of a cap at least, and what there is of it, in dollars or in GPU-hours."""
+
+    least: float
+    cap: float
+    words: Callable[[float], str]
+
+    @property
+    def machines(self) -> int:
+        """Return how many machines the cap pays for."""
+        return int(self.cap // self.least)
+
+
+def needs_of(plan: Plan, left_micros: Micros | None, left_gpu_hours: float | None) -> list[Need]:
+    """Return what one machine of the plan needs of each cap that bounds it; at a price of 0 none in dollars does."""
+    found, least = list[Need](), least_leg_micros(plan)
+    if least and left_micros is not None:
+        found.append(Need(least, left_micros, lambda amount: format_usd(Micros(int(amount)))))
+    if left_gpu_hours is not None:
+        hours = _least_leg_s(plan) * plan.offer.processes / SECONDS_PER_HOUR
+        found.append(Need(hours, left_gpu_hours, lambda amount: f"{amount:.2f} GPU-hours"))
+    return found
 
 
 def why_it_stays(plan: Plan) -> str:
     """Return why the run of a plan will not continue on another machine although that was asked for; "" if it may."""
     if not plan.job.can_resume:
         return "Nothing says which of its files are checkpoints (--checkpoint-glob): it continues on no other machine."
-    cap = plan.cap_micros
-    if cap is not None and cap < 2 * (least := least_leg_micros(plan)):
-        pays = f"the cap of {format_usd(cap)} does not pay for a second start-up, which needs {format_usd(least)}"
-        return f"It will not continue on another machine: {pays} at least."
+    needs = needs_of(plan, plan.cap_micros, plan.choices.max_gpu_hours)
+    if not needs and plan.mode is Mode.PAID and not plan.offer.rate_micros_per_hour:
+        return "It will not continue on another machine: no cap bounds all of them together (--max-gpu-hours)."
+    for need in needs:
+        if need.machines < 2:
+            pays = f"the cap of {need.words(need.cap)} does not pay for a second start-up"
+            return f"It will not continue on another machine: {pays}, which needs {need.words(need.least)} at least."
     return ""
 
 
@@ -94,15 +139,19 @@ def legs_note(plan: Plan, home: Home) -> Iterator[str]:
 
     What on demand would cost, where that price is known, stands beside how often this user's own were taken away.
     """
-    least, cap = least_leg_micros(plan), plan.cap_micros
-    paid = plan.choices.legs if cap is None or not least else min(plan.choices.legs, cap // least)
+    needs = needs_of(plan, plan.cap_micros, plan.choices.max_gpu_hours)
+    paid = min([plan.choices.legs, *(need.machines for need in needs)])
+    ends = "is taken away or lost" + (", or its time there is over" if plan.lease.limit_s else "")
+    most = f", at most {format_rate(most_rate(plan))}" if plan.offer.rate_micros_per_hour else ""
+    least = " and ".join(need.words(need.least) for need in needs)
     yield (
-        f"If its machine is taken away or lost, it continues from its newest checkpoint on another one, at most "
-        f"{format_rate(most_rate(plan))}. One needs {format_usd(least)} of the cap at least, by the longest that its "
-        f"start-up, upload, a checkpoint and download may take: the cap pays for {paid} of them."
+        f"If its machine {ends}, it continues from its newest checkpoint on another one{most}. One needs {least} of "
+        f"the cap at least, by the longest that its start-up, upload, a checkpoint and download may take: the cap pays "
+        f"for {paid} of them."
     )
-    if cap is not None:
-        yield f"All machines together cost at most the cap, {format_usd(cap)}."
+    if needs:
+        caps = " and ".join(need.words(need.cap) for need in needs)
+        yield f"All machines together {'cost' if plan.offer.rate_micros_per_hour else 'take'} at most the cap, {caps}."
     beside = " ".join(filter(None, (_reclaims_words(plan, home), _on_demand_words(plan))))
     if beside:
         yield beside
@@ -138,7 +187,7 @@ def _may_be_taken(plan: Plan, offer: Offer, standing: Standing) -> bool:
     return is_agreed and is_there and is_guarded and (offer.provider, offer.region) not in standing.avoided
 
 
-def _judged(plan: Plan, offer: Offer, standing: Standing) -> Candidate | None:
+def _judged(plan: Plan, offer: Offer, standing: Standing, shorten: Shorten) -> Candidate | None:
     """Return an offer with its lease; None where the plan does not know its card, or the money does not do."""
     known = next((one for one in plan.approved if _is_same_card(one.offer, offer)), None)
     if known is None:
@@ -154,9 +203,14 @@ def _judged(plan: Plan, offer: Offer, standing: Standing) -> Candidate | None:
     lease = lease_for(offer, guess, load, cap=standing.left_micros, hours=hours)
     if lease is None:
         return None
+    try:
+        lease = shorten(lease, offer, standing.left_micros)
+    except (NoOffer, Unknown):
+        return None
     needed_s = guess.likely_s if guess.likely_s is not None else inf
     least_s = min(needed_s, _interval_s(plan, standing.rate)) + plan.job.save_s
-    if lease.train_s < min(least_s, (hours or inf) * SECONDS_PER_HOUR):
+    # Where the place allows no longer job, a short one is what there is; two without a checkpoint end the run.
+    if not lease.limit_s and lease.train_s < min(least_s, (hours or inf) * SECONDS_PER_HOUR):
         return None
     lease = lease.model_copy(update={"hours_s": None if hours_s is None else lease.hours_s})
     finishes = needed_s < inf and lease.train_s >= needed_s

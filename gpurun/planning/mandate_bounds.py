@@ -149,7 +149,8 @@ class Bounds:
         """Return the providers to ask: the mandate's if none is named; UsageError for one that it does not allow."""
         if request.mode is Mode.REHEARSAL:
             return {}
-        named = tuple(self._named(name, request.choices.region) for name in request.providers)
+        regions = request.choices.clusters or (request.choices.region,)
+        named = tuple(self._named(name, region) for name in request.providers for region in regions)
         allowed = self.mandate.providers or CLOUDS
         for name in named:
             if name not in allowed:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gpurun.core.clock import Clock, local_minute
-from gpurun.core.errors import NoOffer, SetupError, UsageError
+from gpurun.core.errors import GpurunError, NoOffer, SetupError, UsageError
 from gpurun.core.money import Micros, usd
 from gpurun.core.paths import Home
 from gpurun.core.places import place_kinds
@@ -67,7 +67,8 @@ class Desk:
 class Place(ABC):
     """One kind of place, for a request.
 
-    `is_rented`: there are several offers, at prices that move, and each is rented for this run alone. `is_shown`:
+    `is_rented`: there are several offers, at prices that move, and each is rented for this run alone. `has_others`: a
+    run whose machine there is lost can continue on another one. `is_shown`:
     nothing is begun after the plan, so the catalogue does where no price can be read. `joins_nodes`: it has several
     nodes for one run. `forwards_ports`: gpurun can forward a port of its machine. `is_outfitted`: gpurun may install
     there what a recipe needs. `takes` are the options that are for such a place alone. `box` is how its machine is
@@ -75,6 +76,7 @@ class Place(ABC):
     """
 
     is_rented: ClassVar[bool] = False
+    has_others: ClassVar[bool] = False
     joins_nodes: ClassVar[bool] = False
     forwards_ports: ClassVar[bool] = True
     is_outfitted: bool = False
@@ -112,6 +114,12 @@ class Place(ABC):
     def lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
         """Return the candidate with the lease that the place allows; NoOffer if that leaves no time."""
         return chosen
+
+    def settled(
+        self, chosen: Candidate, found: tuple[Candidate, ...], job: Job
+    ) -> tuple[Candidate, tuple[Candidate, ...]]:
+        """Return what is taken, and everything else that may be, each with the lease that the place allows."""
+        return self.lease_rules(chosen, job), found if self.is_rented else ()
 
     def choices(self, choices: Choices) -> Choices:
         """Return the choices with what the place has settled of them."""
@@ -188,6 +196,7 @@ class OwnBox(Place):
 class OwnCluster(Place):
     """A user's cluster, which runs a job when its turn comes, for as long as its caps allow."""
 
+    has_others: ClassVar[bool] = True
     joins_nodes: ClassVar[bool] = True
     forwards_ports: ClassVar[bool] = False
     is_outfitted = True
@@ -283,10 +292,70 @@ class OwnCluster(Place):
         return choices.model_copy(update={"region": self._region, "image": self._image})
 
 
+class OwnClusters(OwnCluster):
+    """Several of a user's clusters: a job is on one of them at a time, and a run may continue on another."""
+
+    def market(self, need: GpuNeed) -> Market:
+        """See `Place.market`; a cluster that cannot take the job now is left out, with its reason."""
+        from gpurun.core.cluster import with_flags
+        from gpurun.core.settings import find_cluster
+
+        choices = self.request.choices
+        tables = [with_flags(find_cluster(self.desk.home, name), **choices.of_cluster) for name in choices.clusters]
+        if len({bool(table.price_per_gpu_hour) for table in tables}) > 1:
+            free = ", ".join(table.name for table in tables if not table.price_per_gpu_hour)
+            what = f"No one cap bounds the jobs on all these clusters: {free} has no price, and another one has."
+            hint = "Name only clusters that have a price_per_gpu_hour in config.toml, or only clusters that have none."
+            raise UsageError("slurm.mixed_caps", what, hint=hint)
+        if len({table.container for table in tables}) > 1:
+            what = "These clusters have different images: their tables in config.toml differ in `container`."
+            raise UsageError("slurm.mixed_images", what, hint="Name the image that all of them have: --image.")
+        self._on: dict[str, OwnCluster] = {}
+        self._left_out, offers = list[GpurunError](), list[Offer]()
+        for name in choices.clusters:
+            own = choices.model_copy(update={"region": name, "clusters": ()})
+            place = OwnCluster(self.request.model_copy(update={"choices": own}), self.desk, is_shown=self.is_shown)
+            try:
+                offers += place.market(need).offers
+            except (NoOffer, SetupError) as error:
+                self._left_out.append(error)
+            else:
+                self._on[name], self.is_outfitted = place, place.is_outfitted
+        if not offers:
+            raise self._left_out[0]
+        return Market(tuple(offers), (), 0.0)
+
+    def settled(
+        self, chosen: Candidate, found: tuple[Candidate, ...], job: Job
+    ) -> tuple[Candidate, tuple[Candidate, ...]]:
+        """See `Place.settled`: in the order of their rank, each under the rules of its own cluster."""
+        ruled = list[Candidate]()
+        for candidate in (chosen, *(one for one in found if one.lease is not None and one.offer != chosen.offer)):
+            try:
+                ruled.append(self._on[candidate.offer.region].lease_rules(candidate, job))
+            except (NoOffer, SetupError) as error:
+                self._left_out.append(error)
+        if not ruled:
+            raise self._left_out[0]
+        first = self._on[ruled[0].offer.region]
+        self._image = first._image
+        others = ", ".join(candidate.offer.region for candidate in ruled[1:])
+        also = f"; it may continue on {others}" if others and self.request.choices.keep_going else ""
+        self.notes = (*first.notes, f"It is for {ruled[0].offer.region}{also}.")
+        warned = [warning for candidate in ruled for warning in self._on[candidate.offer.region].warnings]
+        self.warnings = (*(f"Left out: {error.what} {error.hint}" for error in self._left_out), *warned)
+        return ruled[0], tuple(ruled)
+
+    def choices(self, choices: Choices) -> Choices:
+        """See `Place.choices`: all clusters that were named, and their image."""
+        return choices.model_copy(update={"image": self._image})
+
+
 class Clouds(Place):
     """The clouds that have a key here; if a plan is only shown, the catalogue is used for those without."""
 
     is_rented: ClassVar[bool] = True
+    has_others: ClassVar[bool] = True
     is_outfitted = True
 
     def __init__(self, request: Request, desk: Desk, *, is_shown: bool = False) -> None:
@@ -403,4 +472,6 @@ def resolve_place(request: Request, desk: Desk, *, joins_nodes: bool, is_shown: 
     if mode is Mode.PAID and (len(kinds) > 1 or (len(request.providers) > 1 and not named.is_rented)):
         hint = "Choose --provider local, ssh or slurm alone, or clouds only."
         raise UsageError("provider.mixed", "A machine of your own and a cloud cannot be mixed.", hint=hint)
+    if request.choices.clusters:
+        named = OwnClusters
     return (named if mode is Mode.PAID else Here)(request, desk, is_shown=is_shown)

@@ -128,7 +128,7 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
     chosen, quote = proposal.choose(quoted(market, data), place)
     shown = data or proposal.described_data(quote)
     job = proposal.job(shown)
-    chosen = place.lease_rules(chosen, job)
+    chosen, may_be = place.settled(chosen, quote.candidates, job)
     choices, outfit_notes = proposal.choices(place)
     paid_offers, paid_notes = proposal.paid_form()
     silent = tuple(f"{name} could not be asked: {why}" for name, why in market.silent) if market else ()
@@ -140,7 +140,7 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
         chosen=chosen.model_copy(update={**_BARE, "expected_micros": chosen.expected_micros or usd(0)}),
         cap_micros=request.max_cost_micros,
         cap_from=request.cap_from,
-        candidates=quote.candidates if place.is_rented else paid_offers,
+        candidates=may_be or paid_offers,
         data=shown,
         bundle_sha256="",
         ship_files=0,
@@ -159,7 +159,7 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
     return desk.bounds.demand_plan(plan) if desk.bounds else plan
 
 
-_NOT_RENTED = "--keep-going changes nothing: only a cloud's machine is replaced by another one."
+_NO_OTHERS = "--keep-going changes nothing: only a cloud's machine or a cluster's job is replaced by another one."
 
 
 def _with_legs(plan: Plan, place: Place, home: Home) -> Plan:
@@ -168,7 +168,7 @@ def _with_legs(plan: Plan, place: Place, home: Home) -> Plan:
         return plan
     from gpurun.planning.legs import legs_note, why_it_stays
 
-    stays = why_it_stays(plan) if place.is_rented else _NOT_RENTED
+    stays = why_it_stays(plan) if place.has_others else _NO_OTHERS
     if not stays:
         return plan.told(*legs_note(plan, home))
     plan = plan.model_copy(update={"choices": plan.choices.model_copy(update={"keep_going": False})})

@@ -13,7 +13,9 @@ from typing import Protocol, runtime_checkable
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError
+from gpurun.core.money import Micros
 from gpurun.core.records import Account, Charge, GpuNeed, Instance, Leftover, Offer, Order, Teardown
+from gpurun.core.run_plan import Choices, Lease
 
 
 class NoCapacity(Exception):
@@ -197,6 +199,27 @@ class ExplainsJobs(Protocol):
 
     def setup_log(self, instance: Instance) -> bytes:
         """Return the output of the job's own set-up, or its end if it is long; b"" without one. May raise `Unknown`."""
+        ...
+
+
+@runtime_checkable
+class LimitsJobs(Protocol):
+    """A provider that lets a job run for a limited time, however much its user may spend."""
+
+    def lease_within(self, lease: Lease, offer: Offer, choices: Choices, cap: Micros | None) -> Lease:
+        """Return the lease of such a job, cut down to its caps and to the provider's limit; NoOffer if none is left.
+
+        May raise `Unknown`.
+        """
+        ...
+
+
+@runtime_checkable
+class TellsWhoEnded(Protocol):
+    """A provider that may know who ended a machine: others of its account, or its own user."""
+
+    def was_ended_by_user(self, instance: Instance) -> bool:
+        """Return whether its own user ended it; False also if the provider keeps no record of that. Raises nothing."""
         ...
 
 

@@ -136,8 +136,10 @@ def open_provider(
 ) -> Provider:
     """Return the provider of that name; UsageError for an unknown name, SetupError for one without a key.
 
-    `login` makes the connection to a cluster's login node; without it there is no `slurm`.
+    After a colon the name may have a cluster, the only one that is opened then. `login` makes the connection to a
+    cluster's login node; without it there is no `slurm`.
     """
+    name, _, cluster = name.partition(":")
     require_known([name])
-    way = {"login": login} if name == "slurm" else {}
-    return PROVIDERS[name](home, clock, choices or Choices(), **way)
+    way, choices = {"login": login} if name == "slurm" else {}, choices or Choices()
+    return PROVIDERS[name](home, clock, choices.model_copy(update={"region": cluster}) if cluster else choices, **way)

@@ -82,7 +82,7 @@ def begin(home: Home, **environment: str) -> ForkProcess:
 
 def ended(child: ForkProcess, home: Home) -> int:
     """How that ended: -9 where a crash point has killed it."""
-    child.join(timeout=60)
+    child.join(timeout=180)
     assert child.exitcode is not None, (home.root / "driven.txt").read_text()
     return child.exitcode
 

@@ -19,7 +19,7 @@ from gpurun.core.journal_events import (
 from gpurun.core.journal_records import Event, Record, all_typed
 from gpurun.core.money import Micros, cost_of, total
 from gpurun.core.records import Teardown, digest_json
-from gpurun.ledger.audit.rentals import measured_micros
+from gpurun.ledger.audit.rentals import gpu_hours, measured_gpu_hours, measured_micros
 
 # The event that must have been recorded before, for the same machine.
 _NEEDS: dict[str, str] = {
@@ -64,6 +64,8 @@ _PROOF: dict[str, tuple[int, float]] = {
 _OVER = {Event.CREATE_REFUSED, Event.DEATH_PROVEN}
 _CLOCK_SLACK_S = 5.0
 _BILL_GAP_S = 600.0
+_ROUNDED = 1e-6
+"""How far two sums of the same fractions of an hour may differ."""
 
 
 def is_rented(records: Sequence[Record]) -> bool:
@@ -179,6 +181,10 @@ def _cap_problems(intent: CreateIntended, opened: object, before: Sequence[Recor
     spent = measured_micros(before)
     if cap is not None and spent is not None and total(spent, Micros(intent.worst_micros)) > cap:
         yield "what it could cost was more than the machines before it had left of the cap"
+    most = opened.max_gpu_hours if isinstance(opened, RunOpened) else None
+    longest_s = intent.lease.total_s + intent.lease.kill_allowance_s
+    if most is not None and measured_gpu_hours(before) + gpu_hours(intent, longest_s) > most + _ROUNDED:
+        yield "what it could take was more GPU-hours than the machines before it had left of the cap"
 
 
 def _rental_problems(record: Record, rental: Sequence[Record], rented: set[str]) -> Iterator[str]:

@@ -25,7 +25,7 @@ from gpurun.core.journal_events import (
     TrainObserved,
 )
 from gpurun.core.journal_records import Event, Record, all_typed, last_typed, opened_of
-from gpurun.core.money import Micros, cost_of, left_of, times, total
+from gpurun.core.money import SECONDS_PER_HOUR, Micros, cost_of, left_of, times, total
 from gpurun.core.receipt_rules import CAP_BROKEN_WHERE_SEEN
 from gpurun.core.untrusted import plain_data
 
@@ -364,6 +364,22 @@ def measured_micros(records: Sequence[Record]) -> Micros | None:
     if records and isinstance(opened := records[0].typed, RunOpened) and opened.imported:
         return None
     return total(*(rental.facts["micros"] for rental in split_rentals(records)))
+
+
+def measured_gpu_hours(records: Sequence[Record]) -> float:
+    """Return the same in GPU-hours: the seconds of every machine, times its GPUs, or its nodes if they have none."""
+    spent = 0.0
+    for rental in split_rentals(records):
+        facts = rental.facts
+        seconds = facts["machines"] * facts["billable_s"] + sum(one["billable_s"] for one in facts.get("extras", ()))
+        spent += gpu_hours(rental.intent, seconds)
+    return spent
+
+
+def gpu_hours(intent: CreateIntended, seconds: float) -> float:
+    """Return so many seconds of a requested machine in GPU-hours."""
+    offer = intent.offer
+    return seconds * int(offer.get("gpu_count") or offer.get("nodes", 1) * offer.get("jobs", 1)) / SECONDS_PER_HOUR
 
 
 def is_more_than_journal_tells(records: Sequence[Record]) -> bool:

@@ -15,7 +15,7 @@ from random import Random
 from gpurun.core.background_call import Task
 from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.journal_events import ExtraGone, Incident, PriceRose
-from gpurun.core.journal_records import Phase, RunState
+from gpurun.core.journal_records import CreateAttempt, Phase, RunState
 from gpurun.core.records import Instance, InstanceState
 from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.instance.readings import InstanceReading, look_at_instance, proves
@@ -91,15 +91,20 @@ class Monitor:
         """Read the machines at every provider that may have one; end the extra ones that are on record."""
         seen, listed = _Seen(), set[str]()
         own = state.instance.id if state.instance is not None else ""
-        for name in dict.fromkeys(attempt.provider for attempt in state.asked.values() if attempt.answer != "refused"):
-            provider = context.provider_named(name)
+        by_place = dict[str, list[CreateAttempt]]()
+        for attempt in state.asked.values():
+            by_place.setdefault(context.plan.choices.opened_as(attempt.provider, attempt.region), []).append(attempt)
+        for attempts in by_place.values():
+            if all(attempt.answer == "refused" for attempt in attempts):
+                continue
+            provider = context.provider_of(attempts[0].provider, attempts[0].region)
+            tokens = {attempt.token for attempt in attempts}
             for second in self._extras(provider, state, own, seen):
                 listed.add(second.id)
                 if second.id not in state.extras and (second.id in self._listed or _is_there(provider, second)):
                     seen.alive.append(second)
             for extra, token in state.late.items():
-                is_theirs = token in state.asked and state.asked[token].provider == name
-                if is_theirs and self._is_ended(provider, extra, token, own, context):
+                if token in tokens and self._is_ended(provider, extra, token, own, context):
                     seen.gone.append(extra)
         self._listed = listed
         if state.facts and own:

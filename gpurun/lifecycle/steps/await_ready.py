@@ -229,6 +229,9 @@ def _once_it_answers(
             last = str(error)
         tell(int(waited_s), last)
     yield from row.notes(context.provider, born.id)
+    with suppress(Unknown):  # It may have been over before its first reading.
+        if isinstance(context.provider, ExplainsJobs) and (why := context.provider.never_runs(instance)):
+            raise why
     raise _given_up(born, context.clock.monotonic() - started, last)
 
 

@@ -135,7 +135,7 @@ def clear_all(state: RunState, context: Context) -> Iterator[Note]:
 
 def _open(asked: _Asking, state: RunState, context: Context) -> Provider:
     """Return the provider of a request; MayBeBilling if its key is known to be another customer's."""
-    provider = context.provider_named(asked.provider)
+    provider = context.provider_of(asked.provider, asked.region)
     # A machine that is known to live is ended with any key; its proof needs the right one (`check_account`).
     # A new key of unknown owner may look: it removes what it sees, and nothing is concluded from the rest.
     is_named = asked.account.startswith(NAMED)
@@ -267,6 +267,7 @@ class _Asking:
     """
 
     provider: str
+    region: str
     token: str
     account: str
     late: tuple[str, ...]
@@ -277,7 +278,8 @@ def _asked(state: RunState, context: Context) -> Iterator[_Asking]:
     """Yield every request for a machine in this run."""
     for intent in all_typed(read_journal(context.folder.journal).records, CreateIntended):
         late = tuple(name for name, token in state.late.items() if token in ("", intent.token))
-        yield _Asking(intent.provider, intent.token, intent.account, late, intent.token in state.leftover)
+        region, is_billed = str(intent.offer.get("region", "")), intent.token in state.leftover
+        yield _Asking(intent.provider, region, intent.token, intent.account, late, is_billed)
 
 
 def _cannot_end(asked: _Asking, error: SetupError | Unknown) -> MayBeBilling:

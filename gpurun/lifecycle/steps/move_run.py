@@ -10,7 +10,8 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from math import ceil
+from functools import partial
+from math import ceil, floor
 from typing import Any, cast
 
 from gpurun.core.clock import local_minute
@@ -27,21 +28,22 @@ from gpurun.core.journal_records import Event, Moment, Phase, Record, RunState, 
 from gpurun.core.money import Micros, format_rate, format_usd, left_of
 from gpurun.core.paths import make_private, write_atomic
 from gpurun.core.records import Offer
-from gpurun.core.run_plan import Candidate, Leg, LegFile, Plan, machine_kind
+from gpurun.core.run_plan import Candidate, Lease, Leg, LegFile, Plan, machine_kind
 from gpurun.core.trainer_events import events_of
 from gpurun.core.transfer_progress import moving
 from gpurun.jobs.training.compile_cache import caches_among
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.paid_phases import phases_s
 from gpurun.ledger.plan_from_journal import read_plan
+from gpurun.ledger.reclaims import is_time_over
 from gpurun.ledger.rental import all_bounded, rentals_of
 from gpurun.lifecycle.artifacts.inventory import RANK, Inventory
 from gpurun.lifecycle.artifacts.log_copy import end_lines
-from gpurun.lifecycle.context import Context, Note, spent_at_most
+from gpurun.lifecycle.context import Context, Note, gpu_hours_at_most, spent_at_most
 from gpurun.lifecycle.job_spec import secrets_of
-from gpurun.planning.legs import Standing, least_leg_micros, leg_candidates, most_rate
+from gpurun.planning.legs import Standing, leg_candidates, most_rate, needs_of
 from gpurun.planning.verify_machine import need_of_offer
-from gpurun.providers.base import Rejected, Unknown
+from gpurun.providers.base import LimitsJobs, Rejected, Unknown
 from gpurun.providers.catalog import rows_for
 from gpurun.remote.messages import ManifestFile
 
@@ -77,13 +79,14 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
         raise NoOffer("move.fruitless", what, hint=f"Save more often, so that less is lost. {_ON}")
     base = _base_plan(context)
     secrets_of(context)  # What is not to be had any more is missed before anything is rented.
-    spent, left = _money(base, state, records)
+    purse = _purse(base, state, records)
     files = tuple(LegFile(**file) for file in checkpoint)
     caches = tuple(LegFile(**file) for file in _compile_caches(context, records)) if files else ()
     standing = Standing(
         step=step,
         carried_bytes=sum(file.bytes for file in (*files, *caches)),
-        left_micros=left,
+        left_micros=purse.left,
+        left_gpu_hours=purse.left_gpu_hours,
         trained_s=phases_s(rentals_of(records)).get("training", 0.0),
         rate=last_typed(records, RateObserved),
         rated=_rated(records),
@@ -96,8 +99,9 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
         step=step,
         files=files,
         folder=str(context.folder.artifacts),
-        spent_micros=spent,
-        left_micros=left,
+        spent_micros=purse.spent,
+        left_micros=purse.left,
+        left_gpu_hours=purse.left_gpu_hours,
         caches=caches,
         cached_on=_kinds_before(records) if caches else (),
     )
@@ -105,6 +109,8 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
     _begin_files(context, records)
     lengths = end_lines(context.folder)
     before: dict[str, Any] = asdict(lost) if lost is not None else {}
+    if purse.left_gpu_hours is not None:
+        before["left_gpu_hours"] = purse.left_gpu_hours
     yield LegPlanned(
         number=number,
         plan=name,
@@ -113,8 +119,8 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
         reached=max((event.step or 0 for event in events_of(context.folder.events)), default=0),
         files=list(checkpoint),
         fruitless=fruitless,
-        spent_micros=spent,
-        left_micros=left,
+        spent_micros=purse.spent,
+        left_micros=purse.left,
         events_bytes=lengths["events.jsonl"],
         log_bytes=lengths["trainer.log"],
         **before,
@@ -141,7 +147,8 @@ def _lost_machine(state: RunState, records: Sequence[Record]) -> _Lost | None:
         return None
     ended = last_typed([one for one in records if one.seq > _leg_seq(records)], TrainObserved)
     failed = state.failure.message if state.failure is not None else ""
-    return _Lost(asked.token, asked.provider, asked.region, ended.message if ended else failed)
+    why = (ended.message if ended else failed) or ("its time there was over" if state.reason == "lease" else "")
+    return _Lost(asked.token, asked.provider, asked.region, why)
 
 
 def _leg_seq(records: Sequence[Record]) -> int:
@@ -206,20 +213,31 @@ def _base_plan(context: Context) -> Plan:
         raise SetupError("move.plan_damaged", what, hint=_ON) from error
 
 
-def _money(base: Plan, state: RunState, records: Sequence[Record]) -> tuple[Micros, Micros]:
-    """Return what all machines until now cost at most, and what the cap leaves; NoOffer where nothing bounds that.
+@dataclass(frozen=True)
+class _Purse:
+    """What all machines until now cost at most, and what each cap leaves; None without such a cap."""
+
+    spent: Micros
+    left: Micros | None
+    left_gpu_hours: float | None
+
+
+def _purse(base: Plan, state: RunState, records: Sequence[Record]) -> _Purse:
+    """Return what may still be spent; NoOffer where no cap bounds that, or nothing is left of one.
 
     An asking without a clear answer counts whole.
     """
-    rentals = rentals_of(records)
-    if base.cap_micros is None or not all_bounded(rentals):
+    rentals, cap, most_hours = rentals_of(records), base.cap_micros, base.choices.max_gpu_hours
+    if (cap is None and most_hours is None) or not all_bounded(rentals):
         raise NoOffer("move.unbounded", "What the machines until now have cost has no known bound.", hint=_ON)
-    spent = spent_at_most(state, records, state.leg + 1)
-    left = left_of(base.cap_micros, spent)
-    if left <= 0:
-        what = f"The machines until now cost {format_usd(spent)} at most, of the cap of {format_usd(base.cap_micros)}."
+    spent, hours = spent_at_most(state, records, state.leg + 1), gpu_hours_at_most(state, records, state.leg + 1)
+    left = None if cap is None else left_of(cap, spent)
+    # Rounded down: all machines together stay within the cap as it was typed.
+    left_hours = None if most_hours is None else floor(max(0.0, most_hours - hours) * 1e6) / 1e6
+    if left is not None and left <= 0:
+        what = f"The machines until now cost {format_usd(spent)} at most, of the cap of {format_usd(cap or spent)}."
         raise NoOffer("move.over_cap", what, hint=f"Nothing is left for another one. {_ON}")
-    return spent, left
+    return _Purse(spent, left, left_hours)
 
 
 def _rated(records: Sequence[Record]) -> Offer | None:
@@ -241,7 +259,7 @@ def _avoided(records: Sequence[Record], lost: _Lost | None) -> dict[tuple[str, s
     until: dict[tuple[str, str], float] = {}
     for rental in rentals_of(records):
         place, proof = places.get(rental.token), rental.last(Event.DEATH_PROVEN)
-        if place is None or proof is None:
+        if place is None or proof is None or is_time_over(rental.records):
             continue
         if proof.wall - last.get(place, -OFTEN_S - 1) <= OFTEN_S:
             until[place] = proof.wall + OFTEN_S
@@ -269,7 +287,8 @@ def _found(
             if waited_s >= due_s:
                 offers, silent = _offers(base, context)
                 places = frozenset(place for place, end_wall in avoided.items() if 0 < end_wall - now_wall <= OFTEN_S)
-                found = leg_candidates(base, offers, replace(standing, avoided=places))
+                shorten = partial(_shortened, base, standing, context)
+                found = leg_candidates(base, offers, replace(standing, avoided=places), shorten)
                 if found and not is_too_late:
                     return found, now_wall
                 due_s, best = waited_s + LOOK_S, _best(offers) or best
@@ -315,19 +334,34 @@ def _wait_left_s(base: Plan, context: Context, avoided_wall: float) -> float:
 def _offers(base: Plan, context: Context) -> tuple[list[Offer], list[str]]:
     """Return the current offers of the plan's cards at its providers, and a sentence for each that does not answer."""
     found, silent = dict[tuple[str, ...], Offer](), list[str]()
-    for name in dict.fromkeys(one.offer.provider for one in base.approved):
-        needs = {need_of_offer(one.offer) for one in base.approved if one.offer.provider == name}
+    agreed = dict[str, list[Offer]]()
+    for one in base.approved:
+        agreed.setdefault(base.choices.opened_as(one.offer.provider, one.offer.region), []).append(one.offer)
+    for word, known in agreed.items():
+        name, needs = known[0].provider, {need_of_offer(offer) for offer in known}
         try:
-            provider = context.provider_named(name)
+            provider = context.provider_of(name, known[0].region)
+            # What the catalogue does not have, as a cluster's nodes, is known from the plan.
             for need in sorted(needs, key=str):
-                for offer in provider.offers(need, rows_for(need, name)):
+                for offer in provider.offers(need, rows_for(need, name) or known):
                     found[offer.provider, offer.type_id, offer.region, offer.tier, str(offer.spot)] = offer
         except (Unknown, Rejected, SetupError) as error:
-            silent.append(f"{name} could not be asked: {str(error).rstrip('.')}")
+            silent.append(f"{word} could not be asked: {str(error).rstrip('.')}")
     here = {"region": base.choices.region}
     if base.choices.region is not None:
         return [one.model_copy(update=here) if one.region == "any" else one for one in found.values()], silent
     return list(found.values()), silent
+
+
+def _shortened(
+    base: Plan, standing: Standing, context: Context, lease: Lease, offer: Offer, cap: Micros | None
+) -> Lease:
+    """Return a lease as its provider and what is left of a cap in GPU-hours allow it; see `LimitsJobs`."""
+    provider = context.provider_of(offer.provider, offer.region)
+    if not isinstance(provider, LimitsJobs):
+        return lease
+    choices = base.choices.model_copy(update={"max_gpu_hours": standing.left_gpu_hours})
+    return provider.lease_within(lease, offer, choices, cap)
 
 
 def _best(offers: Sequence[Offer]) -> str:
@@ -340,9 +374,12 @@ def _nothing(base: Plan, standing: Standing, best: str, silent: Sequence[str]) -
     """Return the error that ends the run: the offers that were seen, and what continuing would take."""
     seen = "; ".join(filter(None, (best, *silent))) or "nothing of what the plan named is on offer"
     what = f"No machine to continue on was to be had: {seen}."
-    has = f"At most {format_rate(most_rate(base))} was agreed to, and {format_usd(standing.left_micros)} are left"
-    needs = f"another machine needs {format_usd(least_leg_micros(base))} at least"
-    return NoOffer("move.no_offer", what, hint=f"{has}; {needs}. Another time --wait 6h waits longer, at $0. {_ON}")
+    needs = needs_of(base, standing.left_micros, standing.left_gpu_hours)
+    left = " and ".join(need.words(need.cap) for need in needs)
+    least = " and ".join(need.words(need.least) for need in needs)
+    agreed = f"At most {format_rate(most_rate(base))} was agreed to, and {left} are left"
+    hint = f"{agreed}; another machine needs {least} at least. Another time --wait 6h waits longer, at $0. {_ON}"
+    return NoOffer("move.no_offer", what, hint=hint)
 
 
 def _plan_of(base: Plan, leg: Leg, found: Sequence[Candidate], wall: float) -> Plan:

@@ -9,27 +9,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from math import ceil
+from signal import SIGTERM
 
 from gpurun.core.errors import GpurunError, SetupError, StoreFull
 from gpurun.core.gpu_reading import write_gpus
 from gpurun.core.journal_events import Incident, Json, RateObserved, TrainIntended, TrainObserved, TrainStarted
 from gpurun.core.journal_records import RunState
 from gpurun.core.money import Micros, total
-from gpurun.core.records import digest_json
+from gpurun.core.records import InstanceState, digest_json
 from gpurun.core.trainer_events import EventLines, StopEvent, TrainerEvent, events_of
 from gpurun.jobs.training.throughput import MeasuredSpeed, Meter
+from gpurun.ledger.run_state import CANCELLED
 from gpurun.lifecycle.artifacts.downloader import BackgroundDownload
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.artifacts.log_copy import Drain, Tail, bytes_before, is_behind
-from gpurun.lifecycle.connect import Patience
+from gpurun.lifecycle.connect import BY_USER, Patience
 from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.instance.job_folder import last_status
 from gpurun.lifecycle.instance.job_signs import UNHEARD, IdleSoon, Outage, Silence, lost_training, outcome_of
 from gpurun.lifecycle.instance.terminate import once
 from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of, secrets_of
 from gpurun.planning.budget import expected_end_s, rental_cost
+from gpurun.providers.base import Rejected, Unknown
 from gpurun.remote.client import FarSide, Poll
 from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.messages import Status
 from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.remote.ssh import HostKeyMismatch
 
@@ -145,7 +149,9 @@ def _watch(
             if left := drain.left(poll):
                 message = f"{left} stay on the machine: after training, only a limited part is fetched"
                 yield from once(Incident(code="log.left", message=message), context)
-            yield outcome_of(poll.status, context).model_copy(update={**seen, **drain.record()})
+            ended = outcome_of(poll.status, context).model_copy(update={**seen, **drain.record()})
+            is_lost = _is_signalled(ended, poll.status) and _is_ending(state, context)
+            yield _as_lost(ended, "its machine is ending", state, context) if is_lost else ended
             return
         if hearing.is_silent():
             yield lost_training(f"the agent has been silent for {SILENCE_S:.0f} s")
@@ -159,9 +165,35 @@ def _gone(why: str, state: RunState, context: Context) -> Iterator[Note]:
     """Yield the end of a training whose machine no longer runs; a job's folder may show that it was done before."""
     why += f"; {ends_unwatched(state)}" if state.linger_s else ""
     message = f"the machine {get_instance(state).id} no longer runs: {why}"
-    if (status := last_status(get_instance(state), context)) is None:
-        yield Incident(code="machine.lost", message=message)
-    yield lost_training(message) if status is None else outcome_of(status, context)
+    if (status := last_status(get_instance(state), context)) is not None:
+        ended = outcome_of(status, context)
+        yield _as_lost(ended, message, state, context) if _is_signalled(ended, status) else ended
+        return
+    yield Incident(code="machine.lost", message=message)
+    yield _as_lost(lost_training(message), message, state, context)
+
+
+def _is_signalled(ended: TrainObserved, status: Status) -> bool:
+    """Return whether a signal ended the job before it was done: the end of a machine sends one to all that runs there.
+
+    A shell reports the signal of its command by an exit code.
+    """
+    by_signal = status.signal == SIGTERM or status.exit_code == 128 + SIGTERM
+    return ended.outcome == "failed" and (ended.reason == "signal" or by_signal)
+
+
+def _is_ending(state: RunState, context: Context) -> bool:
+    """Return whether the provider says that the run's machine no longer runs, or is about to end."""
+    with suppress(Unknown, Rejected, SetupError):
+        return context.provider.read(get_instance(state).id).state is not InstanceState.RUNNING
+    return False
+
+
+def _as_lost(ended: TrainObserved, why: str, state: RunState, context: Context) -> TrainObserved:
+    """Return the end of a training whose machine ended, and with it the job; who ended it decides what follows."""
+    is_by_user = context.is_ended_by_user(state)
+    lost = {"outcome": "lost", "reason": CANCELLED if is_by_user else "lost", "exit_code": None}
+    return ended.model_copy(update={**lost, "message": why + BY_USER if is_by_user else why})
 
 
 def _last_word(tail: Tail, context: Context) -> TrainObserved:

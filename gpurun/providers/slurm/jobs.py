@@ -16,6 +16,9 @@ SQUEUE = "%i|%T|%V|%M|%e|%r|%j|%k"
 SINFO = "%P|%a|%l|%t|%D|%G"
 """Partition, whether it is up, its longest job, state and number of some nodes, and what they have beside CPUs."""
 
+SACCT = "State,UID,JobName"
+"""How a job ended (`CANCELLED by UID` names who cancelled it), whose job it was, and its name, by accounting."""
+
 STARTS = re.compile(r"Job \d+ to start at (\d{9,}) ")
 """What `sbatch --test-only` prints for a job that it would accept, under SLURM_TIME_FORMAT=%s."""
 MOST_DIGITS = 10  # For a job that can never start, Slurm prints a year beyond 6000.
@@ -180,6 +183,19 @@ def sbatch_refusal(stderr: str) -> tuple[str, str]:
 def comment_of(run: str, deadline_wall: float, gpu_count: int) -> str:
     """Return what a job's comment says beside its name."""
     return f"{run} {int(deadline_wall)} {gpu_count}"
+
+
+def is_cancelled_by_user(sacct: str, token: str) -> bool | None:
+    """Return whether the user whose job it was cancelled it, in what sacct prints by SACCT; None before its end.
+
+    A record with another name than `token` is about another job, to which Slurm gave the same number.
+    """
+    for line in sacct.splitlines():
+        state, uid, name = (*line.strip().split("|", 2), "", "")[:3]
+        word = state.partition(" ")[0]
+        if name and token in ("", name) and STATES.get(word) is InstanceState.GONE:
+            return state == f"CANCELLED by {uid}"
+    return None
 
 
 def _job(line: str) -> SlurmJob | None:

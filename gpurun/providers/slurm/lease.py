@@ -36,7 +36,10 @@ def lease_of_job(lease: Lease, offer: Offer, part: Partition, choices: Choices, 
         what = f"{which} leaves {max(0.0, most_s) / 60:.0f} min, and everything but training takes "
         what += f"{(lease.total_s - lease.train_s) / 60:.0f} min."
         raise NoOffer("slurm.no_time", what, hint="Raise it, or name another partition: --partition.")
-    return lease.model_copy(update={"train_s": lease.train_s - over_s, "queue_s": choices.queue_s or QUEUE_S})
+    update = {"train_s": lease.train_s - over_s, "queue_s": choices.queue_s or QUEUE_S}
+    # Where the cap ends the training, no other job could continue it.
+    is_limited = over_s > 0 and limit_s <= cap_s - lease.kill_allowance_s
+    return lease.model_copy(update={**update, "limit_s": int(limit_s) if is_limited else 0})
 
 
 def _in_short(lease: Lease, most_s: float) -> Lease:

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from gpurun.core.clock import Clock, local_minute
+from gpurun.core.clock import Clock, local_minute, ticks
 from gpurun.core.cluster import Cluster, LoginNode, LoginNodeResult, NoAnswer
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import GpurunError, NoOffer, SetupError
 from gpurun.core.machine_token import parse_token
-from gpurun.core.money import times
+from gpurun.core.money import Micros, times
 from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
+from gpurun.core.run_plan import Choices, Lease
 from gpurun.core.untrusted import last_words, safe_line, safe_text
 from gpurun.providers.base import EndsBy, NoCapacity, Rejected, Traits, Unknown
 from gpurun.providers.errors import RejectedFor
 from gpurun.providers.slurm.jobs import (
     MOST_DIGITS,
+    SACCT,
     SINFO,
     SQUEUE,
     STARTS,
@@ -32,11 +35,13 @@ from gpurun.providers.slurm.jobs import (
     SlurmJob,
     comment_of,
     cure_of,
+    is_cancelled_by_user,
     jobs_in,
     partition_in,
     partitions_in,
     sbatch_refusal,
 )
+from gpurun.providers.slurm.lease import lease_of_job
 
 PILOT = Path(__file__).with_name("pilot.sh")
 DIES_BY_ITSELF = "yes · Slurm's time limit"
@@ -49,6 +54,8 @@ PULL_S = 900
 """The time to fetch an image of some gigabytes and to put it into one file."""
 JOIN_S = 60
 """The time until several nodes have answered, and the connection between them was measured."""
+BOOKED_S = 15
+"""How long the end of a job is waited for in the cluster's accounting."""
 IDLE_S = 900
 """A job in which nothing trains is released after this long without a call."""
 
@@ -114,6 +121,7 @@ _PLACE = (
     "squeue -h -r -t PENDING -p \"$p\" --sort=-p,i -o '%i|%S|%P' | "
     'awk -F\'|\' -v job="$1" \'$1 == job { print NR "|" $2 "|" $3 } END { print NR }\''
 )
+_BOOKED = f'command -v sacct >/dev/null || exit 1; exec sacct -X -n -P -o {SACCT} -j "$1"'
 _SETUP = 'cd -- "$1" 2>/dev/null && cat setup.failed 2>/dev/null || exit 0; tail -c 2000 setup-table.log'
 _SETUP_LOG = f'tail -c {1 << 20} -- "$1/setup-table.log" 2>/dev/null || :'
 _FINISHED = "out/MANIFEST.json"
@@ -223,7 +231,11 @@ class SlurmProvider:
 
         The card is the smallest of the `known` rows that fit, as with a box: a plan must not count on more memory.
         """
-        cluster, part = self._first.cluster, self.partition()
+        cluster = self._first.cluster
+        try:
+            part = self.partition()
+        except NoCapacity:
+            return []
         if need.nodes > part.nodes_with(need.count):
             return []
         fitting = [row for row in known if need.memory_gb in (None, row.vram_gb)]
@@ -245,6 +257,13 @@ class SlurmProvider:
                 jobs=need.jobs,
             )
         ]
+
+    def lease_within(self, lease: Lease, offer: Offer, choices: Choices, cap: Micros | None) -> Lease:
+        """See `LimitsJobs.lease_within`; the limit is that of the partition."""
+        try:
+            return lease_of_job(lease, offer, self.partition(), choices, cap)
+        except NoCapacity as error:
+            raise NoOffer("slurm.no_partition", f"{error}.", hint="`sinfo -s` on the login node shows them.") from error
 
     def create(self, order: Order) -> Instance:
         """Submit the job; Rejected if Slurm says no, Unknown if its answer was lost."""
@@ -544,8 +563,16 @@ class SlurmProvider:
                 return None
             what = f"Slurm on {cluster.name} does not admit the job: {instance.said.removeprefix('PENDING: ')}."
             return NoOffer("slurm.not_admitted", what, hint=cure.format(table=f"[slurm.{cluster.name}]"))
+        if instance.state is not InstanceState.GONE:
+            return None
+        if instance.said == "DEADLINE":
+            what = f"The job did not start on {cluster.name} within its time in the queue."
+            return NoOffer("slurm.queue_over", what, hint="Let it wait longer: --queue 3d.")
+        if self.was_ended_by_user(instance):
+            what = f"The job was cancelled on {cluster.name} by the user whose job it is, so the run ends."
+            return NoOffer("slurm.cancelled", what, hint="Start it again when you want it.")
         folder = _folder(site, instance.token) if parse_token(instance.token) else ""
-        if instance.state is not InstanceState.GONE or not folder:
+        if not folder:
             return None
         ended, _, words = self._output_of(site, ["sh", "-c", _SETUP, "gpurun", folder]).partition("\n")
         code, _, part = ended.partition(" ")
@@ -559,6 +586,21 @@ class SlurmProvider:
         what = f"The `setup` of {cluster.name} ended with {safe_line(code)} on the node: {cluster.setup}.{said}"
         hint = f"Correct `setup` in [slurm.{cluster.name}] of config.toml; it runs in a login shell of bash."
         return SetupError("setup.failed", what, hint=hint)
+
+    def was_ended_by_user(self, instance: Instance) -> bool:
+        """See `TellsWhoEnded.was_ended_by_user`; only the cluster's accounting knows who cancelled a job.
+
+        Its records arrive a moment after the end. A cluster that has none, or shows none to its users, tells nothing.
+        """
+        for _ in ticks(self._clock, self.traits.poll_s, BOOKED_S):
+            with suppress(Unknown, GpurunError):
+                site, number = self._place(instance.id)
+                reply = self._ask(site, ["sh", "-c", _BOOKED, "gpurun", number])
+                if reply.exit_code:
+                    return False
+                if (is_by_user := is_cancelled_by_user(reply.stdout, instance.token)) is not None:
+                    return is_by_user
+        return False
 
     def setup_log(self, instance: Instance) -> bytes:
         """Return the output of the table's `setup` in the job, and of its container engine, or the end of it."""

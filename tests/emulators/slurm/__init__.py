@@ -1,4 +1,4 @@
-"""A scripted Slurm: sbatch, srun, squeue, scancel, sinfo and scontrol as programs, whose jobs are real processes.
+"""A scripted Slurm: sbatch, srun, squeue, scancel, sinfo, scontrol and sacct as programs; its jobs are real processes.
 
 It keeps what the contract rests on: one job of a name at a time under `--dependency=singleton`, an end by `--time` and
 by `--deadline`, whole minutes, COMPLETING before a terminal state, and the death of all that a job has started.
@@ -21,7 +21,8 @@ from pathlib import Path
 from gpurun.core.cluster import Cluster
 
 PROGRAM = Path(__file__).with_name("programs.py")
-NAMES = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")
+NAMES = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol", "sacct")
+ROOT = "0"
 REASONS: dict[str, list[str]] = json.loads(Path(__file__).with_name("reasons.json").read_text())
 """Why the real Slurm refuses a job or lets it wait, as `make full` compares it (tests/lifecycle/test_slurm_says.py)."""
 _CARDS = r"gpu(:\w+)?:\d+(\(S:[\d-]+\))?"
@@ -92,6 +93,10 @@ class ScriptedSlurm:
     def options_of(self, job: str) -> list[str]:
         """What sbatch was asked for."""
         return (self.state / "jobs" / job / "argv").read_text().splitlines()
+
+    def cancel(self, job: str, by: str = ROOT) -> None:
+        """Cancel a job, whether it runs or waits, as this user of the cluster."""
+        (self.state / "jobs" / job / "cancelled").write_text(by)
 
     def end_job(self, job: str, word: str) -> None:
         """Have a job end as its time limit does, and wait until all that it started is gone."""

@@ -1,9 +1,9 @@
-"""The scripted Slurm's programs: `programs.py STATE sbatch|srun|squeue|scancel|sinfo|scontrol|job ...`.
+"""The scripted Slurm's programs: `programs.py STATE sbatch|srun|squeue|scancel|sinfo|scontrol|sacct|job ...`.
 
 Files in STATE that a test sets: `away` (no controller answers), `hold` (nothing starts, its text is why; with DEADLINE
 it is over), `requeue` (what runs is put back into the queue, once), `lose` (sbatch makes the job and its answer is
 lost), `refuse` (its text is why sbatch refuses), `sinfo` (what that prints), `start` (when a job
-is expected to start), `over` (the OverTimeLimit), `name` (the cluster's).
+is expected to start), `over` (the OverTimeLimit), `name` (the cluster's), `books` (it has accounting).
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ LONG = [
     "cpu-bind=",
 ]
 COMPLETING_S = 0.2
+OWNER = "1000"
+"""The number of the user whose jobs they are."""
 SAYS: dict[str, str] = json.loads(Path(__file__).with_name("sentences.json").read_text())
 """What the real programs say, as `make full` compares it (tests/lifecycle/test_slurm_says.py)."""
 
@@ -105,7 +107,7 @@ def job(state: Path, number: str) -> int:
     """Wait for its turn, run, and be the end of all that it has started."""
     folder = state / "jobs" / number
     (folder / "keeper").write_text(str(os.getpid()))
-    signal.signal(signal.SIGTERM, lambda *_: (folder / "cancelled").touch())
+    signal.signal(signal.SIGTERM, lambda *_: (folder / "cancelled").write_text(OWNER))
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     before = [state / "jobs" / str(other) for other in range(1, int(number))]
     whole = shown(folder).partition("_")[0]
@@ -319,7 +321,22 @@ def scancel(state: Path, words: list[str]) -> int:
             print(SAYS["not cancelled"].format(number), file=sys.stderr)
             return 1
         for job in left:
-            (job / "cancelled").touch()
+            (job / "cancelled").write_text(OWNER)
+    return 0
+
+
+def sacct(state: Path, words: list[str]) -> int:
+    """How jobs ended, as accounting has it, which names who cancelled one."""
+    told, _ = getopt.getopt(words, "XnPo:j:", LONG)
+    asked = dict(told)
+    if not (state / "books").exists():
+        print(SAYS["no books"], file=sys.stderr)
+        return 1
+    assert asked["-o"] == "State,UID,JobName"
+    for folder in meant(state, asked["-j"]):
+        word = text(folder, "word") or ("RUNNING" if text(folder, "started") else "PENDING")
+        by = f" by {text(folder, 'cancelled')}" if word == "CANCELLED" else ""
+        print(f"{word}{by}|{OWNER}|{text(folder, 'name')}")
     return 0
 
 
@@ -344,7 +361,8 @@ def main(state: Path, name: str, words: list[str]) -> int:
         facts["over"] = text(state, "over") or "0 min"
         print("\n".join([SAYS["config"], *(SAYS[name].format(fact) for name, fact in facts.items())]))
         return 0
-    return {"sbatch": sbatch, "srun": srun, "squeue": squeue, "scancel": scancel}[name](state, words)
+    own = {"sbatch": sbatch, "srun": srun, "squeue": squeue, "scancel": scancel, "sacct": sacct}
+    return own[name](state, words)
 
 
 if __name__ == "__main__":
