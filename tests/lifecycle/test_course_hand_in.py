@@ -94,7 +94,7 @@ def test_the_card_has_all_that_the_course_asks_for(person: Person, card: Path) -
     assert person.receipt()["digests"]["trainer"] in page
     assert "CUDA device" in page
     assert "“Using device: cpu”" in page
-    assert f"## Sample, as the log has it\n\n```text\n--- sample ---\n{sample}\n```\n" in page
+    assert f"## Sample, quoted from the log\n\n```text\n--- sample ---\n{sample}\n```\n" in page
     assert "step 40, " in page
     assert f"`{hashlib.sha256(checkpoint).hexdigest()}`" in page
     assert html.index("<polyline") < html.index("<table")

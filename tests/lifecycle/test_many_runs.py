@@ -124,7 +124,7 @@ def test_a_journal_whose_closing_line_is_torn_is_not_closed(cut: int, finished: 
     journal = finished.run(RUN).journal
     journal.write_bytes(journal.read_bytes()[:-cut])
     assert not finished.run(RUN).is_closed
-    assert "settling, nobody drives it" in types("ps")[1]
+    assert "settling, no supervisor" in types("ps")[1]
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_a_stop_keeps_the_best_and_another_sweep_tries_what_is_left(person: Pers
     best = person.receipt("fox-42")["training"]["trials"]["best"]
     assert person.brought("fox-42")[f"gpurun-sweep/best/{best:03d}/weights.bin"] == "1.0"
     assert person.receipt("fox-42")["asked"]["continues"]["run"] == "fox-41"
-    assert "has tried all its 12 trials" in person.types("sweep", "--from", "fox-42", "--yes").stderr
+    assert "has run all 12 trials" in person.types("sweep", "--from", "fox-42", "--yes").stderr
     assert "no recipe" not in person.types("train", "--from", "fox-42", "--yes").stderr
     assert person.holds()
 
@@ -267,7 +267,7 @@ def test_the_page_about_sweeps_holds_as_it_is_typed(person: Person) -> None:
     assert (person.home / "runs/fox-3/artifacts/outputs/gpurun-sweep/trials.json").is_file()
 
     again = shlex.split(left.replace("RUN", "fox-3"), comments=True)[1:]
-    assert "has tried all its 5 trials" in person.types(*again).stderr
+    assert "has run all 5 trials" in person.types(*again).stderr
     trained = shlex.split(best.replace("RUN", "fox-1"), comments=True)[1:]
     done = person.types(*trained, "--set", "train.steps=6", *HERE, "fox-4", timeout_s=600)
     assert done.returncode == 0, done.stderr

@@ -77,7 +77,7 @@ def test_of_forty_cards_the_twelve_forged_are_named_and_no_other(tmp_path: Path)
     rentals = lab(31), lab(39)
     for run in rentals:
         run.token, run.instance_id = f"gr-{run.folder.name}-1", "pod-of-two"
-        forged(f"one rental twice, {run.number}.zip", run, "the rented machine runpod pod-of-two is also that of")
+        forged(f"one rental twice, {run.number}.zip", run, "the rented machine runpod pod-of-two is shared with")
 
     began = time.process_time()
     found = check_class(cards_in(into), roster)
@@ -184,7 +184,7 @@ def without(files: dict[str, bytes], name: str) -> dict[str, bytes]:
         (bomb, "run.log has more than 16,384 KB"),
         (traversal, "'../../evil', which is not part of any card"),
         (absolute, "'/tmp/evil', which is not part of any card"),
-        (changed, "run.log is not the file that it lists"),
+        (changed, "run.log was changed after the card was packed"),
         (future, "a newer gpurun made it (version 2)"),
         (truncated, "not a zip file, or it was cut short"),
         (torn, ""),
@@ -307,7 +307,7 @@ def three_cards(tmp_path: Path) -> Path:
 
 def test_ctrl_c_ends_the_computing_and_keeps_what_was_found(three_cards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Replayed | type[BaseException]] = [Replayed(checked=("as told",), extent="all"), KeyboardInterrupt]
-    monkeypatch.setattr(roster_audit, "_replayed", Mock(side_effect=answers))
+    monkeypatch.setattr(roster_audit, "_replay_card", Mock(side_effect=answers))
     said: list[str] = []
     rows = audit_roster(three_cards, "", VirtualClock(), said.append, replay=True, require_replay=False)
     assert [row.replayed for row in rows] == ["all", "nothing", "nothing"]
@@ -326,7 +326,7 @@ def test_one_card_cannot_cost_a_folder_more_than_its_time(three_cards: Path, mon
         clock.sleep(limit_s)
         return Replayed.nothing("it takes long")
 
-    monkeypatch.setattr(roster_audit, "_replayed", for_ever)
+    monkeypatch.setattr(roster_audit, "_replay_card", for_ever)
     rows = audit_roster(three_cards, "", clock, lambda _: None, replay=True, require_replay=False)
     assert limits == [300.0, 240.0], "a card five minutes, a folder two a card and three more"
     assert "the time limit for this folder was reached" in rows[2].notes[-1]
