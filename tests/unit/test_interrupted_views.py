@@ -98,7 +98,7 @@ def test_ctrl_c_at_the_price_question_is_free_and_not_a_refusal(
     priced = Mock(worst_micros=4_000_000, most_micros=4_000_000, mode=Mode.PAID)
     priced.job.python, priced.choices.keep_going = "", False
     monkeypatch.setattr("gpurun.cli.commands.plan.plan_run", lambda *_, **__: priced)
-    monkeypatch.setattr("gpurun.cli.commands.plan.shown", lambda *_: "the plan")
+    monkeypatch.setattr("gpurun.cli.commands.plan.render_plan", lambda *_: "the plan")
     monkeypatch.setattr(sys, "argv", ["gpurun", "train", "mini-gpt", "--max-cost", "5"])
     assert run_app(build_app()) == 130
     question, _, said = capsys.readouterr().err.partition("[y/N]")

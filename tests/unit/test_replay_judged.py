@@ -162,7 +162,7 @@ def test_a_long_runs_end_and_unpredictable_spans_are_replayed() -> None:
     files = [{"kind": kind, "step": step} for kind in room._KINDS for step in (10_000, 11_000, 20_000, 20_500, 22_000)]
     drawn = set[tuple[int, int]]()
     for _ in range(200):
-        spans = room._spans(files, {"asked": {}}, recipe, parameters)
+        spans = room._spans_to_repeat(files, {"asked": {}}, recipe, parameters)
         assert spans[-1] == (20_500, 22_000), "the whole of what led to the last checkpoint"
         assert len(spans) == 1 + room.DRAWN
         assert sum(until - first for first, until in spans) <= 3_333
