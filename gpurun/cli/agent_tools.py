@@ -271,7 +271,7 @@ class AgentDesk:
         if begun is not None and begun.done():
             self._under_way.pop(run, None)  # Another call may have been told of it at the same moment.
             begun.result()
-        self.bounds.demand_own(run)
+        self.bounds.require_own(run)
         sight = look_at_run(self.session.home, run)
         row = run_row(sight, self.session.clock.wall())
         return {"state": state_word(sight), "is_over": not sight.unfinished, **run_data(sight, row)}
@@ -367,7 +367,7 @@ def _wait(desk: AgentDesk, asked: Wait) -> dict[str, Any]:
 
 
 def _logs(desk: AgentDesk, asked: Logs) -> dict[str, Any]:
-    desk.bounds.demand_own(asked.run)
+    desk.bounds.require_own(asked.run)
     folder = desk.session.home.run(asked.run)
     lines, size = list[str](), 0
     for path in [folder.table_setup_log, folder.setup_log] if asked.setup else [folder.log]:
@@ -382,7 +382,7 @@ def _logs(desk: AgentDesk, asked: Logs) -> dict[str, Any]:
 def _metrics(desk: AgentDesk, asked: Metrics) -> dict[str, Any]:
     from gpurun.readers.loaded_run import load_run
 
-    desk.bounds.demand_own(asked.run)
+    desk.bounds.require_own(asked.run)
     rows = load_run(asked.run, desk.session.home.root).rows
     last = [{name: value for name, value in row.items() if value is not None} for row in rows[-asked.rows :]]
     return {"run": asked.run, "rows_in_all": len(rows), "untrusted": UNTRUSTED, "last_rows": last}
@@ -391,7 +391,7 @@ def _metrics(desk: AgentDesk, asked: Metrics) -> dict[str, Any]:
 def _samples(desk: AgentDesk, asked: Samples) -> dict[str, Any]:
     from gpurun.readers.loaded_run import load_run
 
-    desk.bounds.demand_own(asked.run)
+    desk.bounds.require_own(asked.run)
     samples = load_run(asked.run, desk.session.home.root).samples
     last = [
         {"step": one["step"], "prompt": safe_line(str(one["prompt"])), "text": safe_line(str(one["text"]))}
@@ -433,7 +433,7 @@ def own_runs(desk: AgentDesk) -> Iterator[str]:
 
     for run in planned_runs(desk.session.home):
         try:
-            desk.bounds.demand_own(run)
+            desk.bounds.require_own(run)
         except UsageError:
             continue
         yield run

@@ -29,7 +29,7 @@ def meant(session: Session, run: str | None) -> str:
         name, why = usual_run(session.home)
         session.say(f"{name}, {why}")
     if session.bounds:
-        session.bounds.demand_own(name)
+        session.bounds.require_own(name)
     return name
 
 
@@ -170,7 +170,7 @@ def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False)
     Every provider of the plan is asked, because the damage may hide which one made the machine. An empty answer to the
     key of another account does not prove that nothing is left.
     """
-    from gpurun.lifecycle.instance.terminate import demand_account
+    from gpurun.lifecycle.instance.terminate import require_account
     from gpurun.lifecycle.reaper import sweep_run
     from gpurun.planning.own_box import login_to
     from gpurun.providers.base import Unknown
@@ -184,7 +184,7 @@ def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False)
             gone = sweep_run(provider, sight.folder, session.clock)
             ended += gone
             if not gone and sight.state.may_be_billing and sight.state.provider == name:
-                demand_account(provider, sight.state, same_account=same_account)
+                require_account(provider, sight.state, same_account=same_account)
         except MayBeBilling as error:
             left.append(error)
         except (Unknown, GpurunError) as error:

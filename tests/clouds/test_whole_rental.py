@@ -59,7 +59,7 @@ def test_a_run_trains_comes_home_is_proven_gone_and_in_the_cap(user: User, done:
     if user.cloud.name == "runpod":
         assert 0 < row["billed_micros"] <= row["measured_micros"]
     else:
-        assert row["billed_unclear"] == [f"{user.cloud.name} does not report the bill of one machine"]
+        assert row["billed_unclear"] == [f"{user.cloud.name} does not report the bill for a single machine"]
     code, reaped = user.tells("reap", "--exit-code")
     assert (code, reaped["data"]["found"], reaped["data"]["leftovers"]) == (0, [], [])
 

@@ -120,7 +120,7 @@ def test_a_plan_says_if_the_cap_covers_the_buckets_cost(
     monkeypatch.setattr(Bucket, "look", lambda _: None)
     monkeypatch.setattr(Bucket, "endpoint", endpoint)
     monkeypatch.setattr(Bucket, "region", "eu-west-1")
-    monkeypatch.setattr(staging, "_there", lambda *_: [])
+    monkeypatch.setattr(staging, "_in_bucket", lambda *_: [])
     changes = {"offer": plan.offer.model_copy(update={"provider": provider}), "parameters": 250_000_000}
     large = Survey((PackedFile("data/train_000001.bin", 20 * 10**9, b""),), ())
     notes = " ".join(with_stage(changed_plan(plan, changes), large, SystemClock()).warnings)

@@ -414,7 +414,7 @@ def test_unreachable_and_in_no_clear_state_is_not_dead(world: World, state: str)
     [
         ({"exit_code": 3}, "it ended with exit code 3"),
         ({"exit_code": None, "signal": 9}, "it was ended by signal 9"),
-        ({"exit_code": None}, "it has ended; how is not known, as after a restart of the machine"),
+        ({"exit_code": None}, "it has ended; its exit code is not known, for example after a restart of the machine"),
     ],
 )
 def test_a_trainer_that_ended_silently_is_reported_as_seen(

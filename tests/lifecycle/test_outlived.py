@@ -66,7 +66,7 @@ def test_reap_puts_it_on_record_and_sees_it_gone(risen: World) -> None:
     assert (risen.state.phase, risen.state.may_be_billing) == (Phase.CLOSED, False)
     (row,) = audit(risen.home).rows
     (problem,) = row.problems
-    assert problem.startswith("the receipt's bound is void: i-local-1 lives, and its end had been believed")
+    assert problem.startswith("the receipt's bound is void: i-local-1 still runs although its end was recorded")
 
 
 def test_while_it_will_not_go_every_list_says_so(risen: World) -> None:
