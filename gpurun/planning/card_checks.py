@@ -81,7 +81,7 @@ def _check_count(facts: MachineFacts, offer: Offer) -> None:
         raise SetupError(
             "box.driver_mismatch",
             f"The instance has what was ordered ({offer.gpus_per_node} × {offer.gpu}), but torch {torch.version} "
-            f"there can use only {usable}: {seen(facts)}.{_quoted_messages(facts)}",
+            f"there can use only {usable} of them: {seen(facts)}.{_quoted_messages(facts)}",
             hint=f"{cause}: {where}.",
         )
     code = "box.fewer_gpus" if usable else "box.no_gpu"
