@@ -275,7 +275,7 @@ class AgentDesk:
         if begun is not None and begun.done():
             self._under_way.pop(run, None)  # A concurrent call may have removed it.
             begun.result()
-        self.bounds.demand_own(run)
+        self.bounds.require_own(run)
         sight = look_at_run(self.session.home, run)
         row = run_row(sight, self.session.clock.wall())
         return {"state": state_word(sight), "is_over": not sight.unfinished, **run_data(sight, row)}
@@ -372,7 +372,7 @@ def _wait(desk: AgentDesk, request: Wait) -> dict[str, Any]:
 
 
 def _logs(desk: AgentDesk, request: Logs) -> dict[str, Any]:
-    desk.bounds.demand_own(request.run)
+    desk.bounds.require_own(request.run)
     folder = desk.session.home.run(request.run)
     lines, size = list[str](), 0
     for path in [folder.table_setup_log, folder.setup_log] if request.setup else [folder.log]:
@@ -387,7 +387,7 @@ def _logs(desk: AgentDesk, request: Logs) -> dict[str, Any]:
 def _metrics(desk: AgentDesk, request: Metrics) -> dict[str, Any]:
     from gpurun.readers.loaded_run import load_run
 
-    desk.bounds.demand_own(request.run)
+    desk.bounds.require_own(request.run)
     rows = load_run(request.run, desk.session.home.root).rows
     last = [{name: value for name, value in row.items() if value is not None} for row in rows[-request.rows :]]
     return {"run": request.run, "rows_in_all": len(rows), "untrusted": UNTRUSTED, "last_rows": last}
@@ -396,7 +396,7 @@ def _metrics(desk: AgentDesk, request: Metrics) -> dict[str, Any]:
 def _samples(desk: AgentDesk, request: Samples) -> dict[str, Any]:
     from gpurun.readers.loaded_run import load_run
 
-    desk.bounds.demand_own(request.run)
+    desk.bounds.require_own(request.run)
     samples = load_run(request.run, desk.session.home.root).samples
     last = [
         {"step": one["step"], "prompt": safe_line(str(one["prompt"])), "text": safe_line(str(one["text"]))}
@@ -438,7 +438,7 @@ def own_runs(desk: AgentDesk) -> Iterator[str]:
 
     for run in planned_runs(desk.session.home):
         try:
-            desk.bounds.demand_own(run)
+            desk.bounds.require_own(run)
         except UsageError:
             continue
         yield run

@@ -33,7 +33,7 @@ from gpurun.lifecycle.artifacts.on_demand import (
 )
 from gpurun.lifecycle.connect import MachineConnector
 from gpurun.lifecycle.context import get_instance
-from gpurun.lifecycle.instance.job_folder import over
+from gpurun.lifecycle.instance.job_folder import as_finished
 from gpurun.lifecycle.ways_in import config_of, write_entries
 from gpurun.readers.run_status import held_word
 from gpurun.remote.messages import Manifest, ManifestFile
@@ -63,7 +63,7 @@ def collected(session: Session, sight: Sight, wanted: Only) -> Result:
         raise UsageError("checkpoint.none", f"{name} has not started training, so it has no files yet.", hint=hint)
     instance = sight.state.instance
     if phase not in _ALIVE and sight.state.shared == "kept" and instance is not None:
-        instance = over(instance)
+        instance = as_finished(instance)
     elif phase not in _ALIVE:
         return _collect_ended(session, sight, wanted)
     far = MachineConnector(sight.folder, sight.plan, session.clock)(instance or get_instance(sight.state))

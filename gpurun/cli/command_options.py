@@ -48,7 +48,7 @@ def command_request(session: Session, **typed: Any) -> Request:
 
         request = command_as_before(request, session.home, usual_providers(session))
     if session.bounds:
-        session.bounds.demand_below_root(
+        session.bounds.require_below_root(
             "--pip", [path for one in typed["pip"] if (path := Path(one).expanduser()).exists()]
         )
     command = _with_pip(request, typed["pip"])

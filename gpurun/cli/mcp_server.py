@@ -109,7 +109,7 @@ def _read(desk: AgentDesk, uri: str) -> ReadResourceResult:
         run = uri.removeprefix(_RECEIPT)
         if run == uri:
             raise UsageError("mcp.no_resource", f"There is no resource {uri[:80]!r}.", hint="List the resources.")
-        desk.bounds.demand_own(run)
+        desk.bounds.require_own(run)
         text = read_regular(desk.session.home.run(run).receipt).decode()
         return ReadResourceResult(contents=[TextResourceContents(uri=uri, mime_type="application/json", text=text)])
     except (GpurunError, OSError, UnicodeDecodeError) as error:

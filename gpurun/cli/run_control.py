@@ -29,7 +29,7 @@ def meant(session: Session, run: str | None) -> str:
         name, why = usual_run(session.home)
         session.say(f"{name}, {why}")
     if session.bounds:
-        session.bounds.demand_own(name)
+        session.bounds.require_own(name)
     return name
 
 
@@ -170,7 +170,7 @@ def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False)
     Each provider of the plan is checked, because the damage may hide which provider made the machine. If the key
     belongs to another account, an empty list does not prove that nothing is left.
     """
-    from gpurun.lifecycle.instance.terminate import demand_account
+    from gpurun.lifecycle.instance.terminate import require_account
     from gpurun.lifecycle.reaper import sweep_run
     from gpurun.planning.own_box import login_to
     from gpurun.providers.base import Unknown
@@ -186,7 +186,7 @@ def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False)
             gone = sweep_run(provider, sight.folder, session.clock)
             ended += gone
             if not gone and sight.state.may_be_billing and used == name:
-                demand_account(provider, sight.state, same_account=same_account)
+                require_account(provider, sight.state, same_account=same_account)
         except MayBeBilling as error:
             left.append(error)
         except (Unknown, GpurunError) as error:

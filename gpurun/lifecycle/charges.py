@@ -1,7 +1,7 @@
-"""What a run cost according to its provider's bill, if the provider reports the bill of one machine.
+"""Read what a run cost from its provider's bill, if the provider reports the bill for a single machine.
 
-A bill keeps growing for minutes after a machine's end. It bounds a cost by itself once two readings ten minutes apart
-agree. A receipt waits for that only if the end of a machine was not seen.
+A bill keeps growing for minutes after a machine's end. It is final once two readings ten minutes apart agree. A receipt
+waits for a final bill only if the end of a machine was not seen.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ BILL_GAP_S, BILL_WAIT_S, LOOK_S = 600.0, 1800.0, 30.0
 
 @dataclass(frozen=True)
 class Bill:
-    """What was billed for a run's machines, as far as it is known; `micros` is None if nothing is.
+    """The amount that was billed for a run's machines, as far as it is known; `micros` is None if no amount is known.
 
-    `is_settled`: it no longer changes. `unclear` says in words what is not in it, and why.
+    `is_settled` means that it no longer changes. `unclear` has a phrase for each thing that the amount does not
+    include.
     """
 
     micros: Micros | None
@@ -39,7 +40,7 @@ class Bill:
 
 
 def bill_of(folder: RunFolder, provider_named: Callable[[str], Provider]) -> Bill | None:
-    """Request the bill of every machine that a run had; None if it rented none."""
+    """Request the bill for every machine that a run had. Return None if it rented no machine."""
     try:
         rentals = rentals_of(read_journal(folder.journal).records)
     except GpurunError as error:
@@ -61,33 +62,33 @@ def bill_of(folder: RunFolder, provider_named: Callable[[str], Provider]) -> Bil
 
 
 def _charge(rental: Rental, provider_named: Callable[[str], Provider], until_wall: float) -> tuple[Micros, bool] | str:
-    """Return the bill of one machine and whether it is settled, or a sentence that says why there is none."""
+    """Return one machine's bill and whether it is final, or a phrase that says why there is no bill."""
     name = rental.intent.provider
     try:
         provider = provider_named(name)
         if not isinstance(provider, ReportsCharges):
-            return f"{name} does not report the bill of one machine"
+            return f"{name} does not report the bill for a single machine"
         charge = provider.charges(rental.machine_id, rental.asked.wall, until_wall)
     except (Unknown, Rejected) as error:
         return f"{name} did not report its bill: {error}"
     except GpurunError as error:
         return f"{name} did not report its bill: {error.what}"
-    except Exception as error:  # noqa: BLE001 - whatever the reply was, it holds no bill.
+    except Exception as error:  # noqa: BLE001 - an unreadable reply has no bill.
         return f"{name}'s bill cannot be read: {type(error).__name__}"
     return (charge.micros, charge.settled) if charge is not None else f"{name} has no bill for it yet"
 
 
 def final_bills(rentals: Sequence[Rental], state: RunState, context: Context) -> Iterator[Note]:
-    """Wait for the bills of machines whose end was not seen, for as long as a receipt may wait.
+    """Wait until the bills of these machines are final, at most BILL_WAIT_S, and record the final ones.
 
-    A stop request ends the wait. A bill that is not final by then is not recorded, and the cost stays a bound.
+    The end of these machines was not seen. A stop request ends the wait. Without a final bill, the receipt states only
+    an upper bound of the cost.
     """
     seen, final = dict[str, tuple[float, Micros | None]](), set[str]()
     unseen = [rental for rental in rentals if _reports_charges(rental, context)]
     for rental in unseen:
-        message = f"the end of {rental.machine_id} was not seen: the receipt waits up to half an hour for the bill of "
-        message += f"{rental.intent.provider}; "
-        message += "nothing is billed during the wait"
+        message = f"the end of {rental.machine_id} was not seen: the receipt waits up to half an hour for "
+        message += f"{rental.intent.provider}'s bill; nothing is billed during the wait"
         yield from once(Incident(code="bill.awaited", message=message), context)
     for elapsed in ticks(context.clock, LOOK_S, BILL_WAIT_S) if unseen else ():
         for rental in unseen:
@@ -107,7 +108,7 @@ def final_bills(rentals: Sequence[Rental], state: RunState, context: Context) ->
 
 
 def _reports_charges(rental: Rental, context: Context) -> bool:
-    """Return whether the provider of a machine reports its bill."""
+    """Return whether the machine's provider reports the bill for a single machine."""
     try:
         provider = context.provider_named(rental.intent.provider)
     except GpurunError:

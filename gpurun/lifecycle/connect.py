@@ -1,7 +1,7 @@
-"""The connection to an instance, and how long a step keeps trying it.
+"""Connect to an instance, and decide how long a step retries.
 
-It is a folder on this machine, or SSH with a host key that was pinned before the machine booted. An unreachable
-machine may be alive, and time that the laptop slept does not count as trying.
+The connection is a folder on this machine, or SSH with a host key that was pinned before the machine booted. An
+unreachable machine may be alive. Time in which the laptop slept does not count as time spent retrying.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from gpurun.remote.local_machine import LocalMachine
 from gpurun.remote.messages import ManifestFile
 from gpurun.remote.ssh import RemoteMachine
 
-# The far side may refuse these once and then recover: its agent was killed (out of memory), or its disk failed.
+# The agent may refuse with these once and then recover: it was killed (out of memory), or its disk failed.
 BRIEF = frozenset({"broken", "os_error"})
 MOST_REFUSALS = 20
-# A gap this long in which no bytes move is not a slow line: the line was down, or the laptop's lid was closed.
+# If no bytes move for this long, the line is not slow: it was down, or the laptop's lid was closed.
 AWAY_S = 30.0
-# One try takes at most this long; the rest of its time the laptop slept.
+# A try lasts at most this long. Any longer time means that the laptop slept.
 LONGEST_TRY_S = 90.0
 LEAST_UNHEARD_S = 900.0
 MOVED_S = 180.0
-"""How long to try a machine that restarted and no longer trains, for the results it had finished."""
+"""Seconds to retry a machine that restarted and no longer trains, in order to download its finished results."""
 HOLD_S = 5.0
 
 
 class MachineConnector:
-    """Makes the far side of an instance and keeps it, so that all steps share one connection."""
+    """Creates the connection to an instance and keeps it, so that all steps share it."""
 
     def __init__(self, folder: RunFolder, plan: Plan, clock: Clock) -> None:
         self._folder = folder
@@ -51,7 +51,7 @@ class MachineConnector:
         self._kept: tuple[tuple[Address, bool], FarSide] | None = None
 
     def __call__(self, instance: Instance) -> FarSide:
-        """Return the far side of an instance that has an address; this connects to nothing yet."""
+        """Return the connection to an instance that has an address. It connects at its first use."""
         address = instance.address
         if address is None:
             raise RuntimeError(f"{instance.id} has no address yet")
@@ -61,7 +61,7 @@ class MachineConnector:
         return self._kept[1]
 
     def hang_up(self) -> None:
-        """End every connection. A call that waits for one ends too; the next call makes a new one."""
+        """Close every connection. A call that waits on a connection ends too; the next call opens a new connection."""
         if self._kept is not None:
             self._kept[1].close()
 
@@ -89,9 +89,9 @@ class MachineConnector:
         return place_facts(instance.provider).is_queued
 
     def _to_job(self, address: Address, instance: Instance) -> FarSide:
-        """Return the far side of a job, by its login node, with the Python that the cluster's table names.
+        """Return the connection to a cluster's job through its login node, with the Python from the cluster's table.
 
-        For a job that does not run, it gives only the job's folder, which the login node sees too.
+        If the job does not run, only the job's folder can be used, which the login node sees too.
         """
         home = Home(self._folder.home)
         cluster = find_cluster(home, instance.region)
@@ -103,16 +103,16 @@ class MachineConnector:
         return FarSide(machine, python=cluster.python, private=private, job_python=job_python)
 
     def _last_mono(self, instance: Instance) -> float:
-        """Return when the machine's end must be requested, by the monotonic clock."""
+        """Return the time on the monotonic clock at which the machine's end must be requested."""
         deadline_wall = instance.deadline_wall
         left_s = inf if deadline_wall is None else deadline_wall - self._plan.lease.destroy_s - self._clock.wall()
         return self._clock.monotonic() + left_s
 
 
 class Patience(Waits):
-    """The tries of one step, repeated until one succeeds, the lease is over, or the instance no longer runs.
+    """Retries a step's calls until one succeeds, the lease is over, or the instance no longer runs.
 
-    `limit_s` is for a slow line: gaps of AWAY_S in which no bytes move do not count against it.
+    `limit_s` bounds the time on a slow line. Gaps of more than AWAY_S in which no bytes move do not count.
     """
 
     for_room = True
@@ -125,7 +125,7 @@ class Patience(Waits):
 
     @property
     def left_s(self) -> float:
-        """Seconds that one try may take, at least 1."""
+        """Return the seconds that one try may take, at least 1."""
         within_s = self.limit_s + self._away_until_now_s() - (self._now_mono() - self._begun_mono)
         return max(1.0, min(within_s, self._context.seconds_left(self._state)))
 
@@ -139,8 +139,8 @@ class Patience(Waits):
         """Raise StopWanted if the user requested a stop."""
         self._context.raise_if_stopped(self._state)
 
-    def demand_time(self, file: ManifestFile, why: GpurunError | None) -> None:
-        """See `Waits.demand_time`."""
+    def require_time(self, file: ManifestFile, why: GpurunError | None) -> None:
+        """Raise StopWanted after a stop request, and CollectFailed once the lease is over."""
         self.raise_if_stopped()
         if self._context.seconds_left(self._state) <= 0:
             what = f"The lease was over before {file.name} ({file.bytes:,} bytes) was downloaded."
@@ -148,15 +148,18 @@ class Patience(Waits):
             raise CollectFailed("collect.lease_over", f"{what} {why.what}" if why else what, hint=hint)
 
     def hold(self, held: Sequence[GpurunError]) -> None:
-        """Wait for this disk, or for another process, while there is an instance to wait with."""
+        """Pause while this disk or another process holds up the files.
+
+        Raise TrainingFailed if the instance no longer runs.
+        """
         if why := self._context.is_down(self._state):
             raise make_taken_error(why, is_by_user=self._context.is_ended_by_user(self._state))
         self._context.clock.sleep(min(HOLD_S, max(0.0, self._context.seconds_left(self._state))))
 
     def wait(self, error: MachineLost | FarRefusal) -> None:
-        """Wait a little after a failed try.
+        """Pause after a failed try, or raise if a retry is useless.
 
-        Raise a refusal that will not pass. Raise TrainingFailed if the limit or the lease is over, if the provider
+        Raise a FarRefusal that is permanent. Raise TrainingFailed if the limit or the lease is over, if the provider
         says that the instance no longer runs, or if waiting costs too much.
         """
         clock, down = self._context.clock, None
@@ -167,7 +170,7 @@ class Patience(Waits):
         else:
             self._refusals = 0
             down = self._context.is_down(self._state)
-            if down is None:  # The provider is not reached either, so giving up would save nothing.
+            if down is None:  # The provider cannot be reached either: giving up saves nothing.
                 self._tried_mono = clock.monotonic()
         self._unheard_s += min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)
         if down:
@@ -183,10 +186,10 @@ class Patience(Waits):
         return is_late or self._unheard_s > self._most_unheard_s()
 
     def _most_unheard_s(self) -> float:
-        """Return how long to wait for an instance that does not answer but runs, as its provider says.
+        """Return the seconds to wait for an instance that does not answer although its provider says that it runs.
 
-        It may hang for good, or SSH is blocked only on this network. Waiting may cost as much again as the work that
-        would be lost: beyond that, making it again is cheaper. Checkpoints it pushed to a bucket are safe there anyway.
+        The instance may hang for good, or this network may block SSH. Waiting may cost as much as the work that would
+        be lost; beyond that, repeating the work is cheaper. Checkpoints in a bucket are safe, so the wait is short.
         """
         if not self._context.plan.offer.rate_micros_per_hour:
             return float("inf")
@@ -212,7 +215,7 @@ _KEPT = "What was downloaded before is kept. `gpurun receipt` says what was paid
 
 
 def make_lost_error(why: str) -> TrainingFailed:
-    """Return the error of a step that gives up waiting for its instance."""
+    """Return the error to raise when a step gives up on an instance that does not answer."""
     return TrainingFailed("machine.lost", f"The instance can no longer be reached: {why}", hint=_KEPT)
 
 

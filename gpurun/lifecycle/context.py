@@ -1,4 +1,4 @@
-"""What every step receives besides the run's state: the plan, the provider, the far side, the clock."""
+"""Define what every step receives besides the run's state: plan, provider, connection, clock."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ from gpurun.providers.base import (
 )
 from gpurun.remote.client import FarSide
 
-# Used only before the deadline, and if this home did not request the end.
+# These are used only before the deadline, and only if this home did not request the end.
 ENDED = "it was ended from elsewhere (in its console, by another gpurun under this account's keys, or by the provider)"
 TAKEN_BACK = "its provider took it back, as it may a spot machine"
 TAKEN = f"{TAKEN_BACK}, or {ENDED}"
 RETRY_S = 2.0
 UNSEEN_S = 120.0
 BETWEEN_S = 1.0
-# What the far side refuses only for now: an earlier call that was cut off still holds the lock or has since done the
-# work, or the line broke again.
+# Temporary refusals by the agent: an earlier call that was cut off still holds the lock or has since done the work, or
+# the line broke again.
 PASSING = frozenset({"busy", "cut_stream", "no_layout"})
 
-# A step yields what it is about to do or has seen; the code after a yield runs only once the record is on disk.
+# A step yields what it will do or has observed. The code after a yield runs only when the record is on disk.
 Note = JournalEvent
 
 
 class StopWanted(GpurunError):
-    """The user requested a stop while a step was at work; the driver records it and continues from there."""
+    """Raised inside a step when the user has requested a stop. The driver records the request and continues."""
 
     def __init__(self) -> None:
         super().__init__("stop.wanted", "A stop was requested.", hint="Nothing to do.")
 
 
 class MachineMoved(GpurunError):
-    """The machine runs at another address; the driver records it and repeats the step there."""
+    """Raised when the machine has another address. The driver records the address and repeats the step."""
 
     def __init__(self, machine: Instance) -> None:
         what = f"{machine.provider} has {machine.id} at another address now, as after a restart"
@@ -69,21 +69,21 @@ class MachineMoved(GpurunError):
 
 
 class StepClock:
-    """The clock of a step that may be abandoned: it waits in short parts, and calls `between` after each of them."""
+    """A clock for steps that may be abandoned: it sleeps in short parts and calls `between` after each."""
 
     def __init__(self, clock: Clock, between: Callable[[], None]) -> None:
         self._clock, self._between = clock, between
 
     def wall(self) -> float:
-        """See `Clock.wall`."""
+        """Return the wall time."""
         return self._clock.wall()
 
     def monotonic(self) -> float:
-        """See `Clock.monotonic`."""
+        """Return the monotonic time."""
         return self._clock.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Wait; an error that `between` raises ends the wait."""
+        """Sleep. An error from `between` ends the sleep and propagates."""
         end_mono = self._clock.monotonic() + seconds
         self._between()
         while (left_s := end_mono - self._clock.monotonic()) > 0:
@@ -93,14 +93,15 @@ class StepClock:
 
 @dataclass(frozen=True)
 class Context:
-    """Everything a step may touch.
+    """Everything a step may use.
 
-    `reach` makes the far side of an instance (it does not connect yet). `trainer` is the package to ship. `open` opens
-    the provider of another approved offer; without it only the plan's first offer is tried. With `brings_early`,
-    checkpoints are downloaded while training continues. `ends_mono` is when the lease ends by the provider's clock, if
-    that was requested (`ends_by_their_clock`). `begin` starts a call that may take long. `budgets` are checked before
-    anything is rented. `hang_up` ends every connection to the machine. `left` is set once the driver no longer waits
-    for the step with this context. `latest` returns the run's state on record by now; a long step may hold an old one.
+    `reach` returns the connection to an instance (it does not connect yet). `trainer` is the package to upload. `open`
+    opens the provider of another approved offer; without it only the plan's first offer is tried. With `brings_early`,
+    checkpoints are downloaded while training continues. `ends_mono` is the end of the lease measured with the
+    provider's clock, if that clock was read (`ends_by_their_clock`). `begin` starts a call that may take long.
+    `budgets` are checked before anything is rented. `hang_up` closes every connection to the machine. `abandoned` is
+    set once the driver no longer waits for the step with this context. `latest` returns the run's current state,
+    because a long step may hold an old one.
     """
 
     home: Home
@@ -116,22 +117,22 @@ class Context:
     begin: Begin = Inline
     budgets: Budgets = field(default_factory=Budgets)
     hang_up: Callable[[], None] = lambda: None
-    left: threading.Event = field(default_factory=threading.Event)
+    abandoned: threading.Event = field(default_factory=threading.Event)
     latest: Callable[[RunState], RunState] = lambda state: state
 
     def at(self, state: RunState) -> Context:
-        """Return the same context for the run's current offer, by the plan of its current machine."""
+        """Return this context for the run's current offer, with the plan of the run's current machine."""
         context = self
         if state.leg_plan:
             try:
                 plan = read_leg_plan(self.folder, state.leg_plan, state.leg_plan_sha256)
-            except (OSError, ValueError):  # The journal holds all that ending its machine needs.
+            except (OSError, ValueError):  # The journal has everything that is needed to end the machine.
                 plan, _ = plan_of(self.folder, read_journal(self.folder.journal).records)
             context = replace(self, plan=plan)
         return context.on_offer(find_offer_place(state, context.plan))
 
     def on_offer(self, place: int) -> Context:
-        """Return the same context for the approved offer at that place: its plan, lease and provider."""
+        """Return this context with the plan, lease and provider of the approved offer at index `place`."""
         approved = self.plan.approved
         if self.open is None or place >= len(approved):
             return self
@@ -140,12 +141,12 @@ class Context:
 
     @property
     def is_shared(self) -> bool:
-        """Whether others may use the machine too, so that files that are not downloaded stay there."""
+        """Return whether other people may use the machine too. Files that are not downloaded then stay there."""
         traits = self.provider.traits
         return traits.is_this_computer or not traits.takes_files
 
     def provider_named(self, name: str) -> Provider:
-        """Return a provider by its name: this attempt's own, or another attempt's."""
+        """Return the provider with this name: the current one, or one opened for another offer."""
         return self.provider if name == self.provider.name or self.open is None else self.open(name)
 
     def provider_of(self, name: str, region: str) -> Provider:
@@ -154,13 +155,13 @@ class Context:
         return self.provider_named(name) if word == name or self.open is None else self.open(word)
 
     def has_offer(self, place: int) -> bool:
-        """Return whether there is an approved offer at that place."""
+        """Return whether there is an approved offer at index `place`."""
         return self.open is not None and place < len(self.plan.approved)
 
     def seconds_left(self, state: RunState) -> float:
-        """Return the seconds until the instance's end must be requested, to be gone by its deadline and within its cap.
+        """Return the seconds until the instance's end must be requested, to be gone by its deadline and within the cap.
 
-        By the wall clock or the monotonic one, whichever gives less.
+        The wall clock and the monotonic clock are both used; the smaller result counts.
         """
         state = self.latest(state)
         return real_seconds(self._lease_left_s(state), state, self.plan, self.clock)
@@ -170,7 +171,7 @@ class Context:
         return state.phase in WORKING and state.stop != "destroy" and self.seconds_left(state) <= 0
 
     def hold_left_s(self, state: RunState) -> float:
-        """Return how long a held machine is still held, by whichever clock gives less, and never past its lease."""
+        """Return how many more seconds a machine is held: the smaller of both clocks' results, never past its lease."""
         state = self.latest(state)
         if state.held_at is None or state.hold_until_wall is None:
             return 0.0
@@ -182,9 +183,9 @@ class Context:
 
     @property
     def collect_s(self) -> float:
-        """Seconds of the lease kept for downloading: as planned, or longer if this run's checkpoints came slower.
+        """Return the seconds of the lease that are reserved for downloading.
 
-        At most half of the training, which would otherwise end before it began.
+        The plan sets them; if this run's downloads are slower, they are more, but at most half of the planned training.
         """
         lease, seen = self.plan.lease, Inventory(self.folder).memory.bytes_per_s
         if not seen:
@@ -202,22 +203,22 @@ class Context:
         return min(by_wall, ask_wall - state.asked_at.wall - (self.clock.monotonic() - state.asked_at.mono))
 
     def _ends_wall(self, state: RunState) -> float:
-        """Return the deadline of the machine, or of the job once it has left the queue."""
+        """Return the deadline of the machine or, on a cluster, of a job that has left the queue."""
         assert state.deadline_wall is not None
         started_wall = state.instance.started_wall if state.instance is not None else None
         return self.plan.lease.ends_wall(state.deadline_wall, started_wall)
 
     def ends_by_their_clock(self, state: RunState) -> float:
-        """Return when `seconds_left` ends by the provider's clock, requested once after a restart here; else infinity.
+        """Return the monotonic time at which the lease ends by the provider's clock; infinity if not needed.
 
-        Our own clock may be hours off after a restart. The result is on the monotonic clock, since the wall clock here
-        may be set right at any moment.
+        It is needed only after a reboot of this computer, whose own clock may be hours off. The monotonic clock is used
+        because the wall clock may be corrected at any moment.
         """
         provider, deadline_wall = self.provider, state.instance.deadline_wall if state.instance else None
         is_of_this_boot = state.asked_at is not None and state.asked_at.boot_id == boot_id()
         if deadline_wall is None or is_of_this_boot or not isinstance(provider, TellsTime):
             return float("inf")
-        with suppress(Exception):  # No error here may keep a supervisor from ending a machine by our clock.
+        with suppress(Exception):  # Without the provider's clock, the local clock ends the lease.
             provider.ask_time()
         if provider.clock_ahead_s is None:
             return float("inf")
@@ -225,42 +226,42 @@ class Context:
         return self.clock.monotonic() + left_s
 
     def paid_s(self, state: RunState) -> float:
-        """Return for how long the instance has been billed, by whichever clock gives more."""
+        """Return the seconds for which the instance has been billed: the larger result of both clocks."""
         if state.deadline_wall is None or state.asked_at is None:
             return 0.0
         begun_wall = max(state.asked_at.wall, self._ends_wall(state) - self.plan.lease.total_s)
         return max(0.0, self._ends_wall(state) - self.plan.lease.destroy_s - begun_wall - self.seconds_left(state))
 
     def hidden_s(self, state: RunState) -> float:
-        """Return how long the provider may still hide the instance; 0 once it was seen running."""
+        """Return the seconds for which the provider may still hide the new instance; 0 once it was seen running."""
         return 0.0 if state.facts else self.unsettled_s(state)
 
     def unsettled_s(self, state: RunState) -> float:
-        """Return how long the provider may still hide a thing that was requested with the instance."""
+        """Return the seconds for which the provider may still hide resources that were requested with the instance."""
         settle_s = self.provider.traits.settle_s
         if state.heard_at is None or state.heard_at.boot_id != boot_id():
             return settle_s
         return max(0.0, settle_s - (self.clock.monotonic() - state.heard_at.mono))
 
     def since_s(self, moment: Moment) -> float:
-        """Return the seconds since a moment: of this boot by the clock that nobody sets, else by the wall clock."""
+        """Return the seconds since a moment: on the monotonic clock if it is of this boot, else on the wall clock."""
         if moment.boot_id == boot_id():
             return max(0.0, self.clock.monotonic() - moment.mono)
         return max(0.0, self.clock.wall() - moment.wall)
 
     def looks_late(self, state: RunState) -> bool:
-        """Return whether the last look, by either clock, is so old that the requested machine may have lived since."""
+        """Return whether the last answer is so old, on either clock, that the requested machine may have run since."""
         now = Moment(wall=self.clock.wall(), mono=self.clock.monotonic(), boot_id=boot_id())
         since_s = state.heard_at.seconds_until(now) if state.heard_at is not None else float("inf")
         return since_s > max(UNSEEN_S, self.provider.traits.settle_s)
 
     def wants_stop(self, state: RunState) -> bool:
-        """Return whether the user requested a stronger stop than the journal records."""
+        """Return whether the user has requested a stronger stop than the journal records."""
         request = read_stop_request(self.folder)
         return request is not None and STRENGTH[request.how] > STRENGTH[state.stop_of_user]
 
-    def is_to_end(self, state: RunState) -> bool:
-        """Return whether the billed machine must end now: lease over, the user wants it gone, or no step remains."""
+    def must_end(self, state: RunState) -> bool:
+        """Return whether the billed machine must end now: lease over, user's request, or no work left."""
         request = read_stop_request(self.folder)
         if request is not None and STRENGTH[request.how] > STRENGTH[state.stop_of_user]:
             state = state.model_copy(update={"stop": request.how, "overdue": False})
@@ -270,30 +271,29 @@ class Context:
         return is_known_late or state.stop == "destroy" or next_step(state, lease_over=lease_over) is Step.DESTROY
 
     def raise_if_stopped(self, state: RunState) -> None:
-        """Raise StopWanted if the user requested a stop that the journal lacks, or the driver has left this step."""
-        if self.left.is_set() or self.wants_stop(state):
+        """Raise StopWanted if a stop request is not yet in the journal, or if the driver has abandoned this step."""
+        if self.abandoned.is_set() or self.wants_stop(state):
             raise StopWanted
 
     def guard_folder(self, instance: Instance) -> str:
-        """Return the folder where the machine's own timer keeps its time; "" if there is none."""
+        """Return the folder on the machine that holds the guard's timer; "" if the provider has no guard."""
         return self.provider.guard_folder(instance) if isinstance(self.provider, Guarded) else ""
 
     def timer_of(self, state: RunState) -> str:
-        """Return the timer's folder on the run's machine; "" also if its agent was never reached.
+        """Return the guard's folder on the run's machine; "" if there is none or the agent was never reached.
 
-        The folder may be named after the deadline by the provider's clock, not ours.
+        The folder may be named after the deadline on the provider's clock.
         """
         if not state.facts or state.instance is None or state.instance.address is None:
             return ""
         return self.guard_folder(state.instance)
 
     def is_down(self, state: RunState) -> str | None:
-        """Return why the run's machine does not run, in the provider's words; "" if it runs, None if unknown.
+        """Ask the provider why the machine does not answer. Return its reason, "" if the machine runs, None if unknown.
 
-        Two replies that differ mean that it runs. Raise StopWanted if the user wants a stop or the lease is over, since
-        that may be why the machine is down. Raise MachineMoved if it runs at another address.
-
-        Call it when the machine did not answer, perhaps only because this laptop's address changed.
+        If two replies differ, the machine counts as running. Raise StopWanted if a stop was requested or the lease is
+        over, because that may be why the machine is down. Raise MachineMoved if the machine has another address. The
+        address of this computer is admitted first, because it may have changed.
         """
         known = get_instance(state)
         if isinstance(self.provider, LetsIn):
@@ -333,7 +333,7 @@ class Context:
         return f"{ended}{', ' if ended else ''}{name} says that it is {said or 'stopped'}"
 
     def _out_of_funds(self) -> str:
-        """Return that a prepaid account is used up, on which its provider ends what runs; else ""."""
+        """Return a phrase if the prepaid balance is used up (the provider then ends all machines), else ""."""
         with suppress(Unknown, Rejected, SetupError):
             left = self.provider.verify().balance_micros
             if left is not None and left <= 0:
@@ -342,36 +342,34 @@ class Context:
 
 
 def _has_moved(machine: Instance, known: Instance) -> bool:
-    """Return whether it runs at another address: after a restart, or if its provider maps its ports anew."""
+    """Return whether a running machine has a new address, after a restart or a new mapping of its ports."""
     now, before = machine.address, known.address
     return machine.state is InstanceState.RUNNING and now is not None and before is not None and now != before
 
 
 def get_instance(state: RunState) -> Instance:
-    """Return the instance in the journal; RuntimeError if there is none, which a step that needs one never meets."""
+    """Return the instance in the journal. RuntimeError without one, which would be a bug in the order of steps."""
     if state.instance is None:
         raise RuntimeError(f"run {state.run} is {state.phase} without an instance")
     return by_our_clock(state.instance, state)
 
 
 def by_our_clock(instance: Instance, state: RunState) -> Instance:
-    """Return the run's instance with the deadline from the journal; its own is by the provider's clock."""
+    """Return the instance with the journal's deadline, which is on the local clock."""
     return instance.model_copy(update={"deadline_wall": state.deadline_wall})
 
 
 def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock) -> float:
-    """Return the seconds after which the machine's end must be requested, at most those that the lease leaves.
+    """Return the seconds until the machine's end must be requested so that the cap holds; at most `lease_left_s`.
 
-    Everything is counted in seconds of the run's own machine at the agreed price, so that no money is added up: a
-    second machine of the same price that lived for a minute takes off a minute, and while it lives each second counts
-    twice. A price rise makes each second longer in the same way.
-
-    What the cap leaves above the worst case is used first. The time after the request (`destroy_s`, the kill allowance)
-    is paid at the current price as well.
+    Extra machines and price rises shorten the time. Their cost is converted into seconds of the run's own machine at
+    the agreed price: a second machine of the same price that ran for a minute takes a minute off, and while it runs
+    each second counts twice. Money that the cap leaves above the worst case is used first. The time after the request
+    (`destroy_s`, the kill allowance) is paid at the current price as well.
     """
     own = state.asked.get(state.token)
     price = total(own.micros_per_hour, own.beside_micros_per_hour) if own is not None else None
-    cap, extras = plan.cap_left_micros, _uncounted(state)
+    cap, extras = plan.cap_left_micros, _extras_of_this_leg(state)
     if own is None or not price or cap is None or not (extras or state.dearer):
         return lease_left_s
     now = Moment(wall=clock.wall(), mono=clock.monotonic(), boot_id=boot_id())
@@ -382,9 +380,10 @@ def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock)
         taken_s += (burn - before) * (max(0.0, now.wall - rise.since_wall) + tail_s)
     for extra in extras:
         asked = state.asked.get(extra.token)
-        if asked is None:  # A journal of version 1 does not record what was requested.
+        if asked is None:  # A journal of version 1 does not record requests.
             continue
-        # One that still lives is being ended, and has the usual time for that; if it takes longer, more is taken off.
+        # A machine that still runs is being ended. It is counted with the usual time for that, and with more if it
+        # takes longer.
         lived_s = asked.at.seconds_until(extra.ended or now) + (tail_s if extra.ended is None else 0.0)
         share = ratio_of(total(asked.micros_per_hour, asked.beside_micros_per_hour), price)
         taken_s += share * (lived_s + asked.billing_unit_s)
@@ -392,8 +391,8 @@ def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock)
     return min(lease_left_s, (lease_left_s + spare_s - taken_s) / burn)
 
 
-def _uncounted(state: RunState) -> list[Extra]:
-    """Return the machines beside the run's own that the cost of the earlier legs does not include."""
+def _extras_of_this_leg(state: RunState) -> list[Extra]:
+    """Return the extra machines whose cost is not part of the cost of earlier legs."""
     return [
         extra
         for extra in state.extras.values()
@@ -405,7 +404,10 @@ def _uncounted(state: RunState) -> list[Extra]:
 
 
 def spent_at_most(state: RunState, records: Sequence[Record], leg: int) -> Micros:
-    """Return the most that all machines cost so far; one of an earlier leg whose create was unclear counts whole."""
+    """Return the upper bound of what all machines cost so far.
+
+    If an earlier leg's create request had no clear reply, that machine counts with its worst case.
+    """
     spent = []
     for rental in rentals_of(records):
         whole = Micros(rental.intent.worst_micros) if _is_unclear(rental, state, leg) else Micros(0)
@@ -428,14 +430,11 @@ def _is_unclear(rental: Rental, state: RunState, leg: int) -> bool:
 
 
 def pays_for_another(state: RunState, cap_micros: Micros | None, worst_micros: Micros) -> bool:
-    """Return whether the cap pays for another machine at its worst case, and for each that may exist unseen.
+    """Return whether the cap covers the worst case of another machine and of each machine that may exist unseen.
 
-    Those of earlier legs are already off the cap.
+    Machines of earlier legs were already subtracted from the cap.
     """
-    asked = [attempt for attempt in state.asked.values() if attempt.leg == state.leg]
-    unseen = [attempt for attempt in asked if attempt.answer == "unseen" or attempt.token == state.token]
-    return (
-        cap_micros is None
-        or not unseen
-        or total(worst_micros, *(attempt.worst_micros for attempt in unseen)) <= cap_micros
-    )
+    requests = [request for request in state.asked.values() if request.leg == state.leg]
+    unseen = [request for request in requests if request.answer == "unseen" or request.token == state.token]
+    worst = total(worst_micros, *(request.worst_micros for request in unseen))
+    return cap_micros is None or not unseen or worst <= cap_micros

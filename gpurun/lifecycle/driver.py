@@ -1,4 +1,4 @@
-"""The state table: replay the journal, do the next step, record what it intends and observes; nothing else appends.
+"""Drive a run: replay the journal, do the next step, record its notes. Only this module appends to the journal.
 
 A step is a generator of notes. The driver writes a note to disk before it resumes the step, so "intent first" holds for
 every step by construction. After a crash the journal is replayed and the next step runs: there is no other recovery
@@ -48,9 +48,10 @@ T = TypeVar("T")
 
 
 def salvage_all(state: RunState, context: Context) -> Iterator[Note]:
-    """Remove what the machine left, then fetch what it pushed: a volume would be billed until the fetch is done.
+    """Remove the resources that the machine left, then download the files that it pushed.
 
-    A cluster's folder is not billed and holds what the trainer wrote: it is downloaded first.
+    The resources come first because a volume is billed while it exists. A cluster's folder is not billed and holds the
+    trainer's files, so it is downloaded before it is removed.
     """
     if state.shared == "holds":
         yield from collect_bucket.collect_pushed(state, context)
@@ -60,7 +61,7 @@ def salvage_all(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def continue_elsewhere(state: RunState, context: Context) -> Iterator[Note]:
-    """Plan the next machine of a run, once nothing of the last one is left, if there was one."""
+    """Plan the run's next machine, after everything that belongs to the previous machine (if any) was removed."""
     if state.phase is Phase.GONE:
         yield from close_run.close_machines(state, context)
     yield from move_run.move(state, context)
@@ -81,17 +82,17 @@ STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
     Step.SETTLE: close_run.settle_run,
 }
 
-AGAIN_S, PAUSE_S = 30.0, 3.0
+BUG_PAUSE_S, PAUSE_S = 30.0, 3.0
 TICK_S = 0.2
-LEAVE_S = 4.0
-"""How long a step may take to end by itself once its machine must be destroyed; then its hanging call is left."""
-_LEFT_FOR_AN_END = (Step.AWAIT_READY, Step.SHIP, Step.START, Step.WATCH, Step.COLLECT, Step.HOLD)
-# Facts that no later supervisor could find out again.
-_KNOWN_ONCE = (Event.COLLECT_OBSERVED, Event.STEP_FAILED)
+ABANDON_AFTER_S = 4.0
+"""Seconds that a step gets to end once its machine must be destroyed. After that its hanging call is abandoned."""
+_ABANDONED_TO_DESTROY = (Step.AWAIT_READY, Step.SHIP, Step.START, Step.WATCH, Step.COLLECT, Step.HOLD)
+# A later supervisor could not observe these facts a second time.
+_UNREPEATABLE = (Event.COLLECT_OBSERVED, Event.STEP_FAILED)
 
 
 class Unrecorded(SetupError):
-    """The journal takes no record, and waiting would save nothing: the run stops here."""
+    """The journal cannot be written, and waiting would save nothing, so this attempt to drive the run stops."""
 
 
 class Driver:
@@ -104,7 +105,10 @@ class Driver:
         self._replayed = -1, RunState(run=context.plan.run, phase=Phase.OPENED)
 
     def drive(self) -> ExitCode:
-        """Do steps until the run is closed. Raise MayBeBilling if its end cannot be proven; the run then stays open."""
+        """Do steps until the run is closed; return its exit code.
+
+        Raise MayBeBilling if the machine's end cannot be proven; the run then stays open.
+        """
         try:
             return self._drive()
         except MayBeBilling:
@@ -113,19 +117,19 @@ class Driver:
             state = self._state()
             if not state.may_be_billing:
                 raise
-            raise self._ended(state, error) from error
+            raise self._end_and_explain(state, error) from error
 
     def record_outlived(self, instance: Instance) -> None:
-        """Record a machine that lives although its end was believed: the run is red until its end is proven."""
+        """Record that a machine still runs although its end was recorded. The run stays red until its end is proven."""
         if instance.id not in self._state().late:
             self._record(close_run.came_late(instance, self._state()))
 
-    def _ended(self, state: RunState, error: GpurunError) -> MayBeBilling:
-        """End the machine of a run that can no longer be driven; the journal takes nothing, so nothing is claimed."""
+    def _end_and_explain(self, state: RunState, error: GpurunError) -> MayBeBilling:
+        """End the machine of a run that can no longer be driven. Return the error to raise; nothing is recorded."""
         try:
-            context = self._at(state)
+            context = self._context_at(state)
         except GpurunError:  # A provider without a key.
-            return self._still_there(error)
+            return self._not_proven_gone(error)
         return ended_unrecorded(state, context, error)
 
     def _drive(self) -> ExitCode:
@@ -134,7 +138,7 @@ class Driver:
         if lost is not None:
             raise damaged(self._context.folder.journal, lost)
         if state.may_be_billing:
-            self._context = replace(self._context, ends_mono=self._at(state).ends_by_their_clock(state))
+            self._context = replace(self._context, ends_mono=self._context_at(state).ends_by_their_clock(state))
         if not any(record.event is Event.RUN_OPENED for record in self._journal.records):
             endpoint = endpoint_of(self._context.provider)
             opened = opening(self._context.plan, self._context.folder, self._context.home, endpoint=endpoint)
@@ -144,16 +148,16 @@ class Driver:
                 code = self._turn()
             except GpurunError:
                 raise
-            except Exception as bug:  # noqa: BLE001 - reported by `_outlive`, or raised if nothing is billed.
-                self._outlive(bug)
+            except Exception as bug:  # noqa: BLE001 - reported by `_record_bug`, or raised if nothing is billed.
+                self._record_bug(bug)
                 continue
             if code is not None:
                 return code
 
     def _turn(self) -> ExitCode | None:
         """Do one step; return the run's exit code once it is closed."""
-        state = self._heard()
-        step = next_step(state, lease_over=self._at(state).seconds_left(state) <= 0)
+        state = self._record_stops()
+        step = next_step(state, lease_over=self._context_at(state).seconds_left(state) <= 0)
         if step is None:
             return as_exit_code(state.exit_code or 0)
         if step in (Step.STAGE, Step.CREATE) and state.newer and not state.token:
@@ -164,55 +168,55 @@ class Driver:
             self._do(step, state)
         return None
 
-    def _outlive(self, bug: Exception) -> None:
-        """Wait a little after a failure between two steps, while there is a machine that need not end yet."""
+    def _record_bug(self, bug: Exception) -> None:
+        """Record a bug between two steps and pause. Raise it if nothing is billed or the machine must end now."""
         state = self._state()
         if not state.may_be_billing:
             raise bug
         error = self._bug_error(bug, "between two steps")
-        if self._at(state).is_to_end(state):
+        if self._context_at(state).must_end(state):
             raise error from bug
         self._note_once(error)
-        self._context.clock.sleep(AGAIN_S)
+        self._context.clock.sleep(BUG_PAUSE_S)
 
-    def _heard(self) -> RunState:
-        """Return the state, once the user's request and the end of the lease have been recorded."""
+    def _record_stops(self) -> RunState:
+        """Record a new stop request and the end of the lease, if there is one; return the state after that."""
         state = self._state()
         request = read_stop_request(self._context.folder)
         if request is not None and self._context.wants_stop(state) and state.phase not in (Phase.SETTLED, Phase.CLOSED):
             by_signal: Json = {"signal": request.signal} if request.signal else {}
             self._record(StopRequested(how=request.how, by=request.by, reason=request.reason, **by_signal))
             state = self._state()
-        if self._at(state).is_lease_over(state):
-            # On record, so that neither a clock set back nor a crash lets the run continue or counts it as done.
+        if self._context_at(state).is_lease_over(state):
+            # Recorded, so that the run cannot continue or count as done after a crash or a clock that was set back.
             self._record(StopRequested(how="destroy", by="lease", reason="the lease is over"))
-            if state.phase is Phase.TRAINING and self._at(state).plan.offer.rate_micros_per_hour:
+            if state.phase is Phase.TRAINING and self._context_at(state).plan.offer.rate_micros_per_hour:
                 message = f"the end of the training was not seen here: {ends_unwatched(state)}"
                 self._record(Incident(code="machine.unwatched", message=message))
         return self._state()
 
-    def _at(self, state: RunState) -> Context:
+    def _context_at(self, state: RunState) -> Context:
         """Return the context for the current offer."""
         return self._context.at(state)
 
     def _state(self) -> RunState:
-        """Return the run as recorded."""
+        """Return the run's state as the journal records it."""
         records = self._journal.records
         if self._replayed[0] != len(records):
             self._replayed = len(records), replay_journal(self._context.plan.run, records)
         return self._replayed[1]
 
     def _attend(self) -> None:
-        """Look at the run's machines at the provider, if that is due."""
+        """Have the monitor check the run's machines at the provider, if a check is due."""
         state = self._state()
         if state.phase in WORKING and self._monitor.is_due(self._context.clock.monotonic()):
-            for note in self._monitor.turn(state, self._at(state)):
+            for note in self._monitor.turn(state, self._context_at(state)):
                 self._record(note)
 
     def _do(self, step: Step, state: RunState) -> None:
-        """Run one step; a failure becomes a record, so that the next step is the way out."""
+        """Run one step. Record a failure, so that the next step can act on it."""
         try:
-            context = self._for(step, state)
+            context = self._step_context(step, state)
             notes = STEPS[step](state, context)
             while (note := self._next(step, state, context, notes)) is not None:
                 self._record(note)
@@ -220,7 +224,7 @@ class Driver:
             return
         except MachineMoved as moved:
             self._record(AddressChanged(message=f"{moved.what}; {moved.hint}", instance=SeenMachine.of(moved.machine)))
-            self._context.clock.sleep(PAUSE_S)  # A provider may report two addresses in turn, without end.
+            self._context.clock.sleep(PAUSE_S)  # A provider may alternate between two addresses for ever.
         except Unrecorded:
             raise
         except StoreFull as error:
@@ -229,16 +233,19 @@ class Driver:
         except MayBeBilling as error:
             self._give_up(error)
         except GpurunError as error:
-            self._failed(step, state, error)
+            self._record_failure(step, state, error)
         except Exception as bug:  # noqa: BLE001 - whatever is wrong with gpurun must not leave a machine running.
-            self._failed(step, state, self._bug_error(bug, f"in {step}"))
+            self._record_failure(step, state, self._bug_error(bug, f"in {step}"))
 
-    def _for(self, step: Step, state: RunState) -> Context:
-        """Return the context of one step; its waits raise once a stop is requested or the driver has left the step."""
-        context = replace(self._at(state), left=Flag(), latest=lambda _: self._state())
+    def _step_context(self, step: Step, state: RunState) -> Context:
+        """Return the context of one step.
+
+        Its clock raises StopWanted after a stop request or if the step was abandoned.
+        """
+        context = replace(self._context_at(state), abandoned=Flag(), latest=lambda _: self._state())
 
         def between() -> None:
-            if step is not Step.CREATE:  # What it requested must be known, even when stopping.
+            if step is not Step.CREATE:  # The result of a create request must be known even if the run stops.
                 context.raise_if_stopped(state)
             if context.begin is Inline:  # Otherwise `_next` does this beside the step.
                 self._attend()
@@ -250,34 +257,38 @@ class Driver:
         return replace(context, clock=StepClock(context.clock, between))
 
     def _next(self, step: Step, state: RunState, context: Context, notes: Iterator[Note]) -> Note | None:
-        """Return the step's next note, None at its end. Raise StopWanted if it hangs and its machine must end now."""
+        """Return the step's next note, None at its end.
+
+        Raise StopWanted if the step hangs and its machine must end now.
+        """
         task = context.begin(partial(next, notes, None))
         clock, since_mono = self._context.clock, None
         while not task.wait(TICK_S):
             self._attend()
-            if step not in _LEFT_FOR_AN_END or not self._at(state).is_to_end(state):
+            if step not in _ABANDONED_TO_DESTROY or not self._context_at(state).must_end(state):
                 since_mono = None
             elif since_mono is None:
                 since_mono = clock.monotonic()
-            elif clock.monotonic() - since_mono > LEAVE_S:
-                context.left.set()
+            elif clock.monotonic() - since_mono > ABANDON_AFTER_S:
+                context.abandoned.set()
                 context.hang_up()
                 raise StopWanted
         note: Note | None = task.result()
         return note
 
     def _bug_error(self, bug: Exception, where: str) -> GpurunError:
-        """Return the error for users, and log the traceback if possible: a failure to log ends nothing."""
+        """Log the traceback of a bug, and return the error for the user."""
         logging.error("gpurun itself failed %s.", where, exc_info=bug)
         what = f"gpurun itself failed {where}: {type(bug).__name__}: {bug}."
         hint = f"The trace is in {self._context.folder.supervisor_log}; please report it."
         return GpurunError("bug", what, hint=hint)
 
     def _record(self, note: Note) -> None:
-        """Append a note. While this disk is full, keep trying; the machine trains under its lease.
+        """Append a note to the journal. While this disk is full, keep trying: the machine trains under its lease.
 
-        If the instance must end once this is on record, or its lease runs out meanwhile, end it first; after that wait
-        only with facts that would be lost. The same holds for a machine that only this record knows.
+        If the machine must end after this note, or its lease ends during the wait, end the machine first. After that,
+        keep trying only for notes that no later supervisor could make. A machine that only this note names is treated
+        in the same way. Raise Unrecorded if waiting would save nothing.
         """
         is_gone = False
 
@@ -287,14 +298,14 @@ class Driver:
             is_new = note.event is Event.INCIDENT and after.may_be_billing and not state.may_be_billing
             is_working = state.may_be_billing and state.phase in WORKING
             may_wait = is_new or (is_working and error.code == "disk.full")
-            is_gone = is_gone or (may_wait and self._is_ended(after if is_new else state, after))
-            if not may_wait or (is_gone and not is_new and note.event not in _KNOWN_ONCE):
+            is_gone = is_gone or (may_wait and self._end_if_unneeded(after if is_new else state, after))
+            if not may_wait or (is_gone and not is_new and note.event not in _UNREPEATABLE):
                 raise Unrecorded(error.code, error.what, hint=error.hint) from error
 
         until_recorded(lambda: self._journal.append(note), self._context.clock, failed)
 
     def _after(self, note: Note) -> RunState:
-        """Return the state as it will be once this note is on record."""
+        """Return the state that the run will have after this note."""
         last = self._journal.records[-1]
         data = note.as_data()
         after = Record(
@@ -302,50 +313,53 @@ class Driver:
         )
         return replay_journal(self._context.plan.run, [*self._journal.records, after])
 
-    def _is_ended(self, state: RunState, after: RunState) -> bool:
-        """End an instance that is not needed after the next record; return whether it was seen gone."""
-        context = self._at(state)
-        return context.is_to_end(after) and end_unrecorded(state, context) is None
+    def _end_if_unneeded(self, state: RunState, after: RunState) -> bool:
+        """End the machine if the state after the next record does not need it. Return whether it was seen gone."""
+        context = self._context_at(state)
+        return context.must_end(after) and end_unrecorded(state, context) is None
 
     def _note_once(self, error: GpurunError) -> None:
-        """Record an incident, unless it is on record already."""
+        """Record an error as an incident, unless the journal has it already."""
         incident = Incident(code=error.code, message=f"{error.what} {error.hint}")
         if not is_noted(self._context.folder.journal, self._journal.records, incident):
             self._record(incident)
 
-    def _failed(self, step: Step, before: RunState, error: GpurunError) -> None:
-        """Record a failure. If the same step would come next again, give up instead of repeating it for ever."""
+    def _record_failure(self, step: Step, before: RunState, error: GpurunError) -> None:
+        """Record the failure of a step. Give up if the same step would run next and fail for ever."""
         if step is Step.SETTLE:
             raise error
         if step is Step.DESTROY:
-            self._give_up(self._still_there(error))
+            self._give_up(self._not_proven_gone(error))
         self._record(
             StepFailed(step=step, code=error.code, message=error.what, hint=error.hint, exit_code=error.exit_code)
         )
         still = before.phase is Phase.CREATING and self._state().phase is Phase.CREATING
         if still and not isinstance(error, NoOffer):
-            self._give_up(self._still_there(error))
+            self._give_up(self._not_proven_gone(error))
 
     def _give_up(self, error: MayBeBilling) -> NoReturn:
-        """End this attempt to drive the run: it stays open and red, and the next attempt continues from here."""
+        """Record the error and end this attempt. The run stays open and red; the next attempt continues from here."""
         self._record(Incident(code=error.code, message=f"{error.what} {error.hint}"))
         raise error
 
-    def _still_there(self, error: GpurunError) -> MayBeBilling:
-        """Return the error with the code that outranks all others: a requested machine is not proven gone."""
+    def _not_proven_gone(self, error: GpurunError) -> MayBeBilling:
+        """Return the error as MayBeBilling (the exit code that outranks all others): a machine is not proven gone."""
         run, by_hand = self._context.plan.run, self._console_url()
         hint = f"{error.hint} Then: gpurun destroy {run}" + (f", or end it by hand: {by_hand}" if by_hand else ".")
         return MayBeBilling(error.code, error.what, hint=hint)
 
     def _console_url(self) -> str:
-        """Return where the machine of this attempt can be ended by hand; "" if its provider cannot be opened."""
+        """Return the URL where the user can end the machine by hand; "" if its provider cannot be opened."""
         with contextlib.suppress(GpurunError):
-            return self._at(self._state()).provider.traits.console_url
+            return self._context_at(self._state()).provider.traits.console_url
         return ""
 
 
 def until_recorded(attempt: Callable[[], T], clock: Clock, failed: Callable[[SetupError], None]) -> T:
-    """Return the result of the attempt once this disk takes it; `failed` raises if waiting would save nothing."""
+    """Repeat an attempt until this disk accepts its writes; return its result.
+
+    `failed` is called with each error, and raises if waiting would save nothing.
+    """
     logged: set[str] = set()
 
     def log_once(error: SetupError) -> None:
@@ -358,9 +372,9 @@ def until_recorded(attempt: Callable[[], T], clock: Clock, failed: Callable[[Set
 
 
 def end_unrecorded(state: RunState, context: Context) -> GpurunError | None:
-    """Do the destroy step without recording it; return None if everything was seen gone, else why not.
+    """Do the destroy step without recording it. Return None if everything was seen gone, otherwise the error.
 
-    This includes machines that an earlier step found late, or beside the run's own.
+    This includes extra machines and machines found after their end was recorded.
     """
     is_late = bool(state.late or state.leftover)
     try:
@@ -372,7 +386,7 @@ def end_unrecorded(state: RunState, context: Context) -> GpurunError | None:
 
 
 def ended_unrecorded(state: RunState, context: Context, error: GpurunError) -> MayBeBilling:
-    """End the machine of a run that can no longer be driven; return the error that says what became of it."""
+    """End the machine of a run that can no longer be driven. Return an error that says whether the machine is gone."""
     run, by_hand = state.run, context.provider.traits.console_url
     still_there = end_unrecorded(state, context)
     if still_there is None:

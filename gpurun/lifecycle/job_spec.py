@@ -1,4 +1,4 @@
-"""What the machine receives for its training: what to run, until when, and where to push its checkpoints."""
+"""Build the job that the machine receives: its command, its time limits, and where to push checkpoints."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.remote.s3.s3_retry import patiently
 
 IDLE_S = 3600
-"""How long a job may be idle before it is ended, unless the user sets a time."""
+"""Seconds that a job may be idle before it is ended, unless the user sets a time."""
 LINGER_S = 900.0
-"""How long a machine whose training is over is kept for a lost client, beyond the time planned for downloading."""
+"""Seconds that a machine waits for a lost client after training, in addition to the planned download time."""
 PATIENCE_S = 60.0
 AFTER_S = 24 * 3600.0
-"""How long URLs outlive the lease, if they may: a machine that ends late still saves its files."""
+"""Seconds that URLs stay valid after the lease, where the service allows it, so that a late machine can save its files.
+"""
 FRESH_S, BRIEF_S = 12 * 3600.0, 900.0
-"""How often URLs are made again: with lasting keys, and with keys that end with a session."""
+"""Seconds between two renewals of the URLs: with lasting keys, and with keys of a session."""
 
 
 def job_of(state: RunState, context: Context) -> dict[str, Any]:
-    """Return the agent's job (docs/FORMATS.md); the trainer must save early enough for the download.
+    """Return the agent's job (docs/FORMATS.md). Its stops leave enough time to download the last checkpoint.
 
-    The stops are given in seconds too: the machine's clock may be set before it starts the job.
+    The stops are also given as durations, because the machine's clock may be corrected before the job starts.
     """
     plan = context.plan
     workload = plan.job.workload(plan, context.trainer, cpus=int(state.facts.get("cpus") or 1))
-    there = context.clock.wall() + state.clock_ahead_s  # The agent goes by its own clock.
+    there = context.clock.wall() + state.clock_ahead_s  # The agent uses its own clock.
     soft_stop_s, hard_stop_s = stops_of(state, context)
     notice_url = context.provider.notice_url if plan.offer.spot and isinstance(context.provider, SpotNotice) else ""
     return {
@@ -67,26 +68,26 @@ def job_of(state: RunState, context: Context) -> dict[str, Any]:
 
 
 def limits_of(choices: Choices) -> dict[str, int]:
-    """Return for how many seconds a job may be idle, and silent, before it is ended; 0 for no limit."""
+    """Return the seconds that a job may be idle and silent before it is ended; 0 for no limit."""
     return {"idle": IDLE_S if choices.idle_s is None else choices.idle_s, "silent": choices.silent_s or 0}
 
 
 def secrets_of(context: Context) -> dict[str, str]:
-    """Return the values of --secret; SetupError if one is no longer available."""
+    """Return the values of --secret by name. Raise SetupError if a value is no longer available."""
     return {name: require_secret(name).reveal() for name in context.plan.job.secrets}
 
 
 def _lingering(state: RunState, context: Context) -> dict[str, Any]:
-    """Return how long the machine waits for a client after its training before its own timer ends it.
+    """Return the job's fields for the wait between the end of training and the machine ending itself.
 
-    Only if its checkpoints are in a bucket; otherwise it keeps the only copy until its deadline.
+    They are empty without a bucket, because then the machine has the only copy and keeps it until its deadline.
     """
     folder = context.guard_folder(state.instance) if state.pushed and state.armed and state.instance else ""
     return {"linger_s": context.plan.lease.collect_s + LINGER_S, "guard_folder": folder} if folder else {}
 
 
 def ends_unwatched(state: RunState) -> str:
-    """Return in words how a machine ends if the end of its training is not seen here."""
+    """Return a sentence about how the machine ends if this computer does not see the end of its training."""
     if state.linger_s:
         wait = f"{state.linger_s / 60:.0f} minutes after its work"
         return f"it was set to end itself {wait} if its files were in the bucket, else to keep them until its deadline"
@@ -94,9 +95,9 @@ def ends_unwatched(state: RunState) -> str:
 
 
 def stops_of(state: RunState, context: Context) -> tuple[float, float]:
-    """Return in how many seconds the trainer is told to save and stop, and in how many it is ended.
+    """Return the seconds until the trainer must save and stop, and the seconds until it is killed.
 
-    It trains as long as the lease leaves time to save, download and destroy; with --hours, no longer than that.
+    Training may use all of the lease except the time to save, download and destroy; with --hours, no more than those.
     """
     hours_s = context.plan.lease.hours_s
     hard_stop_s = max(0.0, context.seconds_left(state) - context.collect_s)
@@ -105,7 +106,10 @@ def stops_of(state: RunState, context: Context) -> tuple[float, float]:
 
 
 class Pushing:
-    """The URLs that one run's machine has. Without a bucket, every method does nothing."""
+    """Gives one machine the signed URLs with which it pushes to the bucket.
+
+    Without a bucket, every method does nothing.
+    """
 
     def __init__(self, state: RunState, context: Context, far: FarSide) -> None:
         self._state, self._context, self._far = state, context, far
@@ -115,13 +119,13 @@ class Pushing:
 
     @property
     def folder(self) -> str:
-        """Where in the bucket the run's machine pushes to; each machine of a run has its own place."""
+        """Return the folder in the bucket for this machine; each machine of a run has its own."""
         return folder_of(self._url, self._context.plan.run, self._state.token) if self._url else ""
 
     def give(self) -> str:
         """Give the machine its URLs and return the folder; "" without a bucket. Raise SetupError or BucketLost.
 
-        A bucket that does not answer is waited for: without URLs now, the whole run would push nothing.
+        Wait for a bucket that does not answer, because a machine without URLs would push nothing during the whole run.
         """
         if self._bucket is None:
             return ""
@@ -131,7 +135,7 @@ class Pushing:
         return self.folder
 
     def refresh(self) -> None:
-        """Give the machine fresh URLs when the old ones are old; a failure is retried later and harms no training."""
+        """Renew the machine's URLs if that is due. A failure is logged and retried later."""
         if self._bucket is None or not self._state.pushed:
             return
         if self._context.clock.monotonic() < self._next_mono:
@@ -144,7 +148,7 @@ class Pushing:
             logging.info("no fresh URLs for the machine: %s: %s", error.code, error.what)
 
     def _hand_over(self, bucket: Bucket) -> None:
-        """Make the URLs, signed for the region and by the clock that the last look found."""
+        """Sign the URLs with the region and the clock that the last look at the bucket found, and send them."""
         plan = self._context.plan
         is_free = plan.stage is not None and plan.stage.is_beside(plan.offer)
         left_s = self._context.seconds_left(self._state)
@@ -174,7 +178,10 @@ def folder_of(url: str, run: str, token: str) -> str:
 
 
 def read_list_key(path: Path, *, is_new: bool = False) -> str:
-    """Return the key that the run's machine signs its list with; make it at the first call if `is_new`."""
+    """Return the key with which the run's machine signs its list of files.
+
+    If `is_new`, create the key unless it exists.
+    """
     if not path.exists() and is_new:
         write_atomic(path, secrets.token_hex(32).encode())
     try:
@@ -184,6 +191,6 @@ def read_list_key(path: Path, *, is_new: bool = False) -> str:
 
 
 def missing_key(path: Path) -> GpurunError:
-    """Return the error for a missing key, without which the machine's own list cannot be told from a forged one."""
+    """Return the error for a missing key. Without the key a forged list would look like the machine's list."""
     what = f"The key {path}, which signed the list in the bucket, does not exist."
     return SetupError("stage.no_push_key", what, hint="Restore the run's folder from a backup.")

@@ -1,4 +1,4 @@
-"""Whose a machine is, and whether its run still waits for it, by its token, its id and this home's journals.
+"""Find out which run and home own a machine, from its token, its id and this home's journals.
 
 Two homes may have runs of the same name, and anyone with the account can edit a name or a tag at a provider.
 """
@@ -21,11 +21,14 @@ from gpurun.ledger.runs import asked_for, look_at_all, planned_runs
 from gpurun.lifecycle.context import Context
 from gpurun.providers.base import Provider, Unknown
 
-_OVER = (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
+_ENDED = (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
 
 
-def deadline_here(token: str, owner: Owner, home: Home) -> float | None:
-    """Return the deadline of a token in this home's journal; by the provider's clock if the machine reported it so."""
+def recorded_deadline(token: str, owner: Owner, home: Home) -> float | None:
+    """Return the deadline that this home's journal has for a token, or None.
+
+    It is on the provider's clock if the machine reported its deadline on that clock.
+    """
     records = read_journal(home.run(owner.run).journal).records if owner.run is not None else []
     made = [event.instance.deadline_wall for event in all_typed(records, CreateObserved) if event.token == token]
     asked = [event.deadline_wall for event in all_typed(records, CreateIntended) if event.token == token]
@@ -33,23 +36,29 @@ def deadline_here(token: str, owner: Owner, home: Home) -> float | None:
 
 
 def owner_of(run: str, token: str, home: Home) -> Owner:
-    """Return whose a machine or resource is, by its token alone: homes may share run names, and tags can be edited."""
-    home_id, here = home_in(token), _run_here(run, token, home)
+    """Return the owner of a machine or resource.
+
+    Only the token decides: homes may share run names, and anyone may edit tags.
+    """
+    home_id, here = home_id_in(token), _run_here(run, token, home)
     if here is not None:
-        return Owner("supervisor" if _is_driven(home.run(here), token) else "here", home_id, here)
+        return Owner("supervisor" if _has_supervisor(home.run(here), token) else "here", home_id, here)
     if home_id:
-        return Owner("here" if home_id == id_of(home) else "elsewhere", home_id)
+        return Owner("here" if home_id == own_home_id(home) else "elsewhere", home_id)
     return Owner("unknown")
 
 
-def home_in(token: str) -> str:
+def home_id_in(token: str) -> str:
     """Return the id of the home that a token names; "" if it names none."""
     parsed = parse_token(token)
     return parsed.home if parsed else ""
 
 
-def id_of(home: Home) -> str:
-    """Return this home's id; "" if it cannot be read or made (full disk): then nothing counts as this home's."""
+def own_home_id(home: Home) -> str:
+    """Return this home's id, or "" if it cannot be read or written (full disk).
+
+    With "", no machine counts as this home's.
+    """
     try:
         return home.id
     except SetupError:
@@ -57,20 +66,24 @@ def id_of(home: Home) -> str:
 
 
 def _run_here(run: str, token: str, home: Home) -> str | None:
-    """Return the run of this home whose journal has the token. A token cuts a long run's name."""
+    """Return the run of this home whose journal has the token, or None.
+
+    A token holds only the start of a long run name.
+    """
     parsed = parse_token(token)
     there = [folder.name for folder in home.folders()] if token else []
     for name in [name for name in there if name == run or (parsed and name.startswith(parsed.run))]:
-        with suppress(OSError):  # They may be another user's files: then the run's request is not found.
+        with suppress(OSError):  # Another user's files may be unreadable.
             if asked_for(home.run(name), token):
                 return name
     return None
 
 
-def _is_driven(folder: RunFolder, token: str) -> bool:
-    """Return whether a living supervisor drives its run with this token; a run's earlier machines only have to go.
+def _has_supervisor(folder: RunFolder, token: str) -> bool:
+    """Return whether a living supervisor drives its run on the machine with this token.
 
-    A damaged journal does not say which machine it is, so it counts as driven.
+    An earlier machine of the same run does not count. A damaged journal does not show which machine is current, so any
+    machine counts.
     """
     try:
         if holder_of(folder.lock) is None:
@@ -81,8 +94,8 @@ def _is_driven(folder: RunFolder, token: str) -> bool:
         return False
 
 
-def open_here(home: Home) -> dict[tuple[str, str], tuple[str, str]]:
-    """Return what this home's runs wait for by id: (provider, id) -> (run, token)."""
+def awaited_machines(home: Home) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return the machines that this home's runs still wait for: (provider, id) -> (run, token)."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
     with suppress(OSError, GpurunError):  # A home that cannot be read must not block a look at the clouds.
         for sight, _ in look_at_all(home, planned_runs(home, only_open=True)):
@@ -90,7 +103,7 @@ def open_here(home: Home) -> dict[tuple[str, str], tuple[str, str]]:
             if state is None or not state.may_be_billing:
                 continue
             ids = {name: token or state.token for name, token in state.late.items()}
-            if state.instance is not None and state.phase not in _OVER:
+            if state.instance is not None and state.phase not in _ENDED:
                 ids[state.instance.id] = state.token
             for name, token in ids.items():
                 asked = state.asked.get(token)
@@ -98,29 +111,25 @@ def open_here(home: Home) -> dict[tuple[str, str], tuple[str, str]]:
     return found
 
 
-def is_over_here(owner: Owner, instance: Instance, home: Home) -> bool:
-    """Return whether a run of this home requested a machine whose end was believed, whatever was found since.
+def has_recorded_end(owner: Owner, instance: Instance, home: Home) -> bool:
+    """Return whether a run of this home requested this machine and has since recorded its end.
 
-    False while the run is driven, since its supervisor takes care of it, and if its journal is damaged.
+    Return False while a supervisor drives the run, because it takes care of the machine, and if the journal is damaged.
     """
     state = _state_of(owner, home)
     if state is None or instance.token not in state.asked:
         return False
-    return state.token != instance.token or state.phase in _OVER
+    return state.token != instance.token or state.phase in _ENDED
 
 
-def made_by(folder: RunFolder) -> list[Instance]:
-    """Return the machines in a run's journal, each as last reported at its creation."""
-    return list(
-        {
-            created.token: created.instance
-            for created in all_typed(read_journal(folder.journal).records, CreateObserved)
-        }.values()
-    )
+def created_machines(folder: RunFolder) -> list[Instance]:
+    """Return the machines that a run's journal records as created, one per token, as last reported."""
+    created = all_typed(read_journal(folder.journal).records, CreateObserved)
+    return list({event.token: event.instance for event in created}.values())
 
 
-def knows_id(owner: Owner, instance: Instance, home: Home) -> bool:
-    """Return whether the journal here that has the machine's token also names its id."""
+def journal_has_id(owner: Owner, instance: Instance, home: Home) -> bool:
+    """Return whether the journal that has the machine's token also has its id."""
     records = read_journal(home.run(owner.run).journal).records if owner.run is not None else []
     ids = {event.instance.id for event in all_typed(records, CreateObserved) if event.token == instance.token}
     return instance.id in ids | {event.id for event in all_typed(records, Incident) if event.token == instance.token}

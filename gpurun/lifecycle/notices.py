@@ -1,7 +1,7 @@
-"""Notices of a run to its user: a POST to `notify.url`, a program `notify.exec`, both from the user's own settings.
+"""Send a run's notices to its user: a POST to the setting `notify.url`, a call of the program in `notify.exec`.
 
-A thread that reads the run's journal sends them, and never blocks a step: a notice that cannot be sent is logged and
-dropped. A restarted supervisor sends nothing for records that were there before.
+A thread reads the run's journal and sends the notices, so that no step is blocked. A notice that cannot be sent is
+logged and dropped. A restarted supervisor sends nothing for records that are older than itself.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _NOTICE_OF: Mapping[str, str] = {
 }
 
 
-class _Stay(HTTPRedirectHandler):
-    """Follows no redirect: a notice is for the one address that the user named."""
+class _RefuseRedirects(HTTPRedirectHandler):
+    """Refuse redirects: a notice goes only to the address that the user set."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
-def _connected(address: tuple[str, int], *more: Any) -> socket.socket:
-    """Connect to the address that a name resolves to; ConnectionRefusedError if that is link-local."""
+def _connect(address: tuple[str, int], *more: Any) -> socket.socket:
+    """Connect to a host. Raise ConnectionRefusedError if its name resolves to a link-local address."""
     found = socket.create_connection(address, *more)
     peer = found.getpeername()[0]
     if is_of_the_link(peer):
@@ -70,25 +70,25 @@ class _Connection(HTTPSConnection):
 
     def __init__(self, *of: Any, **more: Any) -> None:
         super().__init__(*of, **more)
-        self._create_connection = _connected
+        self._create_connection = _connect
 
 
-class _Outside(HTTPSHandler):
-    """Opens https addresses by `_Connection`."""
+class _PublicHTTPSHandler(HTTPSHandler):
+    """Opens https URLs with `_Connection`."""
 
     def https_open(self, request: Request) -> Any:
         return self.do_open(_Connection, request)
 
 
 class Noticed:
-    """Which notices a run's records call for, each once; the first `seen` records are old and call for none."""
+    """Derives notices from a run's records, each at most once per machine. The first `seen` records cause none."""
 
     def __init__(self, folder: RunFolder, seen: int, plan: Plan | None = None) -> None:
         self._folder, self._seen, self._plan = folder, seen, plan
         self._sent: set[str] = set()
 
     def news(self, records: Sequence[Record], now_wall: float) -> Iterator[tuple[str, str, int]]:
-        """Yield for the new records the notice's word, its message, and what was spent in micro-dollars."""
+        """Yield (kind, message, micro-dollars spent so far) for each notice that the new records cause."""
         self._plan = self._plan or plan_of(self._folder, records)[0]
         spent, cap = spending(records, now_wall, is_watched=True), self._plan.cap_micros
         new, self._seen = records[self._seen :], len(records)
@@ -114,12 +114,12 @@ class Notices:
     def __init__(self, folder: RunFolder, clock: Clock, settings: Mapping[str, Setting]) -> None:
         self._folder, self._clock = folder, clock
         self._url, self._program = settings["notify.url"].value, settings["notify.exec"].value
-        self._not_gone = self._not_gone_sent = ""
+        self._billing_warning = self._billing_warning_sent = ""
         self._noticed = Noticed(folder, len(read_journal(folder.journal).records) if self.are_wanted else 0)
 
     @property
     def are_wanted(self) -> bool:
-        """Whether the user set an address or a program."""
+        """Return whether the user set an address or a program."""
         return bool(self._url or self._program)
 
     @contextmanager
@@ -138,11 +138,14 @@ class Notices:
             thread.join(2 * (SEND_S + PROGRAM_S))
 
     def may_be_billing(self, error: GpurunError) -> None:
-        """Send once that a machine is not proven gone; the next try to end it does not wait for that."""
-        self._not_gone = f"{error.what} {error.hint}"
+        """Have the thread send once that a machine is not proven gone.
+
+        Return at once, so that the next try can begin.
+        """
+        self._billing_warning = f"{error.what} {error.hint}"
 
     def look(self) -> None:
-        """Send what is new in the journal, and a notice once most of the cap is spent."""
+        """Send notices for the new records in the journal, and one when most of the cap is spent."""
         for notice in self._noticed.news(read_journal(self._folder.journal).records, self._clock.wall()):
             self._send(*notice)
 
@@ -150,9 +153,9 @@ class Notices:
         is_last = False
         while not is_last:
             is_last = over.wait(LOOK_S)
-            if self._not_gone and not self._not_gone_sent:
-                self._not_gone_sent = self._not_gone
-                self._send("may be billing", self._not_gone, None)
+            if self._billing_warning and not self._billing_warning_sent:
+                self._billing_warning_sent = self._billing_warning
+                self._send("may be billing", self._billing_warning, None)
             with suppress(GpurunError, OSError):  # The supervisor judges the journal.
                 self.look()
 
@@ -164,7 +167,7 @@ class Notices:
         try:
             if self._url:
                 request = Request(self._url, data=body, headers={"Content-Type": "application/json"})
-                build_opener(_Stay(), _Outside()).open(request, timeout=SEND_S).close()
+                build_opener(_RefuseRedirects(), _PublicHTTPSHandler()).open(request, timeout=SEND_S).close()
             if self._program:
                 receipt = {"GPURUN_RECEIPT": str(self._folder.receipt)}
                 subprocess.run(
@@ -175,13 +178,13 @@ class Notices:
                     check=True,
                 )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            why = getattr(error, "reason", error)  # Only a refused address may be quoted; no other text is passed on.
+            why = getattr(error, "reason", error)  # Other errors' text may hold secrets.
             why = why if isinstance(why, ConnectionRefusedError) else type(error).__name__
             logging.warning("The notice %r was not delivered: %s", notice, why)
 
 
 def _kind(record: Record) -> str:
-    """Return the notice's word, "" for none; training that ended on a loss that is not finite has its own."""
+    """Return the kind of notice that a record causes, "" for none."""
     match record.typed:
         case Incident(code=code):
             return {JOB_SILENT: "silent", IDLE_SOON: "idle soon"}.get(code, "")

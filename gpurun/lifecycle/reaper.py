@@ -1,8 +1,8 @@
-"""Find what carries gpurun's token at a provider, with or without local records, and end what is overdue.
+"""Find the machines that carry gpurun's token at a provider, with or without local records, and end the overdue ones.
 
-A machine past its deadline is ended no matter who made it, and so is one that lives although its end is on record here.
-Within its lease a machine is ended only on request: this home's by `--destroy`, another home's only if it was named and
-confirmed.
+A machine past its deadline is ended no matter which home rented it. A machine that still runs although this home
+recorded its end is ended too. Within its lease a machine is ended only on request: `--destroy` covers this home's
+machines, and another home's machine must be named and confirmed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from gpurun.ledger.fsync import require_durable
 from gpurun.ledger.runs import asked_for, look_at_run
 from gpurun.lifecycle.instance.terminate import prove_termination
 from gpurun.lifecycle.machine_owner import (
-    deadline_here,
-    home_in,
-    id_of,
-    is_over_here,
-    knows_id,
-    made_by,
-    open_here,
+    awaited_machines,
+    created_machines,
+    has_recorded_end,
+    home_id_in,
+    journal_has_id,
+    own_home_id,
     owner_of,
+    recorded_deadline,
 )
 from gpurun.lifecycle.supervisor import supervise
 from gpurun.providers.base import EndsBy, LeavesThings, Provider, Rejected, Unknown, their_wall
@@ -47,28 +47,27 @@ def sweep(
     look_only: bool,
     others: Container[str] = (),
 ) -> Iterator[Orphan]:
-    """Look at every provider; end what is past its deadline, and with `destroy_all` this home's undriven machines.
+    """End overdue machines at every provider, and with `destroy_all` this home's machines without a supervisor.
 
-    `others` has the ids of other homes' machines that must end as well. Machines that this home's journals wait for are
-    read by id, whatever their name is now. Every end is requested before any is waited for. Raise MayBeBilling for
-    providers that do not answer, once all the others have been swept.
+    Yield each machine with what was decided about it. `others` has the ids of other homes' machines to end as well.
+    Machines that this home's journals wait for are read by id, because their names may have been edited. Every end is
+    requested before the first proof begins. Raise MayBeBilling at the end if a provider did not answer.
     """
     silent: list[str] = []
     doomed: list[tuple[Orphan, Provider]] = []
-    waited_for = open_here(home)
+    waited_for = awaited_machines(home)
     for provider in providers:
-        found, unseen = _all_of(provider, home, waited_for)
+        found, unseen = _machines_at(provider, home, waited_for)
         silent += unseen
-        # Some clouds list dead machines.
-        for instance in (listed for listed in found if listed.state is not InstanceState.GONE):
+        for instance in (one for one in found if one.state is not InstanceState.GONE):  # Some clouds list dead ones.
             orphan = _judge(instance, home, provider, clock)
             is_named = instance.id in others or (destroy_all and orphan.owner.is_here)
             # By id and token: a machine with only the token may be training for a copy of this home.
-            is_named = is_named or (orphan.has_outlived and knows_id(orphan.owner, instance, home))
+            is_named = is_named or (orphan.has_outlived and journal_has_id(orphan.owner, instance, home))
             is_doomed = orphan.fate == "overdue" or (is_named and orphan.fate != "owned")
             if is_doomed and is_older(orphan, older_than_s) and not look_only:
                 doomed.append((orphan, provider))
-                _ask_first(instance, provider)
+                _request_end_early(instance, provider)
             else:
                 yield orphan
     for orphan, provider in doomed:
@@ -77,22 +76,24 @@ def sweep(
         raise _cannot_look(silent)
 
 
-def _ask_first(instance: Instance, provider: Provider) -> None:
-    """Request an end that is proven later: a machine is billed until then, and the proofs before it take long.
+def _request_end_early(instance: Instance, provider: Provider) -> None:
+    """Request the end of a rented machine now and ignore the reply; `_end` repeats the request and proves it.
 
-    A box is not billed, and is free only once its run has left it.
+    The proofs of other machines take long, and this machine is billed meanwhile. A box is not billed, so it waits its
+    turn.
     """
     if provider.traits.teardown in (Teardown.DESTROYED, Teardown.RELEASED):
-        with suppress(Exception):  # The request is repeated later, and then the reply counts.
+        with suppress(Exception):  # `_end` repeats the request and checks the reply.
             provider.destroy(instance.id)
 
 
-def _all_of(
+def _machines_at(
     provider: Provider, home: Home, waited_for: Mapping[tuple[str, str], tuple[str, str]]
 ) -> tuple[list[Instance], list[str]]:
-    """Return every machine of gpurun's at the provider, by its list and by awaited ids, and the failures to look.
+    """Return gpurun's machines at a provider, and messages about requests that failed.
 
-    A machine whose id is in a journal here gets the run and the token of that journal.
+    Machines come from the provider's list and from the ids that this home waits for. A machine whose id is in a journal
+    here gets the run and the token of that journal.
     """
     found, silent = list[Instance](), list[str]()
     try:
@@ -103,25 +104,26 @@ def _all_of(
     except SetupError as error:
         return [], [f"{provider.name} ({error})"]
     ours = {name: own for (at, name), own in waited_for.items() if at == provider.name}
-    for name in ours.keys() - {instance.id for instance in found}:
+    for name in ours.keys() - {one.id for one in found}:
         try:
             found.append(provider.read(name))
         except (Unknown, Rejected, SetupError) as error:
             silent = silent or [f"{provider.name} ({error})"]
-    return [
-        _as_known(instance, home, *ours[instance.id]) if instance.id in ours else instance for instance in found
-    ], silent
+    return [_with_recorded_token(one, home, *ours[one.id]) if one.id in ours else one for one in found], silent
 
 
-def _as_known(instance: Instance, home: Home, run: str, token: str) -> Instance:
-    """Return the machine with the run and token that it was made with, whatever its name is now."""
+def _with_recorded_token(instance: Instance, home: Home, run: str, token: str) -> Instance:
+    """Return the machine with the run and token from its journal, in case its name or tags were edited."""
     is_named = bool(instance.token) and asked_for(home.run(run), instance.token)
     return instance if is_named else instance.model_copy(update={"run": run, "token": token})
 
 
-def alive_in_spite(folder: RunFolder, provider_named: Callable[[str], Provider]) -> list[str]:
-    """Return the ids of a run's machines whose end is on record but which their providers show alive."""
-    found, made = list[str](), made_by(folder)
+def outlived_machines(folder: RunFolder, provider_named: Callable[[str], Provider]) -> list[str]:
+    """Return the ids of a run's machines that their providers still show as alive.
+
+    The run's journal records their end.
+    """
+    found, made = list[str](), created_machines(folder)
     for instance in made:
         with suppress(SetupError):
             found += [instance.id] if _is_alive(instance, provider_named(instance.provider)) else []
@@ -129,15 +131,15 @@ def alive_in_spite(folder: RunFolder, provider_named: Callable[[str], Provider])
 
 
 def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
-    """End every machine that a run requested at a provider, by its tokens alone; return the ids, proven gone.
+    """End every machine that a run requested at a provider, found by its tokens; return their ids, proven gone.
 
-    This is for a damaged journal. As many lists are read, over as long a time, as a proof of an end needs, since one
-    list may be old. A machine with the run's name, a token that the journal lacks, and no other home in that token may
-    have had its record in the damaged part: it is not ended, and MayBeBilling names it. Raise Unknown, SetupError or
-    MayBeBilling only after all that can be seen is ended.
+    This is for a damaged journal. Several lists are read, as many and over as long a time as a proof needs, because one
+    list may be old. A machine may have its record in the damaged part: it has the run's name, and a token that names no
+    other home and that the journal lacks. Such a machine is not ended, and MayBeBilling names it. Unknown, SetupError
+    and MayBeBilling are raised only after all visible machines were ended.
     """
     traits, bearing, unclear = provider.traits, dict[str, Instance](), list[Unknown]()
-    home_id = id_of(Home(folder.home))
+    home_id = own_home_id(Home(folder.home))
     for turn in range(traits.death_reads):
         clock.sleep(traits.death_spread_s / max(1, traits.death_reads - 1) if turn else 0.0)
         try:
@@ -145,21 +147,13 @@ def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
         except Unknown as error:
             listed = list(error.found)
             unclear.append(error)
-        alive = [instance for instance in listed if instance.state is not InstanceState.GONE]
-        bearing |= {
-            instance.id: instance
-            for instance in alive
-            if instance.run == folder.name or asked_for(folder, instance.token)
-        }
-    ours = [instance for instance in bearing.values() if asked_for(folder, instance.token)]
-    for instance in ours:
-        for _ in prove_termination(provider, clock, instance.id, instance.token, run=folder.name):
+        alive = [one for one in listed if one.state is not InstanceState.GONE]
+        bearing |= {one.id: one for one in alive if one.run == folder.name or asked_for(folder, one.token)}
+    ours = [one for one in bearing.values() if asked_for(folder, one.token)]
+    for one in ours:
+        for _ in prove_termination(provider, clock, one.id, one.token, run=folder.name):
             pass
-    doubtful = [
-        instance.id
-        for instance in bearing.values()
-        if instance not in ours and home_in(instance.token) in ("", home_id)
-    ]
+    doubtful = [one.id for one in bearing.values() if one not in ours and home_id_in(one.token) in ("", home_id)]
     if doubtful:
         raise MayBeBilling(
             "destroy.doubtful",
@@ -169,16 +163,19 @@ def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
         )
     if unclear:
         raise unclear[-1]
-    return [instance.id for instance in ours]
+    return [one.id for one in ours]
 
 
 def is_older(orphan: Orphan, than_s: float) -> bool:
-    """Return whether it is old enough to end; without a known age, only a passed deadline counts."""
+    """Return whether a machine is at least `than_s` seconds old.
+
+    If its age is unknown, return whether it is overdue.
+    """
     return than_s <= 0 or (orphan.overdue_s > 0 if orphan.age_s is None else orphan.age_s >= than_s)
 
 
 def _judge(instance: Instance, home: Home, provider: Provider, clock: Clock) -> Orphan:
-    """Judge an instance by its token, by this home's journals, and last by its tags, which anyone may edit."""
+    """Decide an instance's fate from its token, this home's journals, and last its tags, which anyone may edit."""
     owner, now = owner_of(instance.run, instance.token, home), their_wall(provider, clock)
     deadline_wall = _deadline_of(instance, owner, home, provider, now)
     overdue_s = now - deadline_wall if deadline_wall is not None else 0.0
@@ -186,7 +183,7 @@ def _judge(instance: Instance, home: Home, provider: Provider, clock: Clock) -> 
     fate: Fate = "owned" if owner.whose == "supervisor" else "overdue" if overdue_s > 0 else "within lease"
     if fate == "within lease" and deadline_wall is None:
         fate = "no deadline"
-    is_over = fate != "owned" and is_over_here(owner, instance, home)
+    is_over = fate != "owned" and has_recorded_end(owner, instance, home)
     if is_over and fate != "overdue":
         fate = "closed here"
     has_outlived = is_over and _is_alive(instance, provider)
@@ -195,11 +192,12 @@ def _judge(instance: Instance, home: Home, provider: Provider, clock: Clock) -> 
 
 
 def _deadline_of(instance: Instance, owner: Owner, home: Home, provider: Provider, now: float) -> float | None:
-    """Return when an instance must end; None if unknown, or known only by a name that no lease explains.
+    """Return when an instance must end; None if that is unknown or implausible.
 
-    A time in the past always counts, and so does any if the provider itself ends machines past their limit.
+    A deadline that only the machine's name states is implausible if it is further away than the longest lease. Every
+    deadline is accepted if the provider itself ends machines at their deadline.
     """
-    token, here = parse_token(instance.token), deadline_here(instance.token, owner, home)
+    token, here = parse_token(instance.token), recorded_deadline(instance.token, owner, home)
     deadline_wall = (token.deadline_wall if token else None) or here or instance.deadline_wall
     since_wall = now if instance.created_wall is None else instance.created_wall
     is_limited = here is not None or provider.traits.ends_by is EndsBy.PROVIDER
@@ -209,7 +207,7 @@ def _deadline_of(instance: Instance, owner: Owner, home: Home, provider: Provide
 
 
 def _is_alive(instance: Instance, provider: Provider) -> bool:
-    """Return whether its provider reports this id, with this token, as alive: a list may be old."""
+    """Read one instance, because a list may be old. Return whether it is alive and has the same token."""
     try:
         reported = provider.read(instance.id)
     except (Unknown, Rejected, SetupError):
@@ -218,10 +216,10 @@ def _is_alive(instance: Instance, provider: Provider) -> bool:
 
 
 def _end(orphan: Orphan, provider: Provider, home: Home, clock: Clock) -> Orphan:
-    """End it through its own journal if possible, for its receipt; otherwise by its token alone."""
+    """End a machine. Drive its run if possible, so that there is a receipt; otherwise use only its token."""
     instance = orphan.instance
     try:
-        if not _ends_by_its_journal(orphan, home, clock):
+        if not _end_by_driving(orphan, home, clock):
             for _ in prove_termination(
                 provider, clock, instance.id, instance.token, run=orphan.owner.run or instance.run
             ):
@@ -231,30 +229,30 @@ def _end(orphan: Orphan, provider: Provider, home: Home, clock: Clock) -> Orphan
     return replace(orphan, fate="destroyed")
 
 
-def _ends_by_its_journal(orphan: Orphan, home: Home, clock: Clock) -> bool:
+def _end_by_driving(orphan: Orphan, home: Home, clock: Clock) -> bool:
     """Drive the run to its end. Return False if this home cannot drive it."""
     run = orphan.owner.run
-    if run is None or not (orphan.has_outlived or _has_it_open(run, orphan.instance.token, home)):
+    if run is None or not (orphan.has_outlived or _is_open_run(run, orphan.instance.token, home)):
         return False
     try:
         require_durable(home.run(run).path)
         if orphan.has_outlived:
             supervise(home, run, clock, outlived=orphan.instance)
             return True
-        # A cluster's job ends itself, and its files are downloaded first.
+        # An overdue cluster job has ended itself; driving the run downloads its files.
         if not (orphan.fate == "overdue" and look_at_run(home, run).state.shared):
             ask_to_stop(home.run(run), "destroy", by="user", reason="reaped")
         supervise(home, run, clock)
     except (MayBeBilling, RunHeld):
         raise
-    except Exception as error:  # noqa: BLE001 - its receipt can wait; its end, and the others, cannot.
+    except Exception as error:  # noqa: BLE001 - the receipt can wait; ending the machines cannot.
         logging.warning("%s is ended without a record: %s", run, error)
         return False
     return True
 
 
-def _has_it_open(run: str, token: str, home: Home) -> bool:
-    """Return whether the run is undamaged, has this token, and its end is not proven yet."""
+def _is_open_run(run: str, token: str, home: Home) -> bool:
+    """Return whether the run is undamaged, its machine has this token, and that machine is not proven gone."""
     try:
         if not home.run(run).plan.exists():
             return False
@@ -268,18 +266,18 @@ def _has_it_open(run: str, token: str, home: Home) -> bool:
 def sweep_leftovers(
     providers: list[Provider], home: Home, clock: Clock, *, remove_all: bool, look_only: bool, anyones: bool = False
 ) -> Iterator[Stray]:
-    """Remove side resources that no living machine and no supervisor here needs.
+    """Remove side resources that no living machine and no supervisor here needs; yield each with its fate.
 
-    One whose deadline is not over, or not known, may belong to a rental that is just beginning: `remove_all` removes
-    this home's, with `anyones` also the others'. Raise MayBeBilling for providers that do not answer, once all the
-    others have been swept.
+    A resource without a passed deadline may belong to a rental that is just beginning. It is removed only with
+    `remove_all`, and if it belongs to another home only with `anyones` too. Raise MayBeBilling at the end if a provider
+    did not answer.
     """
     silent: list[str] = []
     for provider in providers:
         if not isinstance(provider, LeavesThings):
             continue
         try:
-            found, needed, unseen = _beside(provider)
+            found, needed, unseen = _side_resources(provider)
         except SetupError as error:
             silent.append(f"{provider.name} ({error})")
             continue
@@ -293,15 +291,15 @@ def sweep_leftovers(
             elif left.token in needed or look_only or not is_wanted:
                 yield Stray(left, "kept", owner)
             elif left.holds and not remove_all:  # Finished results there may be the only copy.
-                yield Stray(left, _brought_home(left, owner, provider, home, clock), owner)
+                yield Stray(left, _drive_to_download(left, owner, provider, home, clock), owner)
             else:
-                yield Stray(left, _removed(left, provider), owner)
+                yield Stray(left, _remove(left, provider), owner)
     if silent:
         raise _cannot_look(silent)
 
 
-def _beside(provider: Provider) -> tuple[list[Leftover], set[str], list[str]]:
-    """Return the leftovers that can be judged, the tokens of living machines, and the failures to look."""
+def _side_resources(provider: Provider) -> tuple[list[Leftover], set[str], list[str]]:
+    """Return leftovers in regions that answered, tokens of living machines, and messages about failed requests."""
     silent, dark = dict[str, None](), set[str]()
     # In this order: a rental that begins between the two reads must not show a side resource without its machine.
     try:
@@ -315,16 +313,16 @@ def _beside(provider: Provider) -> tuple[list[Leftover], set[str], list[str]]:
         listed, dark = [*error.found], set(error.regions)
         found = found if dark else []
         silent[f"{provider.name} ({error})"] = None
-    needed = {instance.token for instance in listed if instance.state is not InstanceState.GONE}
+    needed = {one.token for one in listed if one.state is not InstanceState.GONE}
     return [left for left in found if left.region not in dark], needed, [*silent]
 
 
-def _brought_home(
+def _drive_to_download(
     left: Leftover, owner: Owner, provider: LeavesThings, home: Home, clock: Clock
 ) -> Literal["removed", "kept"]:
-    """Drive the run that owns a folder: it downloads what is there and removes it. "kept" if it cannot."""
+    """Drive the run that owns a folder, so that the folder is downloaded and removed. Return "kept" if that fails."""
     try:
-        if owner.run is None or not _has_it_open(owner.run, left.token, home):
+        if owner.run is None or not _is_open_run(owner.run, left.token, home):
             return "kept"
         supervise(home, owner.run, clock)
         return "kept" if provider.leftovers(left.token) else "removed"
@@ -332,7 +330,7 @@ def _brought_home(
         return "kept"
 
 
-def _removed(left: Leftover, provider: LeavesThings) -> Literal["removed", "not removed"]:
+def _remove(left: Leftover, provider: LeavesThings) -> Literal["removed", "not removed"]:
     try:
         provider.remove(left)
     except (Unknown, Rejected, SetupError):
@@ -341,7 +339,7 @@ def _removed(left: Leftover, provider: LeavesThings) -> Literal["removed", "not 
 
 
 def _cannot_look(silent: list[str]) -> MayBeBilling:
-    what = f"What exists could not be seen at {', '.join(silent)}."
+    what = f"The machines could not be listed at {', '.join(silent)}."
     return MayBeBilling(
         "reap.cannot_look", what, hint="Run the command again once the provider answers, or look in its console."
     )

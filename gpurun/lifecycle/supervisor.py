@@ -1,8 +1,8 @@
-"""The process that owns a run: it holds the run's lock and drives its lifecycle, whether or not a user watches.
+"""Run the process that owns a run: it holds the run's lock and drives the run, whether or not a user watches.
 
     python -m gpurun.lifecycle.supervisor HOME RUN
 
-It needs no graceful end: killed at any instruction, it is started again and replays the journal. While something may be
+It may be killed at any instruction: the next supervisor replays the journal and continues. While something may be
 billed it keeps retrying, at first every half minute.
 """
 
@@ -58,11 +58,12 @@ def supervise(
     trainer: Path | None = None,
     outlived: Instance | None = None,
 ) -> ExitCode:
-    """Own a run until it is closed; RunHeld if another process does, MayBeBilling if its end is not proven.
+    """Drive a run until it is closed; return its exit code.
 
-    `outlived` is one of its machines, seen alive after its end was believed: it is put on record and ended. If the
-    run's folder takes no record, the run must cost nothing more: raise the folder's error if nothing can be billed, and
-    MayBeBilling after an end that could not be recorded.
+    Raise RunHeld if another process drives the run, and MayBeBilling if the machine's end is not proven. `outlived` is
+    a machine of the run that was seen alive after its end was recorded: it is recorded again and ended. If the run's
+    folder cannot be written, the run must not cost more: raise the folder's error if nothing is billed; otherwise end
+    the machine unrecorded and raise MayBeBilling.
     """
     folder = home.run(run)
     seen = cache(partial(_seen, home, folder, clock, reach, trainer))
@@ -75,14 +76,14 @@ def supervise(
         state, context = see()
         if not state.may_be_billing:
             raise error
-        if context.is_to_end(state):
+        if context.must_end(state):
             raise ended_unrecorded(state, context, error) from error
 
     def opened() -> Journal:
         require_durable(folder.path)
         try:
             return Journal.open(folder.journal, clock)
-        except JournalDamaged as error:  # It cannot be driven, and its machine may still live.
+        except JournalDamaged as error:  # The run cannot be driven, and its machine may still run.
             if look_at_run(home, run).state.may_be_billing:
                 raise MayBeBilling(error.code, error.what, hint=error.hint) from error
             raise
@@ -97,7 +98,10 @@ def supervise(
 
 
 def end_at_once(home: Home, run: str, clock: Clock) -> None:
-    """End a run's machine and see it gone, without a record or the lock; raise what keeps it alive."""
+    """End a run's machine and prove that it is gone, without recording it or holding the lock.
+
+    Raise the error if it fails.
+    """
     state, context = _seen(home, home.run(run), clock)
     still_there = end_unrecorded(state, context.at(state))
     if still_there is not None:
@@ -111,10 +115,10 @@ def _seen(
     reach: Callable[[Instance], FarSide] | None = None,
     trainer: Path | None = None,
 ) -> tuple[RunState, Context]:
-    """Return the run's state from its journal, and the context to drive it; write nothing."""
+    """Return the run's state from its journal and the context with which to drive it. Write nothing."""
     records = read_journal(folder.journal).records
     (plan, _), state = plan_of(folder, records), replay_journal(folder.name, records)
-    # One of each for the supervisor's whole life: a provider keeps its rate limits, and its key is read once.
+    # Each provider is opened once, because it keeps rate limits and reads its key when it is opened.
     opened = cache(partial(open_provider, home=home, clock=clock, choices=plan.choices, login=login_to))
     way = MachineConnector(folder, plan, clock)
     offer = plan.approved[find_offer_place(state, plan)].offer
@@ -123,7 +127,7 @@ def _seen(
         folder=folder,
         plan=plan,
         clock=clock,
-        # The current one: the key of an offer that was passed over may be gone.
+        # Only the current offer's: the key for an offer that was passed over may be gone.
         provider=opened(plan.choices.opened_as(offer.provider, offer.region)),
         reach=reach or way,
         trainer=trainer or (folder.trainer if plan.choices.trainer else bundle_root() / "trainer"),
@@ -136,12 +140,12 @@ def _seen(
 
 
 def start_supervisor(folder: RunFolder, home: Home, clock: Clock) -> None:
-    """Start a detached supervisor unless the run has one; return when it holds the run or has ended."""
+    """Start a detached supervisor unless the run has one. Return when it holds the run's lock or has ended."""
     if holder_of(folder.lock) is not None:
         return
     with _log_of(folder) as log:
         command = [sys.executable, "-m", "gpurun.lifecycle.supervisor", str(home.root), folder.name]
-        child = subprocess.Popen(  # It calls the clouds, so it needs the whole environment, keys included.
+        child = subprocess.Popen(  # It calls the clouds, so it needs the keys in the environment.
             command, env=os.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
         )
     for _ in ticks(clock, 0.02, START_LIMIT_S):
@@ -150,7 +154,7 @@ def start_supervisor(folder: RunFolder, home: Home, clock: Clock) -> None:
 
 
 def _log_of(folder: RunFolder) -> BinaryIO:
-    """Open the supervisor's log; /dev/null if it cannot be written, since a machine may be waiting to be ended."""
+    """Open the supervisor's log, or /dev/null if it cannot be written, because a machine may need to be ended now."""
     try:
         return open(folder.supervisor_log, "ab")
     except OSError:
@@ -158,10 +162,10 @@ def _log_of(folder: RunFolder) -> BinaryIO:
 
 
 def keep_on(supervised: Callable[[], ExitCode], is_billing: Callable[[], bool], clock: Clock) -> ExitCode:
-    """Supervise, and again after a pause while something may be billed; raise the last error.
+    """Call `supervised` until it succeeds, with pauses, while something may be billed. Then raise its last error.
 
-    Between two tries the run is not held: a command that waits for it learns that it is not proven gone, and may
-    continue it.
+    During a pause the run's lock is free: a command that waits for the run sees that its machine is not proven gone,
+    and may drive the run itself.
     """
     retry = Retry(clock, AGAIN_S, longest_s=LONGEST_PAUSE_S)
 
@@ -177,19 +181,22 @@ def keep_on(supervised: Callable[[], ExitCode], is_billing: Callable[[], bool], 
 
 
 def _is_billing(home: Home, run: str) -> bool:
-    """Return whether the run's journal, if it can be read, has a machine that is not proven gone."""
+    """Return whether the run may have a machine that is not proven gone.
+
+    Return True if the journal cannot be read, and False if it is damaged.
+    """
     try:
         sight = look_at_run(home, run)
     except VerificationFailed:
         return False
-    except Exception as error:  # noqa: BLE001 - what cannot be read now may still be billed.
+    except Exception as error:  # noqa: BLE001 - a machine may still be billed.
         logging.error("The journal of %s cannot be read: %s", run, error)
         return True
     return sight.damage is None and sight.state.may_be_billing
 
 
 def _notices(home: Home, run: str, clock: Clock) -> Notices:
-    """Return the user's notices; none if the settings or the journal cannot be read: the run is driven anyway."""
+    """Return the sender of notices. It sends nothing if the settings or the journal cannot be read."""
     try:
         return Notices(home.run(run), clock, load_settings(home, project=home.root, environment=os.environ))
     except (GpurunError, OSError) as error:
@@ -198,7 +205,7 @@ def _notices(home: Home, run: str, clock: Clock) -> Notices:
 
 
 def main() -> int:
-    """Supervise, and log what went wrong."""
+    """Drive the run named on the command line, log errors, and return the exit code."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     home, run, clock = Home(Path(sys.argv[1])), sys.argv[2], SystemClock()
     notices = _notices(home, run, clock)

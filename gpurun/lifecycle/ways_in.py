@@ -1,7 +1,8 @@
-"""SSH entries for the machines of runs under way, for use beside their supervisors.
+"""Write SSH entries, so that a user can log in to the machines of unfinished runs.
 
-`HOME/ssh/config` has an entry for each. The file is rewritten as a whole from the journals, by a command that needs it
-and by the supervisor of a run whose machine came, moved or went. Nothing here calls a provider or touches a lease.
+`HOME/ssh/config` has an entry for each machine. The whole file is rewritten from the journals: by a command that needs
+it, and by a supervisor when its run's machine appears, moves or ends. This module does not call a provider or change a
+lease.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from gpurun.remote.ssh.entry import HostEntry
 LOOK_S = 2.0
 _LIVE = (Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED, Phase.COLLECTED, Phase.HELD)
 _BEFORE = (Phase.OPENED, Phase.CREATING, Phase.CREATED)
-_HEAD = "# Made by gpurun, and again whenever a run's machine comes, moves or goes: what is written here is lost.\n"
+_HEAD = "# Written by gpurun, and rewritten when a machine appears, moves or ends: your own changes here are lost.\n"
 # An image may lack the shell that its machine has.
 _SHELL = ("sh", "-c", 'command -v "${SHELL:=/bin/sh}" >/dev/null || SHELL=/bin/sh; export SHELL; exec "$SHELL" -l')
-# A command works where the job's does; a trainer has no such folder. By GPURUN_SHELL_OF the agent knows a shell again
-# that has left the run's folder.
+# Start in the folder where the job's command runs (the trainer has none). GPURUN_SHELL_OF lets the agent recognise a
+# shell that has left the run's folder.
 _THERE = (
     'cd -- "$1" && shift && export GPURUN_SHELL_OF="$(pwd -P)" && '
     'if [ -d data ]; then export GPURUN_DATA="$PWD/data"; fi; '
@@ -47,15 +48,16 @@ _THERE = (
 )
 
 HostKeyOf = Callable[[str, Box], str]
-"""Return the public line of a box's host key, by its alias and the box; the record has only the fingerprint."""
+"""Takes an alias and a box; returns the box's full public host key (the record has only its fingerprint)."""
 
 
 @dataclass(frozen=True)
 class WayIn:
     """How to log in to the machine of a run; `entry` is None if its scheduler is on this machine.
 
-    `folder` is the run's own there; `job` the number of a scheduler's job, and `setup` what its table puts first;
-    `into_image` is the program there that enters the image in which the job's own words run.
+    `folder` is the run's folder on the machine. `job` is the scheduler's job number, and `setup` has the shell lines
+    from the cluster's table that come first. `into_image` is the program on the machine that enters the job's container
+    image.
     """
 
     run: str
@@ -66,7 +68,10 @@ class WayIn:
     into_image: str = ""
 
     def command(self, argv: Sequence[str], *, at_terminal: bool) -> str:
-        """Return the line for the login's shell that runs a program in the run's folder, a login shell without one."""
+        """Return the shell line for ssh that runs a program in the run's folder.
+
+        Without `argv` it starts a login shell.
+        """
         words = words_there(self.folder, argv or _SHELL)
         if self.into_image:
             words = [self.into_image, *words]
@@ -76,17 +81,17 @@ class WayIn:
 
 
 def words_there(folder: str, argv: Sequence[str]) -> list[str]:
-    """Return the words that run a program where a run's job works, whose folder is `folder`."""
+    """Return the argv that runs a program in the job's working directory; `folder` is the run's folder."""
     return ["sh", "-c", _THERE, "gpurun", folder, *argv]
 
 
 def alias_of(run: str) -> str:
-    """Return the name of a run's machine for ssh."""
+    """Return the ssh alias for a run's machine."""
     return f"gpurun-{run}"
 
 
 def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> WayIn:
-    """Return the way into a run's machine; UsageError if there is none, with what to do."""
+    """Return how to log in to a run's machine. Raise UsageError if there is no machine to log in to."""
     run, state, instance = sight.folder.name, sight.state, sight.state.instance
     if not sight.unfinished or state.phase not in (*_LIVE, *_BEFORE):
         going = "is over" if not sight.unfinished else "is at its end"
@@ -116,7 +121,7 @@ def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> WayIn:
 
 
 def _into_job(sight: Sight, instance: Instance, address: Address, home: Home, host_key_of: HostKeyOf) -> WayIn:
-    """The way into a job goes over its cluster's login node, which has the run's folder too."""
+    """Return how to reach a cluster's job: through its login node, which has the run's folder too."""
     run, folder = sight.folder.name, address.folder
     cluster = cluster_of(load_clusters(home), instance.region)
     entry = None if cluster.is_here else _entry_of(alias_of(run), known_login(cluster, home), host_key_of)
@@ -142,10 +147,10 @@ def config_of(home: Home) -> Path:
 
 
 def write_entries(home: Home, clock: Clock | None = None) -> list[WayIn]:
-    """Write the entry of each machine that can be logged in to, and return these ways.
+    """Write an SSH entry for each machine that accepts a login; return how to log in to each.
 
-    With a `clock`, a box whose host key is known only by its fingerprint is connected to for the key. Without one, only
-    a key that it showed before is used.
+    The home may have only the fingerprint of a box's host key. With a `clock`, connect to the box to get the key;
+    without a clock, use only a key that was stored before.
     """
     make_private(home.ssh)
     known_hosts = home.ssh / "known_hosts"
@@ -170,7 +175,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def way_to_run(home: Home, run: str, clock: Clock) -> WayIn:
-    """Return the way into the machine of one run, once its entry is written; an error if there is none."""
+    """Write the entries, and return how to log in to one run's machine. Raise a GpurunError if there is no machine."""
     write_entries(home, clock)
     return way_into(look_at_run(home, run), home, _before(_known(home.ssh / "known_hosts"), clock))
 
@@ -189,7 +194,7 @@ def _before(known: Mapping[str, str], clock: Clock | None) -> HostKeyOf:
 
 
 def _known(path: Path) -> dict[str, str]:
-    """Return the host keys that are on file, by alias."""
+    """Return the stored host keys by alias."""
     with suppress(OSError, UnicodeError):
         lines = [line.partition(" ") for line in path.read_text(encoding="ascii").splitlines()]
         return {alias: key for alias, _, key in lines}
@@ -198,9 +203,9 @@ def _known(path: Path) -> dict[str, str]:
 
 @contextmanager
 def entries_kept(home: Home, folder: RunFolder) -> Iterator[None]:
-    """Keep the entries current while a run is driven, on a thread of its own that blocks nothing.
+    """Keep the SSH entries current while the block runs, on a separate thread.
 
-    Only if the file with the entries exists, so once a user has requested it.
+    Nothing is written until a user has requested the file with the entries.
     """
     over = Flag()
 

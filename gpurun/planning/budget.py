@@ -1,10 +1,11 @@
-"""What a rental may take and cost at most, and which offers finish under the cap.
+"""Compute how long a rental may last and what it can cost, and which offers finish under the cap.
 
     worst = ceil_to_billing_unit(lease + kill allowance) x rate + disk + egress   <=  cap
     lease = boot + set-up + ship + train + collect + destroy
 
-The training limit is what gives way: three times the slow end of the estimate, half an hour at least (or --hours), cut
-down to what the cap pays for. An offer finishes if that limit still covers the time that training should take.
+The training limit is --hours if given. Otherwise it is three times the slow end of the estimate, at least half an hour.
+It is reduced until the worst case is within the cap. An offer finishes if the limit still covers the time that training
+should take.
 """
 
 from __future__ import annotations
@@ -37,46 +38,46 @@ from gpurun.planning.transfer import BUCKET_BITS_PER_S, COLLECT_START_S, WORTH_A
 from gpurun.providers.catalog import asked_as, terms_of
 
 DESTROY_S = 120
-EXPECTED_BOOT_SHARE = 0.5  # Of the limit; AWS was seen to be ready after 101 to 147 of its 300 s (SkyPilot, PR 4091).
-EXPECTED_DESTROY_S = 45  # Measured at most 41 (docs/dev/BENCHMARKS.md); the death's proof alone takes 30.
+EXPECTED_BOOT_SHARE = 0.5  # Of the limit: AWS took 101 to 147 of its 300 s (SkyPilot, PR 4091).
+EXPECTED_DESTROY_S = 45  # At most 41 measured (docs/dev/BENCHMARKS.md); the proof alone takes 30.
 MARGIN = 3
 MOST_HOURS = 24 * 365
-MOST_TRAIN_S = MOST_HOURS * SECONDS_PER_HOUR  # No lease is longer, and no date is beyond what a calendar has.
-MOST_WAYS = 3
+MOST_TRAIN_S = MOST_HOURS * SECONDS_PER_HOUR  # The longest lease: later dates may overflow.
+MOST_HINTS = 3
 WOULD_DO = "Each of these would do:"
 LEAST_TRAIN_S = 1800
 
 
 def worst_case(offer: Offer, lease: Lease, load: Load) -> Micros:
-    """Return the most that a rental can cost: the whole lease and the kill allowance, with disk and egress."""
+    """Return the upper bound of a rental's cost: the whole lease and the kill allowance, with disk and egress."""
     return _cost(offer, lease.total_s + lease.kill_allowance_s, load)
 
 
 def disk_gb_on(provider: str, wanted_gb: int) -> int:
-    """Return the disk to order and pay for: what the recipe wants, and no less than the provider's images take."""
+    """Return the disk size to order in GB: the requested size, but at least what the provider's images need."""
     return max(wanted_gb, terms_of(provider).least_disk_gb)
 
 
 def beside_rate(offer: Offer, collect_bytes: int, disk_gb: int) -> tuple[Micros, Micros]:
-    """Return what a rental costs beside its rate: each hour (disk, address), and once (the checkpoints' download)."""
+    """Return a rental's costs in addition to its rate: per hour (disk, address) and once (egress of checkpoints)."""
     load = Load(0, collect_bytes, disk_gb)
     return _beside_hourly(offer, load), _egress(offer, load)
 
 
 def rental_cost(offer: Offer, seconds: float, collect_bytes: int, disk_gb: int) -> Micros:
-    """Return what a rental of so many seconds costs, with everything beside its rate."""
+    """Return the cost of a rental of that many seconds, with disk, address and egress."""
     return _cost(offer, seconds, Load(0, collect_bytes, disk_gb))
 
 
 def expected_train_s(guess: Estimate) -> float:
-    """Return the likely time, by which an offer is judged; infinity if nothing is known."""
+    """Return the likely training time in seconds; infinity if the speed is not known."""
     return inf if guess.likely_s is None else guess.likely_s
 
 
-def demand_hours(hours: float | None) -> None:
-    """Raise a UsageError for hours that nothing could run for."""
+def require_hours(hours: float | None) -> None:
+    """Raise UsageError unless the hours are above 0 and at most a year."""
     if hours is not None and not 0 < hours <= MOST_HOURS:
-        what = f"--hours {hours:g} is not a time to train: it must be above 0, and at most {MOST_HOURS:,} (a year)."
+        what = f"--hours {hours:g} is not a possible duration: it must be above 0 and at most {MOST_HOURS:,} (a year)."
         raise UsageError("hours.bad", what, hint="Write for instance --hours 2.5")
 
 
@@ -85,10 +86,11 @@ def lease_for(
 ) -> Lease | None:
     """Return the longest lease that the cap pays for, or None if it leaves no time for training.
 
-    Its training limit is `hours` if given, else three times the slow end of the estimate, from half an hour to a year;
-    less under a cap. So a run of minutes never sets a timer to a day, however much the cap pays for.
+    The training limit is `hours` if given, else three times the slow end of the estimate, between half an hour and a
+    year. The cap may reduce it. A run of minutes therefore never gets a lease of a day, even if the cap would pay for
+    one.
     """
-    demand_hours(hours)
+    require_hours(hours)
     if hours is not None:
         limit_s = ceil(hours * SECONDS_PER_HOUR)
     elif guess.train_s is not None:
@@ -102,7 +104,7 @@ def lease_for(
     others_s = lease.total_s + lease.kill_allowance_s - limit_s
     paid_s = seconds_within(left_of(cap, _egress(offer, load)), _hourly(offer, load), offer.billing_unit_s)
     train_s = int(min(limit_s, paid_s - others_s))
-    # Each part of a price is rounded up on its own, which can be a micro-dollar more than the rounded sum.
+    # Each part of a price is rounded up separately, so the total can be a micro-dollar above the rounded sum.
     while train_s > 0 and worst_case(offer, _lease(offer, load, train_s), load) > cap:
         train_s -= offer.billing_unit_s
     return _lease(offer, load, train_s, hours_s) if train_s > 0 else None
@@ -120,10 +122,11 @@ def candidates(
     priors: Priors = NO_PRIORS,
     data_sha256: str = "",
 ) -> tuple[Candidate, ...]:
-    """Return every offer with its time and money: those that finish first, then by the dollars that finishing takes.
+    """Return every offer with its time and cost, sorted: offers that finish first, then by the cost of finishing.
 
-    Every candidate with a lease may be rented: its worst case is within the cap. With `hours` that includes a part of
-    the run; without, an offer that cannot finish has no lease, and `why_not` says what it would need.
+    A candidate with a lease may be rented: its worst case is within the cap. With `hours`, an offer may have a lease
+    for a part of the run. Without `hours`, an offer that cannot finish has no lease, and `why_not` says what it would
+    need.
     """
     found, known = [], same_recipe(priors, recipe.sha256, data_sha256)
     for offer in offers:
@@ -135,14 +138,14 @@ def candidates(
 
 
 def ranked(found: Iterable[Candidate], load: Load) -> tuple[Candidate, ...]:
-    """Return those that finish first, then those that may be rented, then by the dollars that finishing takes."""
+    """Return the candidates sorted: those that finish, then those that may be rented; each by the cost of finishing."""
     return tuple(sorted(found, key=lambda candidate: _rank(candidate, load)))
 
 
 def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None, by_gpu: bool = False) -> Candidate:
-    """The first candidate that may be bought; a NoOffer that names the cap that would do when there is none.
+    """Return the first candidate that may be rented. If there is none, raise NoOffer, which names a sufficient cap.
 
-    With `by_gpu` the candidates are of other GPUs than a run would take by itself, so what would do is told with --gpu.
+    With `by_gpu`, the candidates have other GPUs than the run would use without --gpu, so the hint includes --gpu.
     """
     for candidate in found:
         if candidate.lease is not None:
@@ -150,72 +153,73 @@ def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None, by_gpu
     within = [candidate for candidate in found if expected_train_s(candidate.estimate) <= MOST_TRAIN_S]
     needs = [(needed_cap(candidate.offer, candidate.estimate, load), candidate.offer) for candidate in within]
     if cap is None or not needs:
-        raise _none_fits(found)
+        raise _no_fit_error(found)
     needed, offer = min(needs, key=lambda pair: pair[0])
-    far = max(
-        (candidate for candidate in found if candidate.reach),
-        key=lambda candidate: candidate.reach.step if candidate.reach else 0,
-        default=None,
-    )
-    gets, part = "", []
-    if far is not None and far.reach is not None and far.reach.step:
-        gets = f"The furthest it gets is {reach_words(far.reach)}, on {far.offer.provider} {far.offer.label}. "
-        hours = floor(1000 * far.reach.train_s / SECONDS_PER_HOUR) / 1000
+    reaching = [candidate for candidate in found if candidate.reach]
+    furthest = max(reaching, key=lambda candidate: candidate.reach.step if candidate.reach else 0, default=None)
+    reached, part = "", []
+    if furthest is not None and furthest.reach is not None and furthest.reach.step:
+        where = f"{furthest.offer.provider} {furthest.offer.label}"
+        reached = f"The furthest it gets is {reach_words(furthest.reach)}, on {where}. "
+        hours = floor(1000 * furthest.reach.train_s / SECONDS_PER_HOUR) / 1000
         if hours:
-            on = f"--gpu {asked_as(far.offer)} " if by_gpu else ""
+            on = f"--gpu {asked_as(furthest.offer)} " if by_gpu else ""
             part = [f"{on}--hours {hours:g}: a part now; the rest later by gpurun train --from RUN"]
     on = f"--gpu {asked_as(offer)} " if by_gpu else ""
     raise over_cap(
-        f"No offer finishes within {format_usd(cap)}. {gets}The cheapest that does needs {format_usd(needed)} "
+        f"No offer finishes within {format_usd(cap)}. {reached}The cheapest offer that does needs {format_usd(needed)} "
         f"({offer.provider} {offer.label}, {format_rate(offer.rate_micros_per_hour)}).",
-        [*_by_bucket(within, load, cap, by_gpu=by_gpu), *part, f"{on}--max-cost {as_typed(needed)}: a higher cap"],
+        [*_bucket_hint(within, load, cap, by_gpu=by_gpu), *part, f"{on}--max-cost {as_typed(needed)}: a higher cap"],
     )
 
 
 def over_cap(what: str, ways: Sequence[str]) -> NoOffer:
-    """Return the refusal of what no cap pays for, with the first few ways that would do, a line each."""
-    return NoOffer("offer.over_cap", what, hint="\n".join((WOULD_DO, *ways[:MOST_WAYS])))
+    """Return the refusal of a request that its cap does not pay for.
+
+    Its hint has one line for each of a few ways out.
+    """
+    return NoOffer("offer.over_cap", what, hint="\n".join((WOULD_DO, *ways[:MOST_HINTS])))
 
 
 def as_typed(amount: Micros) -> str:
-    """Return a sum as --max-cost takes it: `1234.57`."""
+    """Return an amount in the form that --max-cost takes: `1234.57`."""
     return format_usd(amount).removeprefix("$").replace(",", "")
 
 
-def _by_bucket(found: Sequence[Candidate], load: Load, cap: Micros, *, by_gpu: bool) -> list[str]:
-    """What finishing would need if the shards went by a bucket, and over which line the cap would do; [] for little."""
+def _bucket_hint(found: Sequence[Candidate], load: Load, cap: Micros, *, by_gpu: bool) -> list[str]:
+    """Return a hint: the cap that suffices if the shards are pulled from a bucket, and the upload speed that suffices.
+
+    Return [] if a bucket would save little time.
+    """
     staged = replace(load, uplink_bits_per_s=BUCKET_BITS_PER_S)
     if load.ship_s - staged.ship_s < WORTH_A_BUCKET_S:
         return []
     needed, offer, guess = min(
-        (
-            (needed_cap(candidate.offer, candidate.estimate, staged), candidate.offer, candidate.estimate)
-            for candidate in found
-        ),
+        ((needed_cap(each.offer, each.estimate, staged), each.offer, each.estimate) for each in found),
         key=lambda need: need[0],
     )
     on = f"--gpu {asked_as(offer)} " if by_gpu else ""
     stage = f"{on}--stage s3://BUCKET/PREFIX"
     if needed > cap:
-        return [f"{stage} --max-cost {as_typed(needed)}: the shards by a bucket, and a higher cap"]
-    # Each second less of sending is a second less of the lease.
+        return [f"{stage} --max-cost {as_typed(needed)}: the shards from a bucket, and a higher cap"]
+    # Each second saved on the upload shortens the lease by a second.
     bare = _lease(offer, replace(load, ship_bytes=0), ceil(expected_train_s(guess)))
     paid_s = seconds_within(left_of(cap, _egress(offer, load)), _hourly(offer, load), offer.billing_unit_s)
     line = ceil(8e-6 * load.ship_bytes / (paid_s - bare.total_s - bare.kill_allowance_s))
-    return [f"{stage}: the shards by a bucket, {format_usd(needed)}; a line of {line} Mbit/s does, too"]
+    return [f"{stage}: the shards from a bucket, {format_usd(needed)}; an upload at {line} Mbit/s suffices, too"]
 
 
-def _none_fits(found: Sequence[Candidate]) -> NoOffer:
-    """Return the refusal if no offer can run the recipe at all; if memory is short, with cuts for the nearest one."""
+def _no_fit_error(found: Sequence[Candidate]) -> NoOffer:
+    """Return the refusal if no offer can run the recipe.
+
+    If memory is short, suggest cuts for the offer that comes nearest.
+    """
     if not found:
         hint = "Ask for another GPU with --gpu, or for a smaller model with --set."
         return NoOffer("offer.none_fits", "There is no offer for this need.", hint=hint)
     short = [candidate for candidate in found if candidate.estimate.obstacle == "memory"]
-    reasons = {
-        candidate.why_not: f"{candidate.offer.provider} {candidate.offer.label}"
-        for candidate in reversed(found)
-        if candidate not in short
-    }
+    rest = [candidate for candidate in reversed(found) if candidate not in short]
+    reasons = {candidate.why_not: f"{candidate.offer.provider} {candidate.offer.label}" for candidate in rest}
     listed = "; ".join(f"{where}: {why}" for why, where in reversed(reasons.items()))
     what = f"No offer can run this recipe. {listed}." if listed else "No offer has the memory for this."
     if not short:
@@ -223,7 +227,7 @@ def _none_fits(found: Sequence[Candidate]) -> NoOffer:
         if any(candidate.estimate.fits and candidate.estimate.train_s is None for candidate in found):
             hint = "The card's speed is not known. Say how long to train: --hours 2."
         return NoOffer("offer.none_fits", what, hint=hint)
-    nearest = min(short, key=lambda candidate: candidate.estimate.peak_bytes / max(1.0, usable_bytes(candidate.offer)))
+    nearest = min(short, key=lambda each: each.estimate.peak_bytes / max(1.0, usable_bytes(each.offer)))
     where = f"On {nearest.offer.provider} {nearest.offer.label}, which comes nearest"
     hint = "Do one of these with --set (model.context=…, model.layers=…), or ask for a larger --gpu."
     return NoOffer("offer.none_fits", f"{what} {where}, {nearest.estimate.basis}.", hint=hint)
@@ -232,13 +236,13 @@ def _none_fits(found: Sequence[Candidate]) -> NoOffer:
 def judge_lease(
     offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hours: float | None, reach: Reach | None
 ) -> Candidate:
-    """Judge one offer by the longest lease that the cap pays for."""
+    """Return the candidate for one offer: its cost with this lease, whether it finishes, and otherwise why not."""
     needed_s = expected_train_s(guess)
     finishes = lease is not None and lease.train_s >= needed_s
-    # A requested part costs what the part takes, whatever the whole would cost.
+    # With --hours, count only the requested part.
     train_s = min(needed_s, lease.train_s) if lease is not None and hours is not None else needed_s
     obstacle, needed, why_not = ("", "", "") if finishes else _obstacle(offer, guess, load, lease, hours)
-    if hours is None and not finishes and offer.rate_micros_per_hour:  # Where nothing is paid, a part is enough.
+    if hours is None and not finishes and offer.rate_micros_per_hour:  # If nothing is paid, a part may run.
         lease = None
     worst = worst_case(offer, lease, load) if lease else None
     expected = slow = None
@@ -264,7 +268,7 @@ def judge_lease(
 def _obstacle(
     offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hours: float | None
 ) -> tuple[str, str, str]:
-    """Return why an offer does not finish: its code, the cap or the time that it needs, and a sentence."""
+    """Return why an offer does not finish: (code, the cap or time that it needs, sentence)."""
     if guess.obstacle == "memory":
         return guess.obstacle, "", f"no fit: {guess.peak_bytes / GIB:.0f} GiB of {usable_bytes(offer) / GIB:.0f}"
     if guess.train_s is None:
@@ -279,9 +283,9 @@ def _obstacle(
 
 
 def _rank(candidate: Candidate, load: Load) -> tuple[bool, bool, int, Micros, str, str, str]:
-    """Return a sort key: what finishes, what may be rented at all, dollars to finish, and price and names for a tie."""
+    """Return a sort key: whether it finishes, whether it may be rented, the cost of finishing, then price and names."""
     offer, guess = candidate.offer, candidate.estimate
-    # If no speed is known, these are the dollars of the requested hours.
+    # If no speed is known, this is the cost of the requested hours.
     is_known = guess.train_s is not None
     dollars = expected_cost(offer, expected_train_s(guess), load) if is_known else candidate.expected_micros
     names = (offer.rate_micros_per_hour, offer.provider, offer.type_id, offer.region)
@@ -306,21 +310,21 @@ def _lease(offer: Offer, load: Load, train_s: int, hours_s: int | None = None) -
 
 
 def expected_cost(offer: Offer, train_s: float, load: Load) -> Micros:
-    """Return what a rental costs that goes well: it boots faster than it may, and ends as `expected_end_s` says."""
+    """Return the expected cost of a rental without problems: a usual boot, training, and `expected_end_s`."""
     before_s = ceil(EXPECTED_BOOT_SHARE * (offer.boot_s + load.setup_s)) + load.ship_s
     return _cost(offer, before_s + ceil(train_s) + expected_end_s(load.collect_s), load)
 
 
 def expected_end_s(collect_s: int) -> int:
-    """Return the time from the end of training to a proven end if all goes well: the last checkpoint is also the best.
+    """Return the expected seconds from the end of training to the proven end of the machine.
 
-    `collect_s` is the limit for the download.
+    It assumes that the last checkpoint is also the best. `collect_s` is the limit for the download.
     """
     return COLLECT_START_S + (collect_s - COLLECT_START_S) // KEPT_CHECKPOINTS + EXPECTED_DESTROY_S
 
 
 def _cost(offer: Offer, seconds: float, load: Load) -> Micros:
-    """Return what so many seconds cost: compute, disk and other hourly costs, and the checkpoints' download."""
+    """Return the cost of that many seconds: compute, disk and other hourly costs, and the checkpoints' egress."""
     compute = cost_of(offer.rate_micros_per_hour, seconds, offer.billing_unit_s)
     beside = cost_of(_beside_hourly(offer, load), seconds, offer.billing_unit_s)
     return total(compute, beside, _egress(offer, load))
@@ -331,13 +335,13 @@ def _hourly(offer: Offer, load: Load) -> Micros:
 
 
 def _beside_hourly(offer: Offer, load: Load) -> Micros:
-    """Return the hourly cost of disk and address."""
+    """Return the cost per hour of disk and address."""
     terms = terms_of(offer.provider, offer.region)
     return total(times(terms.disk_per_gb_hour, disk_gb_on(offer.provider, load.disk_gb)), terms.other_per_hour)
 
 
 def egress_of(offer: Offer, left_bytes: int) -> Micros:
-    """Return the cost of bytes that left a machine: with a twentieth for protocols, in whole tens of megabytes."""
+    """Return the cost of bytes that left a machine, plus 5 % for protocols, rounded up to tens of megabytes."""
     tens = -(-left_bytes * 105 // 1_000_000_000)
     return Micros(-(-terms_of(offer.provider, offer.region).egress_per_gb * tens // 100))
 
@@ -347,10 +351,10 @@ def _egress(offer: Offer, load: Load) -> Micros:
 
 
 def reach_of(recipe: ResolvedRecipe, guess: Estimate, lease: Lease | None, known: Prior | None) -> Reach | None:
-    """Return the last step that a lease covers at the likely speed; None if no speed is known or there is no lease.
+    """Return the last step that a lease covers at the likely speed; None without a lease or a known speed.
 
-    `known` is an own run of the very same recipe. The time of a start is subtracted first, so that as many steps,
-    requested alone, do finish in that lease.
+    `known` is an earlier run of the user with the same recipe and data. The start-up time is subtracted first, so that
+    a run of only these steps finishes in the lease.
     """
     if lease is None or guess.train_s is None or guess.tokens_per_s is None or guess.likely_s is None:
         return None
@@ -360,7 +364,7 @@ def reach_of(recipe: ResolvedRecipe, guess: Estimate, lease: Lease | None, known
     step = steps
     if lease.train_s < guess.likely_s:
         tokens = steps_of_work(recipe) * recipe.tables.train.batch_tokens
-        # The slow end also starts slowly: its time beyond its steps is the longest start.
+        # The slow end includes the longest start-up: its time minus the time of its steps.
         start_s = max(0.0, guess.train_s[1] - tokens / guess.tokens_per_s[0])
         share = (lease.train_s - start_s) / max(1e-9, guess.likely_s - start_s)
         step = first + max(0, min(left - 1, int(left * share)))
@@ -370,7 +374,7 @@ def reach_of(recipe: ResolvedRecipe, guess: Estimate, lease: Lease | None, known
 
 
 def reach_words(reach: Reach) -> str:
-    """Return `step 3,950 of 18,865 (21 %)`, with the validation loss that was reached there."""
+    """Return `step 3,950 of 18,865 (21 %)`, and the validation loss of an earlier run at that step."""
     words = f"step {reach.step:,} of {reach.steps:,} ({reach.step / reach.steps:.0%})"
     if reach.val_loss is None:
         return words

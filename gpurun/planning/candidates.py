@@ -1,4 +1,4 @@
-"""What a paid run would be on each offer, live or from the catalogue, ranked by the dollars that finishing takes."""
+"""Judge and rank the offers for a paid run, live ones or those from the catalogue, by the cost of finishing."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from gpurun.planning.place import Place
 
 WEAK = "needs --accept-weak-lease"
-_BOX = "A100"
-"""The card that a user's box is assumed to have if none is named; the machine is checked before anything is sent."""
-_CONSENT = "Add --lambda-guard (puts a key on the machine that ends it), or --accept-weak-lease."
+_ASSUMED_CARD = "A100"
+"""The card that a user's box is assumed to have without --gpu. The box is checked before anything is sent."""
+_CONSENT = "Add --lambda-guard (puts a key on the machine so that it can end itself), or --accept-weak-lease."
 
 
 @dataclass(frozen=True)
 class Quote:
-    """The offers for a need, what would have to be sent, and what should be said about it."""
+    """The judged offers for a request, what must be transferred, and notes for the plan."""
 
     candidates: tuple[Candidate, ...]
     load: Load
     uplink: Uplink
     notes: tuple[str, ...]
     asked: tuple[str, ...] | None = None
-    """The clouds whose prices were read live; None if the catalogue is used for all."""
+    """The clouds whose prices were read live; None if all prices are from the catalogue."""
 
 
 def quote(
@@ -50,11 +50,10 @@ def quote(
     data: DataSummary | None = None,
     priors: Priors = NO_PRIORS,
 ) -> Quote:
-    """Judge the offers: the market's, or without one the catalogue's; NoOffer if there are none for the need.
+    """Judge the market's offers, or the catalogue's without a market. Raise NoOffer if none matches the request.
 
-    `data` are the shards that will be uploaded; without them their size is guessed. `priors` are the user's own runs.
-    If a plan is only shown and no GPU was requested, there may be no offer of the recipe's own GPU, if there are
-    others.
+    `data` are the shards to upload; without them their size is estimated. `priors` are the user's own runs. If a plan
+    is only shown and no GPU was requested, the recipe's own GPU may have no offer as long as another GPU has one.
     """
     need = need_of(request, full, is_rented=place.is_rented)
     uplink = uplink_of(request, priors)
@@ -80,16 +79,14 @@ def quote(
     if not place.is_rented:
         return Quote(found, load, uplink, ())
     if not request.choices.weak_lease:
-        found = tuple(
-            sorted((unless_weak(candidate) for candidate in found), key=lambda candidate: candidate.needs_consent)
-        )
+        found = tuple(sorted((unless_weak(each) for each in found), key=lambda each: each.needs_consent))
     return Quote(found, load, uplink, (*price_notes(request, offers, market), *notes), market.asked if market else None)
 
 
 def quote_other_gpus(request: Request, full: ResolvedRecipe, place: Place, quoted: Quote, priors: Priors) -> Quote:
-    """Return the same quote with everything that the catalogue has beside the recipe's own GPU, ranked together.
+    """Return the quote extended by the catalogue's offers of other GPUs, ranked together.
 
-    A machine without a GPU is among them only if the recipe is trained on one as it is written.
+    Machines without a GPU are included only if the recipe trains on a CPU as it is written.
     """
     need = need_of(request, full, is_rented=True)
     vocab = vocabulary_of(full)
@@ -106,36 +103,36 @@ def quote_other_gpus(request: Request, full: ResolvedRecipe, place: Place, quote
         data_sha256=named_data(request),
     )
     if not request.choices.weak_lease:
-        found = tuple(unless_weak(candidate) for candidate in found)
-    together = sorted(ranked((*quoted.candidates, *found), quoted.load), key=lambda candidate: candidate.needs_consent)
-    taken = "takes the best of them" if need.is_any else f"uses the recipe's {need}"
-    note = f"Every offer of the catalogue is ranked; without --gpu, `train` {taken}."
+        found = tuple(unless_weak(each) for each in found)
+    together = sorted(ranked((*quoted.candidates, *found), quoted.load), key=lambda each: each.needs_consent)
+    taken = "takes the best offer" if need.is_any else f"uses the recipe's {need}"
+    note = f"Every offer in the catalogue is ranked; without --gpu, `train` {taken}."
     if quoted.asked is not None:
-        note += f" Only {' and '.join(quoted.asked)}'s prices for it are live; the others are the {catalogue_words()}'s"
+        note += f" Only the prices from {' and '.join(quoted.asked)} are live; others are the {catalogue_words()}'s"
         note += ", for on-demand machines." if request.choices.spot else "."
     return replace(quoted, candidates=tuple(together), notes=(*quoted.notes, note))
 
 
 def _on_cpu(full: ResolvedRecipe) -> bool:
-    """Return whether the recipe is trained as it is written on a machine without a GPU."""
+    """Return whether the recipe trains as it is written on a machine without a GPU."""
     return full.tables.hardware.on_cpu == "as_written"
 
 
 def need_of(request: Request, full: ResolvedRecipe, *, is_rented: bool) -> GpuNeed:
     """Return the requested GPUs, or those that the recipe is written for."""
     need = request.gpu or parse_gpu(full.tables.hardware.gpu)
-    return need.model_copy(update={"name": _BOX}) if need.is_any and not is_rented else need
+    return need.model_copy(update={"name": _ASSUMED_CARD}) if need.is_any and not is_rented else need
 
 
 def is_weak(offer: Offer) -> bool:
-    """Return whether nothing but this laptop ends a rented machine."""
+    """Return whether only this computer would end the rented machine."""
     return offer.dies_by_itself.startswith("NO")
 
 
 def unless_weak(candidate: Candidate) -> Candidate:
-    """Return the candidate; one that only this laptop ends loses its lease, because renting it needs a flag.
+    """Return the candidate, without its lease if only this computer would end the machine (renting it needs a flag).
 
-    That reason comes first, even if the cap is too low as well: a higher cap alone would not be enough.
+    The missing flag is named before a cap that is too low, because a higher cap alone would not be enough.
     """
     if not is_weak(candidate.offer) or not candidate.estimate.fits:
         return candidate
@@ -146,10 +143,10 @@ def unless_weak(candidate: Candidate) -> Candidate:
 
 
 def price_notes(request: Request, offers: Sequence[Offer], market: Market | None) -> tuple[str, ...]:
-    """Return where the prices come from."""
+    """Return notes about the source of the prices."""
     if market is None:
         note = f"Prices are from the {catalogue_words()}; the live price is what counts."
-        kind = " It has none for --spot: these are for on-demand machines." if request.choices.spot else ""
+        kind = " It has no spot prices: these are for on-demand machines." if request.choices.spot else ""
         return (note + kind,)
     packaged = {f"{o.provider}: price from the {o.price_source}." for o in offers if o.price_source.startswith("catal")}
     read = f"Prices were read live at {local_time(market.read_wall, now=market.read_wall)}."
@@ -157,42 +154,40 @@ def price_notes(request: Request, offers: Sequence[Offer], market: Market | None
 
 
 def on_sale(market: Market, need: GpuNeed) -> list[Offer]:
-    """Return the market's offers; NoOffer if there are none, with what each silent provider said."""
+    """Return the market's offers. If there are none, raise NoOffer, or SetupError if no cloud could be queried."""
     if market.offers:
         return list(market.offers)
-    silent = " ".join(f"{name} could not be asked: {why}" for name, why in market.silent)
+    silent = " ".join(f"{name} could not be queried: {why}" for name, why in market.silent)
     if market.asked and len(market.silent) == len(market.asked):
         hint = "Check the network, then `gpurun doctor --online`. Rehearse meanwhile: add --dry-run."
-        raise SetupError("market.unreachable", f"No cloud could be asked for its offers. {silent}", hint=hint)
+        raise SetupError("market.unreachable", f"No cloud could be queried for its offers. {silent}", hint=hint)
     sold = ", ".join(f"{count}x{need.name}" for count in counts_of(need, market.asked)) if need.count else ""
     asked = ", ".join(market.asked)
     raise NoOffer(
         "offer.no_capacity",
-        f"None of the clouds that were asked ({asked}) has {need} now, in that region and kind. {silent}".strip(),
+        f"None of the queried clouds ({asked}) has {need} now, with this region and kind. {silent}".strip(),
         hint=f"Sold there as {sold}. `gpurun offers` shows what there is." if sold else "`gpurun offers` shows more.",
     )
 
 
 def choose_best(quoted: Quote, request: Request, *, by_gpu: bool = False) -> Candidate:
-    """Return the best offer that the cap pays for; a refusal names a cap that would do, with what else that takes.
+    """Return the best offer that the cap pays for. Otherwise raise NoOffer, whose hint names a sufficient cap.
 
-    With `by_gpu` it says with which --gpu, too: the offers are of others than the recipe's own.
+    With `by_gpu` the hint includes --gpu, because the offers have other GPUs than the recipe's own.
     """
-    _refuse_only_weak(quoted, request)
-    strong = [
-        candidate for candidate in quoted.candidates if request.choices.weak_lease or not is_weak(candidate.offer)
-    ]
+    _require_strong_lease(quoted, request)
+    strong = [each for each in quoted.candidates if request.choices.weak_lease or not is_weak(each.offer)]
     try:
         return choose(strong or quoted.candidates, quoted.load, cap=request.max_cost_micros, by_gpu=by_gpu)
     except NoOffer as refusal:
         if strong or refusal.code != "offer.over_cap":
             raise
-        hint = f"{refusal.hint} Nothing on that machine ends it, whatever the cap. {_CONSENT}"
+        hint = f"{refusal.hint} Whatever the cap, that machine cannot end itself. {_CONSENT}"
         raise NoOffer(refusal.code, refusal.what, hint=hint) from None
 
 
-def _refuse_only_weak(quoted: Quote, request: Request) -> None:
-    """Raise NoOffer if the only machines that could be rented are those that nothing ends automatically."""
+def _require_strong_lease(quoted: Quote, request: Request) -> None:
+    """Raise NoOffer if only machines could be rented that do not end automatically."""
     if any(candidate.lease is not None for candidate in quoted.candidates):
         return
     weak = [candidate for candidate in quoted.candidates if candidate.obstacle == "consent"]
@@ -202,7 +197,7 @@ def _refuse_only_weak(quoted: Quote, request: Request) -> None:
         under = " under the cap" if request.max_cost_micros is not None else ""
         raise NoOffer(
             "offer.weak_lease",
-            f"Only {first.offer.provider} can run this{under} ({first.offer.label}, about {price}), and nothing "
-            "on that machine ends it: if this laptop is lost, billing continues.",
+            f"Only {first.offer.provider} can run this{under} ({first.offer.label}, about {price}), and that "
+            "machine cannot end itself: if this computer is lost, billing continues.",
             hint=_CONSENT,
         )

@@ -1,6 +1,7 @@
-"""Checks that the cards of a machine are the ordered ones, work, and are free, before anything is uploaded.
+"""Check before the upload that a machine's cards are the ordered ones, work, and are free.
 
-The machine's own words are in every message. A fault that another machine may not have is never cured by an install.
+Every message quotes what the machine reported. For a fault of the machine itself, the advice is another machine, never
+an install.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from gpurun.core.records import Offer
 from gpurun.remote.machine_facts import CardFacts, Gpu, MachineFacts
 from gpurun.view.number_format import format_bytes
 
-# A card reports a few percent less than the figure that it is sold by.
+# A card reports a few percent less than its nominal memory.
 LEAST_MEMORY = 0.9
 LEAST_FREE, USUALLY_FREE = 0.5, 0.9
-"""The parts of a card's memory that must be free, and that are free if only a desktop or nothing uses it."""
+"""The share of a card's memory that must be free, and the share below which a warning is given."""
 
-# What torch and nvidia-smi report of a faulty machine, and the cure if it is one's own box.
-_ILL = {
+# Messages of torch and nvidia-smi on a faulty machine, and what to do about it on the user's own box.
+_FAULTS = {
     r"error 802|system not yet initialized": "Start the fabric manager there (systemctl start nvidia-fabricmanager)",
     r"off the bus|gpu is lost|unable to determine the device handle|\bxid\b|unspecified launch failure|uncorrectable": (
         "Restart the box; a card that disappears again is broken"
@@ -29,15 +30,16 @@ _ILL = {
     r"did not answer within": "Restart the box: its driver or a card hangs",
 }
 _NO_KERNEL = re.compile(r"no kernel image is available", re.IGNORECASE)
-# The least CUDA version that a torch must be made for to have kernels for a card, by the card's capability.
+# The oldest CUDA version for which torch must be built to have kernels for a card, by the card's capability.
 _LEAST_CUDA = {(12, 1): "13.0", (12, 0): "12.8", (11, 0): "13.0", (10, 3): "12.9", (10, 0): "12.8", (0, 0): "11.8"}
 _OLD, _LAST_CUDA_OF_OLD = (7, 5), "12.6"
 
 
 def check_cards(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
-    """Return warnings about cards that are good enough.
+    """Return warnings about cards that can be used.
 
-    Raises NoOffer for a fault that another machine may not have, SetupError for a torch that does not fit the card.
+    Raise NoOffer for a fault that another machine may not have, and SetupError for a torch that does not support the
+    card.
     """
     _check_count(facts, offer)
     _check_work(facts, offer)
@@ -50,33 +52,36 @@ def check_cards(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
 
 
 def another(offer: Offer) -> str:
-    """Return what to do about a machine that is not what was ordered."""
+    """Return the hint for a machine that is not what was ordered."""
     if place_facts(offer.provider).is_own_box:
-        return "Say what your box has with --gpu."
+        return "State with --gpu what your box has."
     return "Try again, or with another --region or --provider."
 
 
 def _check_count(facts: MachineFacts, offer: Offer) -> None:
-    """Check that torch can use as many devices as are paid for; if the driver has them, the image is to blame."""
+    """Check that torch can use as many devices as are paid for.
+
+    If the driver shows enough cards, raise SetupError, because the image is at fault; otherwise raise NoOffer.
+    """
     usable, torch = len(facts.torch.devices), facts.torch
     if usable >= offer.gpus_per_node:
         return
     lacks = f"{offer.label} was ordered; torch on the instance can use {usable} GPUs, and {seen(facts)}"
-    words = f"{lacks}.{_words(facts)}"
-    _raise_if_ill(f"{torch.error or ''} {facts.driver_words or ''}", words, offer)
-    in_parts = [place for place, card in enumerate(facts.gpus) if card.mig]
+    words = f"{lacks}.{_quoted_messages(facts)}"
+    _raise_if_faulty(f"{torch.error or ''} {facts.driver_words or ''}", words, offer)
+    in_parts = [index for index, card in enumerate(facts.gpus) if card.mig]
     if in_parts:
         what = f"MIG is switched on for GPU {', '.join(map(str, in_parts))}, which has no instance that torch can use."
         cure = "Switch it off there (nvidia-smi -mig 0), or make instances (nvidia-smi mig -cgi)"
         raise NoOffer("box.mig", f"{what} {words}", hint=elsewhere(offer, cure))
     if torch.found and len(facts.gpus) >= offer.gpus_per_node:
         where = "install another" if place_facts(offer.provider).is_own_box else "choose another image (--image)"
-        made = f"made for CUDA {torch.built_for}, which this driver may be too old for"
-        cause = f"That torch is {made if torch.built_for else 'made without CUDA, or for another driver'}"
+        made = f"built for CUDA {torch.built_for}, for which this driver may be too old"
+        cause = f"That torch is {made if torch.built_for else 'built without CUDA, or for another driver'}"
         raise SetupError(
             "box.driver_mismatch",
             f"The instance has what was ordered ({offer.gpus_per_node} × {offer.gpu}), but torch {torch.version} "
-            f"there can use {usable} of them: {seen(facts)}.{_words(facts)}",
+            f"there can use only {usable} of them: {seen(facts)}.{_quoted_messages(facts)}",
             hint=f"{cause}: {where}.",
         )
     code = "box.fewer_gpus" if usable else "box.no_gpu"
@@ -84,10 +89,10 @@ def _check_count(facts: MachineFacts, offer: Offer) -> None:
 
 
 def check_kind(facts: MachineFacts, offer: Offer) -> None:
-    """Check that every device is of the ordered family, with the memory that the plan counts on."""
-    family = _family(offer.gpu)
+    """Check that every device has the ordered model and the memory that the plan needs."""
+    model = _model_name(offer.gpu)
     for device in facts.torch.devices:
-        if family and not re.search(rf"(?<![0-9A-Z]){family}(?![0-9A-Z])", device.name.upper().replace("RTX", "RTX ")):
+        if model and not re.search(rf"(?<![0-9A-Z]){model}(?![0-9A-Z])", device.name.upper().replace("RTX", "RTX ")):
             raise NoOffer(
                 "box.other_gpu", f"{offer.label} was ordered; the instance has {device.name}.", hint=another(offer)
             )
@@ -100,19 +105,19 @@ def check_kind(facts: MachineFacts, offer: Offer) -> None:
 
 
 def _check_health(facts: MachineFacts, offer: Offer) -> None:
-    """Check that no card's memory has lost a bit since its driver was loaded."""
-    for place, card in enumerate(facts.gpus):
+    """Check that no card has had an uncorrected memory error since its driver was loaded."""
+    for index, card in enumerate(facts.gpus):
         if card.ecc_errors:
             errors = f"{card.ecc_errors} uncorrected memory error{'s' if card.ecc_errors > 1 else ''}"
             raise NoOffer(
-                "box.ecc_errors", f"GPU {place} of the instance ({card.name}) has {errors}.", hint=another(offer)
+                "box.ecc_errors", f"GPU {index} of the instance ({card.name}) has {errors}.", hint=another(offer)
             )
 
 
 def _check_work(facts: MachineFacts, offer: Offer) -> None:
     """Check that a small kernel ran on every card and computed the right result."""
     torch = facts.torch
-    for place, device in enumerate(torch.devices):
+    for index, device in enumerate(torch.devices):
         if device.error is None:
             continue
         if _NO_KERNEL.search(device.error):
@@ -120,17 +125,20 @@ def _check_work(facts: MachineFacts, offer: Offer) -> None:
             for_cuda = f" for CUDA {torch.built_for}" if torch.built_for else ""
             has = f" (it has them for {', '.join(torch.archs)})" if torch.archs else ""
             what = f"torch {torch.version} there is made{for_cuda} and has no kernels for {device.name}, {arch}{has}"
-            raise SetupError("box.no_kernels", f"{what}: {device.error}", hint=_which_torch(device, offer))
-        what = f"A small matrix product on GPU {place} of the instance ({device.name}) failed: {device.error}"
-        _raise_if_ill(device.error, what, offer)
+            raise SetupError("box.no_kernels", f"{what}: {device.error}", hint=_torch_hint(device, offer))
+        what = f"A small matrix product on GPU {index} of the instance ({device.name}) failed: {device.error}"
+        _raise_if_faulty(device.error, what, offer)
         raise NoOffer("box.gpu_fails", what, hint=elsewhere(offer, "Make sure that the card works there"))
 
 
 def _check_room(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
-    """Check that the cards' memory is not held by others: a little of it is a warning, half of it is too much."""
+    """Check that other processes do not use the cards' memory.
+
+    Return warnings; raise NoOffer if they use half of it.
+    """
     warnings: tuple[str, ...] = ()
-    for place, device in enumerate(facts.torch.devices[: offer.gpus_per_node]):
-        card = _card_of(device, place, facts)
+    for index, device in enumerate(facts.torch.devices[: offer.gpus_per_node]):
+        card = _card_of(device, index, facts)
         free_bytes = device.free_bytes
         if free_bytes is None and card is not None and card.used_bytes is not None:
             free_bytes = max(0, device.memory_bytes - card.used_bytes)
@@ -139,24 +147,24 @@ def _check_room(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
         held = f"{format_bytes(device.memory_bytes - free_bytes)} of {format_bytes(device.memory_bytes)}"
         who = ", ".join(card.holders) if card is not None else ""
         by = f"by {who}" if who else "by processes that nvidia-smi does not name"
-        what = f"{held} on GPU {place} of the instance ({device.name}) are held {by}"
+        what = f"{held} on GPU {index} of the instance ({device.name}) are held {by}"
         if free_bytes < LEAST_FREE * device.memory_bytes:
             raise NoOffer("box.gpu_held", f"{what}.", hint=elsewhere(offer, "End that there, or use other cards"))
         warnings += (what,)
     return warnings
 
 
-def _card_of(device: Gpu, place: int, facts: MachineFacts) -> CardFacts | None:
-    """Return what nvidia-smi reports of a device: by its own number, or by its place if torch can use all of them."""
+def _card_of(device: Gpu, index: int, facts: MachineFacts) -> CardFacts | None:
+    """Return nvidia-smi's record of a torch device: by its UUID, or by its index if the counts agree."""
     uuid = device.uuid.removeprefix("GPU-")
     same = [card for card in facts.gpus if uuid and card.uuid.removeprefix("GPU-") == uuid]
     if same or len(facts.gpus) != len(facts.torch.devices):
         return same[0] if same else None
-    return facts.gpus[place]
+    return facts.gpus[index]
 
 
-def _which_torch(device: Gpu, offer: Offer) -> str:
-    """Return which torch would have kernels for a card."""
+def _torch_hint(device: Gpu, offer: Offer) -> str:
+    """Return the hint that names a torch build with kernels for a card."""
     version = re.fullmatch(r"(\d{1,2})\.(\d)", device.capability or "")
     capability = (int(version[1]), int(version[2])) if version else (99, 0)
     if capability < _OLD:
@@ -170,35 +178,35 @@ def _which_torch(device: Gpu, offer: Offer) -> str:
     return f"A torch that is made for {made} runs on it: choose such an image (--image), or --setup with: {install}"
 
 
-def _raise_if_ill(words: str, what: str, offer: Offer) -> None:
-    """Raise NoOffer if the words are those of a faulty machine: another one may work."""
-    for pattern, cure in _ILL.items():
+def _raise_if_faulty(words: str, what: str, offer: Offer) -> None:
+    """Raise NoOffer if the words match a known message of faulty machines, because another machine may work."""
+    for pattern, cure in _FAULTS.items():
         if re.search(pattern, words, re.IGNORECASE):
             raise NoOffer("box.gpu_ill", what, hint=elsewhere(offer, cure))
 
 
 def elsewhere(offer: Offer, cure: str) -> str:
-    """Return what to do about a fault that another machine may not have."""
+    """Return the hint for a fault that another machine may not have; `cure` is for the user's own box."""
     if place_facts(offer.provider).is_own_box:
         return f"{cure}, or take another box."
     return "Another machine may work: try another offer (again, or with another --region or --provider)."
 
 
-def _words(facts: MachineFacts) -> str:
-    """Return the messages of torch and of the driver."""
+def _quoted_messages(facts: MachineFacts) -> str:
+    """Return sentences that quote the messages of torch and the driver."""
     words = [f"torch says: {facts.torch.error.rstrip('.')}."] if facts.torch.error else []
     words += [f"nvidia-smi says: {facts.driver_words.rstrip('.')}."] if facts.driver_words else []
     return "".join(f" {sentence}" for sentence in words)
 
 
-def _family(gpu: str) -> str:
-    """Return the word that names the model: A100 of "A100 SXM", 4090 of "RTX 4090"; "" if there is none."""
+def _model_name(gpu: str) -> str:
+    """Return the model in a card's name: A100 for "A100 SXM", 4090 for "RTX 4090"; "" if there is none."""
     words = [word for word in gpu.upper().replace("RTX", "RTX ").split() if re.search(r"\d", word)]
     return re.escape(words[0]) if words else ""
 
 
 def seen(facts: MachineFacts) -> str:
-    """Return what the driver reports, in words."""
+    """Return a clause about the GPUs that the driver shows."""
     if not facts.gpus:
         return "nvidia-smi shows no GPU"
     return f"nvidia-smi sees {len(facts.gpus)} (driver {facts.gpus[0].driver})"

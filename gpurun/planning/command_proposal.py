@@ -1,4 +1,4 @@
-"""What a user's own command tells the planner: its duration is not known, so the cap says how long it may run."""
+"""Describe a user's own command to the planner. Its duration is not known, so the cap limits how long it runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from gpurun.jobs.commands.work_folder import (
 from gpurun.jobs.requirements import SETUP_LIMIT_S, with_pip
 from gpurun.ledger.chain import read_chain
 from gpurun.ledger.write_receipt import read_receipt
-from gpurun.planning.budget import as_typed, demand_hours, lease_for, over_cap, worst_case
+from gpurun.planning.budget import as_typed, lease_for, over_cap, require_hours, worst_case
 from gpurun.planning.candidates import Quote, on_sale, price_notes, unless_weak
 from gpurun.planning.market import Market
 from gpurun.planning.place import Desk, Place
@@ -60,40 +60,40 @@ from gpurun.remote.s3.s3_client import Bucket
 from gpurun.view.number_format import format_bytes, format_duration
 
 USUAL_HOURS = 24.0
-"""The longest that a command may run without --hours, so that a forgotten one ends."""
+"""The most hours that a command runs without --hours, so that a forgotten command ends."""
 LEAST_RUN_S = 300
-_MOST_EARLIER, _MOST_LOOKED = 3, 200
-_GUESS = Estimate(
+_MOST_EARLIER, _MOST_READ = 3, 200
+_UNKNOWN_TIME = Estimate(
     fits=True, peak_bytes=0, micro_batch=0, tokens_per_s=None, train_s=None, basis="a command of your own"
 )
 
 
 class CommandProposal(Proposal):
-    """A command that will be started; its folder is copied at once, so that what was planned is what is uploaded.
+    """Proposes a command. Its folder is copied at once, so that the upload is exactly what was planned.
 
-    If the user is not asked after it (`is_asked`), files that it names but leaves out are refused. A refusal leaves
-    nothing behind.
+    `is_asked` means that the user will be asked to confirm the plan. If not, a command that names files which are not
+    uploaded is refused.
     """
 
     joins_nodes: ClassVar[bool] = True
 
     def __init__(self, request: Request, desk: Desk, *, is_asked: bool = True, admit: Admit = lambda _: None) -> None:
         request = desk.admitted(request)
-        demand_hours(request.hours)
-        self._again = repeated_run(request, desk.home)
+        require_hours(request.hours)
+        self._repeated = repeated_run(request, desk.home)
         work = desk.home.staged_data(desk.run) / "work"
-        self._uploaded = _uploaded(request, work, desk, is_asked=is_asked, admit=admit)
-        super().__init__(self._uploaded.request, desk)
-        self.command, self.earlier = self.with_earlier(self._uploaded.command, work)
+        self._upload = _make_upload(request, work, desk, is_asked=is_asked, admit=admit)
+        super().__init__(self._upload.request, desk)
+        self.command, self.earlier = self.with_earlier(self._upload.command, work)
         self._data = summarize_data(self.request, work.parent, desk.clock, desk.say)
         self._sent_bytes = sum(path.stat().st_size for path in work.rglob("*") if path.is_file()) + self._data.bytes
 
     def with_earlier(self, command: Command, work: Path) -> tuple[Command, Earlier | None]:
-        """Return the command with what an earlier run left for it copied to `work`, and what that was."""
+        """Copy the checkpoint of an earlier run to `work`; return the command that uses it, and the checkpoint."""
         return with_checkpoint(command, self.request, self.desk.home, work)
 
     def need(self, place: Place) -> GpuNeed:
-        """See `Proposal.need`."""
+        """Return the requested GPUs; none for a rehearsal or a local run. Raise UsageError if --gpu is missing."""
         if place.mode is not Mode.PAID:
             return GpuNeed(count=0, name="cpu")
         if self.request.gpu is None:
@@ -102,11 +102,11 @@ class CommandProposal(Proposal):
         return parse_gpu("1xA100") if self.request.gpu.is_any and not place.is_rented else self.request.gpu
 
     def prepared_data(self) -> DataSummary:
-        """See `Proposal.prepared_data`."""
+        """Return the data that --data names, which was summarised at once."""
         return self._data
 
     def quote(self, place: Place, market: Market | None, data: DataSummary | None) -> Quote:
-        """Return the offers with the longest lease that the cap pays for, the cheapest per hour first."""
+        """Return the offers, each with the longest lease that the cap pays for, sorted by price per hour."""
         need = self.need(place)
         offers = on_sale(market, need) if market else catalogued(self.request, need)
         setup_s = (self.request.choices.setup_limit_s or SETUP_LIMIT_S) if self.request.choices.setup else 0
@@ -119,7 +119,7 @@ class CommandProposal(Proposal):
             setup_s=setup_s,
         )
         hours = self.request.hours
-        found = [judged(offer, self.command, load, cap=place.cap, hours=hours) for offer in offers]
+        found = [judge_offer(offer, self.command, load, cap=place.cap, hours=hours) for offer in offers]
         if place.is_rented and not self.request.choices.weak_lease:
             found = [unless_weak(candidate) for candidate in found]
         found.sort(
@@ -134,14 +134,14 @@ class CommandProposal(Proposal):
         return Quote(tuple(found), load, self.uplink, price_notes(self.request, offers, market))
 
     def choose(self, quoted: Quote, place: Place) -> tuple[Candidate, Quote]:
-        """Return the first offer that may be rented."""
+        """Return the first offer. Raise NoOffer if it has no lease."""
         first = quoted.candidates[0]
         if first.lease is None:
             raise self._refusal(quoted, place)
         return first, quoted
 
     def job(self, data: DataSummary) -> Job:
-        """See `Proposal.job`."""
+        """Return the command as a job."""
         return CommandJob(
             recipe=self.command.name,
             recipe_sha256=digest_json(self.command.model_dump(mode="json", exclude={"folder", "commit"})),
@@ -149,44 +149,45 @@ class CommandProposal(Proposal):
         )
 
     def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
-        """See `Proposal.completed`."""
+        """Return the plan with notes and warnings about the upload, the outputs and earlier runs."""
         notes, warnings = self.remarks(plan, place)
-        return plan.told(*self._uploaded.notes, *notes, warnings=(*self._uploaded.warnings, *warnings))
+        return plan.told(*self._upload.notes, *notes, warnings=(*self._upload.warnings, *warnings))
 
     def remarks(self, plan: Plan, place: Place) -> tuple[Iterable[str], Iterable[str]]:
-        """Return what should be said about the plan beside its upload: notes and warnings."""
+        """Return notes and warnings about the plan, except those about its upload."""
         notes = (*self.notes(plan), *_earlier_runs(self.command, self.desk.home))
-        again = [f"{self._again} succeeded: its command runs again, unchanged."] if self._again else []
-        return notes, (*_spot_warning(self.command, self.request), *again)
+        repeats = [f"{self._repeated} succeeded: its command runs again, unchanged."] if self._repeated else []
+        return notes, (*_spot_warning(self.command, self.request), *repeats)
 
     def notes(self, plan: Plan) -> Iterator[str]:
-        """Yield what is not obvious about the plan."""
-        yield from _notes(self.command, self.request, plan.mode)
+        """Yield notes about the duration and the outputs."""
+        yield from _command_notes(self.command, self.request, plan.mode)
 
     def _refusal(self, quoted: Quote, place: Place) -> NoOffer:
-        """Return what would do where nothing may be rented."""
+        """Return the refusal if no offer may be rented; its hint names what would suffice."""
         weak = [candidate for candidate in quoted.candidates if candidate.needs_consent]
         if weak:
-            what = f"Only {weak[0].offer.provider} has it under this cap, and nothing on that machine ends it."
-            hint = "Add --lambda-guard (puts a key on the machine that ends it), or --accept-weak-lease."
+            what = f"Only {weak[0].offer.provider} has it under this cap, and that machine cannot end itself."
+            hint = "Add --lambda-guard (puts a key on the machine so that it can end itself), or --accept-weak-lease."
             return NoOffer("offer.weak_lease", what, hint=hint)
         hours = self.request.hours
         offers = [candidate.offer for candidate in quoted.candidates]
         needs = [(least_cap(offer, self.command, quoted.load, hours), offer) for offer in offers]
         needed, offer = min(needs, key=lambda pair: pair[0])
-        span = format_duration(_least_s(hours))
-        what = f"The cap pays for no {span} of any offer; {offer.label} needs {format_usd(needed)}."
+        span = format_duration(_shortest_s(hours))
+        what = f"The cap does not pay for {span} on any offer; {offer.label} needs {format_usd(needed)}."
         ways = [*self._other_cards(quoted, place), *way_on_spot(self, self._costs)] if place.is_rented else []
         return over_cap(what, [*ways, f"--max-cost {as_typed(needed)}: a higher cap"])
 
     def _other_cards(self, quoted: Quote, place: Place) -> Iterator[str]:
-        """Yield what to write for the cheapest other cards that the cap pays for, if there are any.
+        """Yield the flags for the cheapest other cards that the cap pays for, if there are any.
 
-        As many, and with as much memory, come first: what the command needs is known by what was asked for alone.
+        Offers with as many cards and as much memory as requested come first, because the request is all that is known
+        about the command's needs.
         """
         need, hours, asked = self.need(place), self.request.hours, quoted.candidates[0].offer
         found = [
-            judged(offer, self.command, quoted.load, cap=place.cap, hours=hours)
+            judge_offer(offer, self.command, quoted.load, cap=place.cap, hours=hours)
             for offer in others(self.request, need, on_cpu=False)
             if place.may_rent_from(offer.provider)
         ]
@@ -194,38 +195,39 @@ class CommandProposal(Proposal):
             found = [unless_weak(candidate) for candidate in found]
         paid = [candidate for candidate in found if candidate.lease is not None]
         paid.sort(
-            key=lambda one: (
-                one.offer.gpu_count != need.count,
-                one.offer.vram_gb < asked.vram_gb,
-                one.offer.rate_micros_per_hour,
+            key=lambda candidate: (
+                candidate.offer.gpu_count != need.count,
+                candidate.offer.vram_gb < asked.vram_gb,
+                candidate.offer.rate_micros_per_hour,
             )
         )
-        for one in paid[:1]:
-            offer = one.offer
-            yield f"--gpu {asked_as(offer)}: {offer.vram_gb} GB each, {self._costs(one)}, on {offer.provider}"
+        for best in paid[:1]:
+            offer = best.offer
+            yield f"--gpu {asked_as(offer)}: {offer.vram_gb} GB each, {self._costs(best)}, on {offer.provider}"
 
     def _costs(self, candidate: Candidate) -> str:
-        """What an offer costs, and for how long the cap pays for it."""
+        """Return a phrase with an offer's price and how long the cap pays for it."""
         assert candidate.lease is not None
         span = format_duration(candidate.lease.train_s - self.command.save_s)
         return f"{format_rate(candidate.offer.rate_micros_per_hour)} for up to {span}"
 
 
-def judged(offer: Offer, command: Command, load: Load, *, cap: Micros | None, hours: float | None) -> Candidate:
-    """Return an offer with the longest lease that the cap pays for, or that was requested.
+def judge_offer(offer: Offer, command: Command, load: Load, *, cap: Micros | None, hours: float | None) -> Candidate:
+    """Return the candidate for an offer, with the requested lease or the longest that the cap pays for.
 
-    The time that a command needs to end and to save is added to its run time; otherwise it would be stopped at once.
+    The time that a command needs to save and end is added to its run time; otherwise a short command would be stopped
+    at once.
     """
     lease_hours = (USUAL_HOURS if hours is None else hours) + command.save_s / SECONDS_PER_HOUR
-    lease = lease_for(offer, _GUESS, load, cap=cap, hours=lease_hours)
-    if lease is not None and lease.train_s < _least_s(hours) + command.save_s:
+    lease = lease_for(offer, _UNKNOWN_TIME, load, cap=cap, hours=lease_hours)
+    if lease is not None and lease.train_s < _shortest_s(hours) + command.save_s:
         lease = None
     if lease is not None:
         hours_s = None if hours is None else ceil(hours * SECONDS_PER_HOUR)
         lease = lease.model_copy(update={"hours_s": hours_s})
     return Candidate(
         offer=offer,
-        estimate=_GUESS,
+        estimate=_UNKNOWN_TIME,
         lease=lease,
         expected_micros=None,
         worst_micros=worst_case(offer, lease, load) if lease else None,
@@ -236,21 +238,21 @@ def judged(offer: Offer, command: Command, load: Load, *, cap: Micros | None, ho
 
 
 def least_cap(offer: Offer, command: Command, load: Load, hours: float | None) -> Micros:
-    """Return the smallest cap under which a command runs at all."""
-    lease_hours = (_least_s(hours) + command.save_s) / SECONDS_PER_HOUR
-    lease = lease_for(offer, _GUESS, load, cap=None, hours=lease_hours)
+    """Return the smallest cap under which the command can run for the shortest useful time."""
+    lease_hours = (_shortest_s(hours) + command.save_s) / SECONDS_PER_HOUR
+    lease = lease_for(offer, _UNKNOWN_TIME, load, cap=None, hours=lease_hours)
     assert lease is not None
     return worst_case(offer, lease, load)
 
 
-def _least_s(hours: float | None) -> int:
-    """Return the shortest time that is worth a machine: five minutes, or the requested time if that is less."""
+def _shortest_s(hours: float | None) -> int:
+    """Return the shortest useful run time in seconds: five minutes, or the requested time if that is less."""
     return LEAST_RUN_S if hours is None else min(LEAST_RUN_S, ceil(hours * SECONDS_PER_HOUR))
 
 
 @dataclass(frozen=True)
 class _Upload:
-    """A command with its folder copied, the request with its packages, and what the plan says about both."""
+    """A command whose folder was copied, the request with its packages, and notes about both for the plan."""
 
     command: Command
     request: Request
@@ -258,8 +260,8 @@ class _Upload:
     warnings: tuple[str, ...]
 
 
-def _uploaded(request: Request, work: Path, desk: Desk, *, is_asked: bool, admit: Admit) -> _Upload:
-    """Check what is uploaded for a command, and copy it to `work`."""
+def _make_upload(request: Request, work: Path, desk: Desk, *, is_asked: bool, admit: Admit) -> _Upload:
+    """Check the files of a command and copy them to `work`; return the upload."""
     mode, command, home = request.mode, request.command, desk.home
     if command is None:
         raise ValueError("the request has no command")
@@ -280,19 +282,22 @@ def _uploaded(request: Request, work: Path, desk: Desk, *, is_asked: bool, admit
     elif mode is Mode.PAID:
         request = request.model_copy(update={"choices": with_pip(request.choices, command.pip, request.python)})
     notes = (*program.notes, *kernel, *upload_notes(found, command, is_installed_there=mode is not Mode.LOCAL))
-    warnings = (*left_out_warnings(left), *file_warnings(found), *_imports(found, command, mode))
+    warnings = (*left_out_warnings(left), *file_warnings(found), *_import_warnings(found, command, mode))
     return _Upload(command, request, notes, warnings)
 
 
-def _imports(found: WorkFolder, command: Command, mode: Mode) -> Iterator[str]:
-    """Yield warnings about imports that are not found anywhere; a rehearsal's own Python is asked once it is there."""
+def _import_warnings(found: WorkFolder, command: Command, mode: Mode) -> Iterator[str]:
+    """Yield warnings about imports that are not found.
+
+    A rehearsal's own environment is examined if it already exists.
+    """
     is_there = not command.python or is_built(Path(command.python))
     python = command.python if command.python and is_there else sys.executable
     return import_warnings(found, command, python=python, is_rented=mode is Mode.PAID)
 
 
 def summarize_data(request: Request, staged: Path, clock: Clock, say: Callable[[str], None]) -> DataSummary:
-    """Summarise what --data names, as it is; the command finds it at GPURUN_DATA."""
+    """Return a summary of what --data names, unchanged. The command finds the data at GPURUN_DATA."""
     named, size = request.data, 0
     if named is not None:
         if named.startswith(HUB):
@@ -300,7 +305,7 @@ def summarize_data(request: Request, staged: Path, clock: Clock, say: Callable[[
             return found.model_copy(update={"folder": "", "beside": str(staged)})
         place = Path(named).expanduser().absolute()
         if named.startswith("s3://"):
-            place = _out_of_bucket(named, staged / "data", clock, say)
+            place = _download_bucket(named, staged / "data", clock, say)
             size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
             return DataSummary(
                 folder="", beside=str(staged), bytes=size, sha256=_listing_digest(place), source=named
@@ -317,18 +322,18 @@ def summarize_data(request: Request, staged: Path, clock: Clock, say: Callable[[
     )
 
 
-def _out_of_bucket(named: str, into: Path, clock: Clock, say: Callable[[str], None]) -> Path:
-    """Download the objects below a bucket's address here, with the user's own keys; the machine gets no key."""
+def _download_bucket(named: str, into: Path, clock: Clock, say: Callable[[str], None]) -> Path:
+    """Download the objects below a bucket's address to `into` on this computer, so that the machine needs no key."""
     bucket = Bucket(parse_address(named), clock)
     bucket.look()
     found, into = {name: size for name, size in bucket.below().items() if not name.endswith("/")}, into.resolve()
     if not found:
         raise UsageError("data.missing", f"There is nothing in {named}.", hint="Name a folder of a bucket.")
     need, free = sum(found.values()), shutil.disk_usage(into.parent).free
-    say(f"downloading {len(found)} files of {named}, {format_bytes(need)}, before they are uploaded")
+    say(f"downloading {len(found)} files from {named}, {format_bytes(need)}, before they are uploaded")
     if need > free:
         what = f"{named} holds {format_bytes(need)}, but only {format_bytes(free)} is free here."
-        raise UsageError("disk.too_small", what, hint="Let the command download it there, with its key by --secret.")
+        raise UsageError("disk.too_small", what, hint="Let the command download it, with its key from --secret.")
     for name, size in found.items():
         target = into / name
         if not target.resolve().is_relative_to(into):
@@ -344,13 +349,13 @@ def _out_of_bucket(named: str, into: Path, clock: Clock, say: Callable[[str], No
 
 
 def _listing_digest(folder: Path) -> str:
-    """Return a digest of the names and sizes in a folder; what is in its files is digested as they are sent."""
+    """Return a digest of the names and sizes in a folder. The files' contents are digested when they are sent."""
     listing = [[path.relative_to(folder).as_posix(), path.stat().st_size] for path in sorted(folder.rglob("*"))]
     return hashlib.sha256(repr(listing).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _notes(command: Command, request: Request, mode: Mode) -> Iterator[str]:
-    """Yield what is not obvious about the plan."""
+def _command_notes(command: Command, request: Request, mode: Mode) -> Iterator[str]:
+    """Yield notes about the duration and the outputs."""
     if request.hours is None and mode is Mode.PAID:
         longest = f"as long as the cap pays, and at most {USUAL_HOURS:.0f} h (--hours)"
         yield f"Its duration is not known: it may run {longest}."
@@ -361,21 +366,21 @@ def _notes(command: Command, request: Request, mode: Mode) -> Iterator[str]:
     else:
         yield "No files are downloaded (--outputs)."
     if command.outputs == EVERYTHING and (Path(command.folder) / ".gpurunignore").is_file():
-        yield "Files that .gpurunignore names stay on the machine, too; --outputs changes that."
+        yield "Files that .gpurunignore names are not downloaded either; --outputs changes that."
     if mode is not Mode.PAID and not has_cuda():
         yield "This machine has no GPU. Your command must cope with that."
 
 
 def _spot_warning(command: Command, request: Request) -> Iterator[str]:
-    """Yield what the loss of a spot machine would cost."""
+    """Yield a warning if the loss of a spot machine would lose all results."""
     if request.choices.spot and not command.checkpoints:
-        yield "A spot machine may be taken away at any moment: without --checkpoint-glob, everything is lost then."
+        yield "A spot machine may be taken away at any moment: without --checkpoint-glob, all results are then lost."
 
 
 def _earlier_runs(command: Command, home: Home) -> Iterator[str]:
-    """Yield what the user's own last runs of the same script took."""
+    """Yield a note on the time and cost of the user's last runs of the same script."""
     runs = []
-    for link in read_chain(home.ledger).links[-_MOST_LOOKED:]:
+    for link in read_chain(home.ledger).links[-_MOST_READ:]:
         with suppress(GpurunError):
             predicate = read_receipt(home, home.run(link.run)).predicate
             training, machine = predicate["training"], predicate["instance"]

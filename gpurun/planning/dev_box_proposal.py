@@ -1,4 +1,4 @@
-"""What a dev box tells the planner: it gets the longest lease that the cap pays for, and usually ends when idle."""
+"""Describe a dev box to the planner. It gets the longest lease that the cap pays for, and usually ends when idle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LAB = "jupyterlab"
 
 @dataclass(frozen=True)
 class DevBoxWishes:
-    """What the user wants of a dev box beside its folder; see `DevBoxJob`."""
+    """The user's choices for a dev box, except its folder; `DevBoxJob` explains them."""
 
     git: str = ""
     at_commit: str = ""
@@ -35,7 +35,7 @@ class DevBoxWishes:
 
 
 class DevBoxProposal(CommandProposal):
-    """A dev box that will be rented; its folder is copied at once, like a command's."""
+    """Proposes a dev box. Its folder is copied at once, like a command's."""
 
     joins_nodes: ClassVar[bool] = False
 
@@ -52,23 +52,23 @@ class DevBoxProposal(CommandProposal):
         super().__init__(_with_lab(request) if wishes.jupyter else request, desk, is_asked=is_asked, admit=admit)
 
     def with_earlier(self, command: Command, work: Path) -> tuple[Command, Earlier | None]:
-        """See `CommandProposal.with_earlier`."""
+        """Copy the folder of the dev box that this one continues to `work`, if there is one."""
         if not self.request.continues:
             return command, None
         return with_last_folder(command, self.request, self.desk.home, work)
 
     def job(self, data: DataSummary) -> DevBoxJob:
-        """See `Proposal.job`."""
+        """Return the dev box as a job."""
         wishes, command = asdict(self._wishes), self.command.model_dump(mode="json", exclude={"folder", "commit"})
         return DevBoxJob(
             recipe="dev box", recipe_sha256=digest_json({**command, **wishes}), command=self.command, **wishes
         )
 
     def remarks(self, plan: Plan, place: Place) -> tuple[Iterable[str], Iterable[str]]:
-        """See `CommandProposal.remarks`."""
-        return self._notes(plan, place), _warnings(plan)
+        """Return notes about idling, syncing and JupyterLab, and warnings about cost and loss."""
+        return self._box_notes(plan, place), _warnings(plan)
 
-    def _notes(self, plan: Plan, place: Place) -> Iterator[str]:
+    def _box_notes(self, plan: Plan, place: Place) -> Iterator[str]:
         command, idle_s, every = self.command, plan.choices.idle_s or 0, format_duration(self._wishes.sync_s)
         if idle_s:
             yield (
@@ -84,15 +84,15 @@ class DevBoxProposal(CommandProposal):
         )
         if self._wishes.jupyter and not place.forwards_ports:
             yield (
-                "gpurun forwards no port of a cluster's job: you reach JupyterLab if the cluster lets you log in to "
-                "the node of your own job; the line for that is printed."
+                "gpurun cannot forward a port to a cluster's job. You can reach JupyterLab if the cluster lets you log "
+                "in to your job's node; gpurun prints the command for that."
             )
-        if self._wishes.jupyter and any(package == _LAB for package in command.pip) and plan.mode is Mode.PAID:
+        if self._wishes.jupyter and _LAB in command.pip and plan.mode is Mode.PAID:
             yield "JupyterLab is installed first, as by --pip jupyterlab."
 
 
 def _warnings(plan: Plan) -> Iterator[str]:
-    """Yield what a box costs that nothing ends before its lease, and what a spot machine may lose."""
+    """Yield warnings: what a box without --idle may cost, and what the loss of a spot machine loses."""
     if not plan.choices.idle_s:
         costs = f", {format_usd(plan.worst_micros)}" if plan.worst_micros else ""
         yield (
@@ -100,18 +100,18 @@ def _warnings(plan: Plan) -> Iterator[str]:
             f"{format_duration(plan.lease.total_s)}{costs}."
         )
     if plan.choices.spot:
-        yield "A spot machine may be taken away at any moment: what changed since the last --sync is lost then."
+        yield "A spot machine may be taken away at any moment: changes since the last --sync are then lost."
 
 
 def _with_lab(request: Request) -> Request:
-    """Return the request with the command for JupyterLab, which gpurun may install on a rented machine only."""
+    """Return the request with the command that starts JupyterLab. gpurun installs it only on a rented machine."""
     command, kinds = request.command, place_kinds(request.providers)
     if command is None:
         raise ValueError("the request has no command")
     pip = command.pip
     if kinds == {"here"}:
         if _LAB not in distributions([_LAB]):
-            what = "--jupyter needs JupyterLab, and gpurun's own Python here does not have it."
+            what = "--jupyter needs JupyterLab, and gpurun's own Python does not have it."
             raise UsageError("dev.no_jupyter", what, hint="pip install jupyterlab, or leave --jupyter out.")
     elif not kinds & {"box", "cluster"} and not provided_by(_LAB, pip):
         pip = (*pip, _LAB)

@@ -1,4 +1,4 @@
-"""Adds what a run has shown to the history file when the run is settled; a file that cannot be written ends no run."""
+"""Add a run's measurements to the history file when the run is closed. A failure to write it is only logged."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ __all__ = ["add_prior"]
 
 
 def add_prior(state: RunState, plan: Plan, folder: RunFolder, home: Home, wall: float) -> None:
-    """Add what this run has shown, if its journal says that it trained; repeating it changes nothing."""
+    """Add this run's measurements, if its journal says that it trained. Repeating the call changes nothing."""
     try:
-        prior = _prior_of(state, plan, folder, wall)
+        prior = _measured(state, plan, folder, wall)
         if prior is None:
             return
         prior = _with_upload(prior, plan, folder)
@@ -37,10 +37,10 @@ def add_prior(state: RunState, plan: Plan, folder: RunFolder, home: Home, wall: 
             known, damage = load_priors(home)
             if damage:
                 os.replace(home.priors, home.priors.with_suffix(".damaged"))
-            # A line for each run, so that a person can read it.
+            # One line per run, so that a person can read the file.
             write_atomic(home.priors, _as_lines(known.with_run(prior)))
     except OSError as error:
-        logging.warning("what this run has shown was not kept for later plans: %s", error)
+        logging.warning("this run's measurements were not kept for later plans: %s", error)
 
 
 def _as_lines(priors: Priors) -> bytes:
@@ -48,10 +48,11 @@ def _as_lines(priors: Priors) -> bytes:
     return f'{{"v": 1, "runs": [\n{runs}\n]}}\n'.encode()
 
 
-def _prior_of(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Prior | None:
-    """Return what the run has shown; None if its journal does not say that it trained, or shows too little.
+def _measured(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Prior | None:
+    """Return the run's measurements; None if it did not train, or measured too little.
 
-    A changed trainer shows nothing about gpurun's own, nor does a run that several machines trained.
+    A run with a changed trainer says nothing about gpurun's trainer, and a run on several machines about no single
+    machine; both return None.
     """
     if state.outcome not in ("done", "stopped") or plan.job.trainer == CHANGED or state.leg > 1:
         return None
@@ -61,18 +62,21 @@ def _prior_of(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Pr
         meter.take(event)
         start = event if isinstance(event, StartEvent) else start
     seen, offer = meter.seen(), plan.offer
-    # If the offer has no card, a trainer that found one shows nothing about the CPU; and the other way round.
+    # A trainer that found a card says nothing about an offer without one, and the other way round.
     if seen is None or start is None or start.device != ("cuda" if offer.gpu_count else "cpu"):
         return None
     try:
         return _record(seen, start, plan, wall)
     except (ValidationError, KeyError, TypeError, ValueError):
-        logging.info("the speed that this run reports is not plausible, and is not kept")
+        logging.info("the speed that this run reports is not plausible, so it is not kept")
         return None
 
 
 def _with_upload(prior: Prior, plan: Plan, folder: RunFolder) -> Prior:
-    """Add what its upload shows of this computer's line; a box or a bucket may be nearby, so they show nothing."""
+    """Return the record with the upload's size and time, which show the speed of this computer's line.
+
+    Uploads to a box or a bucket are not counted, because those may be nearby.
+    """
     if plan.offer.provider not in CLOUDS or plan.choices.stage:
         return prior
     shipped = last_typed(read_journal(folder.journal).records, ShipObserved)
@@ -85,7 +89,7 @@ def _with_upload(prior: Prior, plan: Plan, folder: RunFolder) -> Prior:
 
 
 def _record(seen: Seen, start: StartEvent, plan: Plan, wall: float) -> Prior:
-    """Return the line of a run; ValueError if what its machine reports is not possible."""
+    """Return a run's record for the history. Raise ValueError if the machine's figures are incomplete or impossible."""
     if start.micro_batch is None or start.precision is None or start.torch is None:
         raise ValueError("it does not say how it trained")
     offer = plan.offer
@@ -96,7 +100,7 @@ def _record(seen: Seen, start: StartEvent, plan: Plan, wall: float) -> Prior:
         raise ValueError("more than the card can do")
     has_room = not offer.gpu_count or (seen.memory_peak_bytes or 0) <= offer.vram_gb * GIB
     every = -(-len(seen.val_losses) // (MOST_LOSSES - 1)) or 1
-    thinned = seen.val_losses[::-1][::every][::-1]  # The last one is always among them.
+    thinned = seen.val_losses[::-1][::every][::-1]  # Always with the last one.
     return Prior(
         run=plan.run,
         wall=wall,

@@ -1,4 +1,4 @@
-"""What can be rented now: the live offers of every provider with a key, read at the same time."""
+"""Read the live offers of several providers at the same time."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from gpurun.providers.registry import open_provider
 
 
 def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, choices: Choices) -> Market:
-    """Ask these clouds what they have for a need, in all regions or the chosen one; read-only.
+    """Query these clouds for offers that match a request, in all regions or the chosen one.
 
-    A cloud that cannot be asked is among the `silent`, and the others' offers are kept. If no cloud has an offer and a
-    key was refused, that refusal is raised: a SetupError. A region that no cloud has is a UsageError.
+    A cloud that cannot be queried is listed in `silent`; the other clouds' offers are kept. Raise SetupError if no
+    cloud has an offer and a key was refused, UsageError if no cloud has the region, and NoOffer if every offer is above
+    --max-rate.
     """
     refused: list[SetupError] = []
     warnings: list[str] = []
@@ -62,14 +63,14 @@ def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, c
     fitting = [offer for offer in offers if offer.spot == choices.spot]
     if most is not None and fitting:
         fitting = [offer for offer in fitting if offer.rate_micros_per_hour <= most] or _none_below(most, fitting)
-    if choices.region is not None:  # An offer for any region becomes one for this.
+    if choices.region is not None:  # An offer for any region becomes an offer for this region.
         here = {"region": choices.region}
         fitting = [offer.model_copy(update=here) for offer in fitting if offer.region in (choices.region, "any")]
     return Market(tuple(fitting), silent, clock.wall(), tuple(names), tuple(sorted(warnings)), keys_end_wall)
 
 
 def _none_below(most: Micros, offers: Sequence[Offer]) -> NoReturn:
-    """Raise the refusal if every offer costs more per hour than --max-rate allows."""
+    """Raise NoOffer, because every offer costs more per hour than --max-rate allows."""
     best = min(offers, key=lambda offer: offer.rate_micros_per_hour)
     what = f"Nothing on offer costs at most {format_rate(most)}: the cheapest is {best.provider} {best.label}"
     rate = format_rate(best.rate_micros_per_hour)

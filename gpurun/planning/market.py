@@ -1,4 +1,4 @@
-"""The offers of the providers that were asked, as they were read."""
+"""Hold the offers of the queried providers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gpurun.core.records import Offer
 
 @dataclass(frozen=True)
 class Market:
-    """The offers as they were read at `read_wall`, who was asked, and who did not answer, with the reason.
+    """The offers as read at `read_wall`, the providers that were `asked`, and the `silent` ones with the reason.
 
-    `warnings` are sentences for the plan: a wrong clock would let a lease end late. `keys_end_wall` has the clouds
-    whose key expires, and when (0: not known).
+    `warnings` are sentences for the plan, for example about a wrong clock, with which a lease would end late.
+    `keys_end_wall` has the expiry time of the clouds' keys that expire (0 if not known).
     """
 
     offers: tuple[Offer, ...]
@@ -27,10 +27,10 @@ class Market:
 
 
 def key_warning(market: Market, provider: str, until_wall: float) -> list[str]:
-    """Return a warning if the key that a rental needs may expire before the rental ends."""
+    """Return a warning if the key may expire before the rental ends."""
     ends_wall = market.keys_end_wall.get(provider, inf)
     if ends_wall >= until_wall:
         return []
     when = f"expire at {utc(ends_wall)}" if ends_wall else "are temporary, and it is not known when they expire"
-    left = "without them nothing more is downloaded, and only the machine's own timer ends it"
+    left = "without them gpurun can neither download nor end the machine; only the machine's own timer ends it"
     return [f"The credentials for {provider} {when}; the lease may last until {utc(until_wall)}. Renew them: {left}."]

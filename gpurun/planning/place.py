@@ -61,7 +61,7 @@ class Desk:
     def demand_uploadable(self, files: Iterable[Path]) -> None:
         """Raise UsageError for a file that a mandate does not allow to be uploaded."""
         if self.bounds:
-            self.bounds.demand_below_root("--upload", files)
+            self.bounds.require_below_root("--upload", files)
 
 
 class Place(ABC):

@@ -1,7 +1,7 @@
-"""A plan in a file, from `plan -o` to `train`: what was requested, and what it was quoted then.
+"""Write a plan to a file with `plan -o` and read it with `train`: the request, and its quote at that time.
 
-The file is a request, never an approval: it is quoted again, checked against its cap again, and the user is asked
-again. What only a person may agree to (a weak lease) is not in it.
+The file is a request, never an approval. `train` makes a new quote, checks it against the cap, and asks the user again.
+The consent to a weak lease is not stored.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gpurun.core.untrusted import parse_json
 
 V = 1
 KIND = "gpurun plan"
-_AGAIN = "Write a new one: gpurun plan … -o plan.json"
+_WRITE_NEW = "Write a new one: gpurun plan … -o plan.json"
 
 
 def plan_file(request: Request, plan: Plan, now_wall: float) -> str:
-    """Return the text of the file; its paths are absolute, so that it can be read from another folder."""
+    """Return the text of the file. Its paths are absolute, so that `train` can use it in another folder."""
     whole = {
         name: str(Path(path).expanduser().absolute())
         for name in ("data", "identity")
@@ -47,19 +47,19 @@ def plan_file(request: Request, plan: Plan, now_wall: float) -> str:
 
 
 def read_plan_file(path: str) -> Request:
-    """Return the request in a file; UsageError if it cannot be read, is of another version, or was edited."""
+    """Return the request in a file. Raise UsageError if it cannot be read, has another version, or was edited."""
     try:
         body = parse_json(read_regular(Path(path).expanduser()))
     except OSError as error:
-        raise UsageError("plan_file.unreadable", f"{path} cannot be read: {error.strerror}.", hint=_AGAIN) from None
+        raise UsageError("plan_file.unreadable", f"{path} cannot be read: {error.strerror}.", hint=_WRITE_NEW) from None
     except ValueError:
-        raise UsageError("plan_file.malformed", f"{path} is not JSON.", hint=_AGAIN) from None
+        raise UsageError("plan_file.malformed", f"{path} is not JSON.", hint=_WRITE_NEW) from None
     if not isinstance(body, dict) or body.get("kind") != KIND:
         what = f"{path} is not a file that `plan -o` wrote."
-        raise UsageError("plan_file.other", what, hint=f"{_AGAIN} To continue from a run: gpurun train --from RUN.")
+        raise UsageError("plan_file.other", what, hint=f"{_WRITE_NEW} To continue from a run: gpurun train --from RUN.")
     if body.get("v") != V:
-        what = f"{path} is of version {body.get('v')}; this gpurun reads version {V}."
-        raise UsageError("plan_file.version", what, hint=_AGAIN)
+        what = f"{path} has version {body.get('v')}; this gpurun reads version {V}."
+        raise UsageError("plan_file.version", what, hint=_WRITE_NEW)
     digest = body.pop("sha256", None)
     try:
         if digest != digest_json(body):
@@ -67,13 +67,13 @@ def read_plan_file(path: str) -> Request:
         request = Request.model_validate(body["request"])
     except (ValueError, KeyError, ValidationError):
         what = f"{path} was edited since gpurun wrote it."
-        hint = f"Change the command, not the file. {_AGAIN}; `train` also takes a --max-cost beside it."
+        hint = f"Change the command, not the file. {_WRITE_NEW}; `train` also takes --max-cost with it."
         raise UsageError("plan_file.edited", what, hint=hint) from None
     return request
 
 
 def since_quoted(plan: Plan, quoted: Quoted, now_wall: float) -> tuple[str, ...]:
-    """Return what has changed since the file was written, as warnings; nothing if all is as it was."""
+    """Return warnings about what has changed since the file was written."""
     now = (f"{plan.offer.provider} {plan.offer.label}", plan.offer.rate_micros_per_hour, plan.expected_micros)
     when = f"The plan file is from {local_time(quoted.wall, now=now_wall)}"
     changes = []

@@ -1,7 +1,7 @@
-"""A job in, a plan out: what it needs, what the place offers, how each offer would do, and the best by its rules.
+"""Turn a proposal into a plan: read the place's offers, judge them, and choose the best.
 
-Nothing is rented here and nothing is spent. What only some plans need is imported where they need it, because
-`gpurun plan` should answer at once.
+Nothing is rented or spent here. Modules that only some plans need are imported where they are used, because `gpurun
+plan` should answer at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpurun.planning.candidates import Quote
 from gpurun.planning.market import Market
 from gpurun.planning.place import Desk, Place, resolve_place
 
-_BARE = {
+_STORED_FIELDS = {
     "finishes": True,
     "why_not": "",
     "reach": None,
@@ -31,14 +31,15 @@ _BARE = {
     "needed": "",
     "needs_consent": False,
 }
-"""The chosen offer as plan.json has it: what is planned counts as finishing, even if it is a part of the run."""
+"""Fields of the chosen offer in plan.json: a planned part of a run counts as finishing."""
 
 
 class Proposal(ABC):
-    """A job that has no place yet; the desk admits its request before anything is read for it.
+    """A job that has no place yet. The desk admits its request before anything is read for it.
 
-    `joins_nodes`: it can run on several nodes together. `earlier` is the checkpoint that it continues from.
-    `priors` are the user's own runs (`damage` says what of them cannot be read), `uplink` is the user's line.
+    `joins_nodes` means that it can run on several nodes together. `earlier` is the checkpoint from which it continues.
+    `priors` are the user's own runs, and `damage` says which of them cannot be read. `uplink` is the speed of the
+    user's line.
     """
 
     joins_nodes: ClassVar[bool] = False
@@ -51,62 +52,68 @@ class Proposal(ABC):
 
     @abstractmethod
     def need(self, place: Place) -> GpuNeed:
-        """Return the GPUs to ask a place for; UsageError if they are not known."""
+        """Return the GPUs that the job needs. Raise UsageError if they are not known."""
 
     @abstractmethod
     def quote(self, place: Place, market: Market | None, data: DataSummary | None) -> Quote:
-        """Return the offers with their time and money, the best first; without `data` its size is guessed.
+        """Return the offers with their time and cost, the best first.
 
-        Without a market, the catalogue is used.
+        Without `data`, its size is estimated. Without a market, the catalogue's offers are used.
         """
 
     @abstractmethod
     def choose(self, quote: Quote, place: Place) -> tuple[Candidate, Quote]:
-        """Return the offer to take, and the quote that shows it; if there is none, NoOffer says what would do."""
+        """Return the chosen offer and the quote to show.
+
+        Raise NoOffer, with a hint that says what would suffice, if none fits.
+        """
 
     @abstractmethod
     def prepared_data(self) -> DataSummary:
-        """Return the data of the job, made or checked here; UsageError if that is not possible."""
+        """Prepare or check the job's data on this computer, and return its summary.
+
+        Raise UsageError if that is not possible.
+        """
 
     @abstractmethod
     def job(self, data: DataSummary) -> Job:
-        """Return the job itself, with its data."""
+        """Return the job with its data."""
 
     def refuse_impossible(self, place: Place) -> None:  # noqa: B027 - a job may have nothing to refuse
-        """Raise a UsageError for what could not run anywhere, before any place is asked for offers."""
+        """Raise UsageError for a request that cannot run anywhere, before any place is queried for offers."""
 
     def known_data(self) -> DataSummary | None:
-        """Return what is known about the data without preparing it; None if nothing is."""
+        """Return what is known about the data without preparing it; None if nothing is known."""
         return self.prepared_data()
 
     def paid_form(self) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-        """Return the offers for the run that a rehearsal stands for, and what should be said about them."""
+        """Return the offers for the paid run that a rehearsal tries out, and notes about them."""
         return (), ()
 
     def described_data(self, quote: Quote) -> DataSummary:
-        """Return the data as a plan without prepared data shows it."""
+        """Return the summary to show in a plan whose data is not prepared."""
         return self.prepared_data()
 
     def processes(self, chosen: Candidate, place: Place) -> int:
-        """Return how many processes run there."""
+        """Return how many processes the job has at the place."""
         return max(1, chosen.offer.gpu_count)
 
     def choices(self, place: Place) -> tuple[Choices, tuple[str, ...]]:
-        """Return the choices with what a machine there needs for the job, and what should be said about that."""
+        """Return the choices with the set-up that the job needs at the place, and notes about it."""
         return self.request.choices, ()
 
     def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
-        """Return the plan with everything that the job's own kind adds to it; an error if it is not possible.
+        """Return the plan with the notes and checks of this kind of job. Raise an error if the plan is not possible.
 
-        `chosen` is the candidate with what a plan's file does not have, such as how far it gets.
+        `chosen` has fields that plan.json does not have, for example the step that the lease reaches.
         """
         return plan
 
 
 def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
-    """Plan a job. With `need_data` it will be started: its data is prepared and checked, and it must be possible.
+    """Plan a job. With `need_data` the plan will be started, so its data is prepared and checked.
 
-    UsageError, NoOffer or SetupError if it is not; nothing but caches is left behind.
+    Raise UsageError, NoOffer or SetupError if the job is not possible; only caches are left behind then.
     """
     request, desk = proposal.request, proposal.desk
     place = resolve_place(request, desk, joins_nodes=proposal.joins_nodes, is_shown=not need_data)
@@ -121,7 +128,7 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
         kept, notes = desk.bounds.within(found.candidates)
         return replace(found, candidates=kept, notes=(*found.notes, *notes))
 
-    if place.is_rented and need_data:  # Every reason to refuse comes before the shards are prepared.
+    if place.is_rented and need_data:  # Refuse before the shards are prepared, not after.
         proposal.choose(quoted(market, None), place)
     data = proposal.prepared_data() if need_data or not place.is_rented else proposal.known_data()
     market = place.market_again(market, need)
@@ -131,13 +138,13 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
     chosen, may_be = place.settled(chosen, quote.candidates, job)
     choices, outfit_notes = proposal.choices(place)
     paid_offers, paid_notes = proposal.paid_form()
-    silent = tuple(f"{name} could not be asked: {why}" for name, why in market.silent) if market else ()
+    silent = tuple(f"{name} could not be queried: {why}" for name, why in market.silent) if market else ()
     plan = Plan(
         run=desk.run,
         mode=place.mode,
         job=job,
         processes=proposal.processes(chosen, place),
-        chosen=chosen.model_copy(update={**_BARE, "expected_micros": chosen.expected_micros or usd(0)}),
+        chosen=chosen.model_copy(update={**_STORED_FIELDS, "expected_micros": chosen.expected_micros or usd(0)}),
         cap_micros=request.max_cost_micros,
         cap_from=request.cap_from,
         candidates=may_be or paid_offers,
@@ -156,14 +163,14 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
     if need_data or not place.is_rented:
         plan = with_bundle(plan, desk.home, desk.clock)
     plan = _with_legs(proposal.completed(plan, chosen, place), place, desk.home)
-    return desk.bounds.demand_plan(plan) if desk.bounds else plan
+    return desk.bounds.checked_plan(plan) if desk.bounds else plan
 
 
-_NO_OTHERS = "--keep-going changes nothing: only a cloud's machine or a cluster's job is replaced by another one."
+_NO_OTHERS = "--keep-going has no effect: only a cloud's machine or a cluster's job can be replaced by another one."
 
 
 def _with_legs(plan: Plan, place: Place, home: Home) -> Plan:
-    """Return the plan with what it means that the run continues on another machine; without that where it cannot."""
+    """Return the plan with notes about --keep-going. If the run cannot continue elsewhere, switch it off and warn."""
     if not plan.choices.keep_going:
         return plan
     from gpurun.planning.legs import legs_note, why_it_stays
@@ -176,7 +183,7 @@ def _with_legs(plan: Plan, place: Place, home: Home) -> Plan:
 
 
 def with_bundle(plan: Plan, home: Home, clock: Clock) -> Plan:
-    """Return the plan with what it uploads: how many files and bytes, what of them is staged, its program's digest."""
+    """Return the plan with its upload: the number of files and bytes, the staged files, and the program's digest."""
     from gpurun.jobs.survey import surveyed
     from gpurun.jobs.training.compile_cache import compile_cache_note
     from gpurun.planning.staging import with_stage

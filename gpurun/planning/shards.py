@@ -1,4 +1,4 @@
-"""The shards of a planned run: prepared or checked here, with everything that goes along with them."""
+"""Prepare or check the shards of a planned run, and the other files that are uploaded with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpurun.planning.transfer import public_shards
 
 
 def summarize_shards(request: Request, resolved: ResolvedRecipe, desk: Desk) -> DataSummary:
-    """Return the shards of a run, with weights to start or continue from and what --warm finds."""
+    """Prepare a run's shards, initial weights or checkpoint, and compile caches for --warm; return the summary."""
     from gpurun.jobs.training.compile_cache import with_compile_caches
     from gpurun.jobs.training.continued_training import with_checkpoint_beside
     from gpurun.jobs.training.initial_weights import started, take_checkpoint
@@ -31,7 +31,7 @@ def summarize_shards(request: Request, resolved: ResolvedRecipe, desk: Desk) -> 
 
 
 def prepared_shards(request: Request, resolved: ResolvedRecipe, desk: Desk) -> DataSummary:
-    """Return the shards alone; for a public set, what the hub says about those that the steps read."""
+    """Prepare only the shards; return the summary. For a public set, read its list of files from the hub."""
     from gpurun.data.run_shards import prepared
 
     named = public_shards(request, resolved.tables.data.source) or request.data

@@ -1,6 +1,6 @@
-"""What staging means for a plan: what is in the bucket already, what is uploaded before renting, what that saves.
+"""Plan the staging of shards: which files the bucket has, which are uploaded before renting, and what that saves.
 
-Faults of the bucket are reported here, before anything is requested.
+Problems with the bucket are reported here, before anything is rented.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _ASK_AT_ONCE = 8
 
 
 def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
-    """Return the plan with its bucket checked; without files, for data that is not prepared, nothing more is done.
+    """Check the plan's bucket; return the plan with the files to stage. `seen` is None for data that is not prepared.
 
-    Without a bucket, the plan says what one would save, if that is much. UsageError, SetupError or BucketLost if the
+    Without a bucket, add a note if a bucket would save much time. Raise UsageError, SetupError or BucketLost if the
     bucket cannot be used.
     """
     if not plan.choices.stage:
@@ -40,14 +40,14 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
     address = parse_address(plan.choices.stage)
     if plan.mode is Mode.LOCAL:
         hint = "Leave --stage out, or rent a machine."
-        raise UsageError("stage.local", "--stage is for machines elsewhere; nothing is sent to this one.", hint=hint)
+        raise UsageError("stage.local", "--stage is for other machines; nothing is sent to this one.", hint=hint)
     if plan.mode is Mode.REHEARSAL:
         note = f"The rehearsal uploads nothing; {address} is for the paid run."
         return plan.told(note)
     bucket = Bucket(address, clock)
     bucket.look()
     files = _worth_staging(seen)
-    there = _there(bucket, files, plan)
+    there = _in_bucket(bucket, files, plan)
     whole, found = sum(file.bytes for file in files), sum(file.bytes for file in there)
     stage = StagePlan(
         url=str(address),
@@ -67,8 +67,11 @@ def _worth_staging(seen: Survey | None) -> list[PackedFile]:
     return [file for file in (seen.files if seen else ()) if file.is_here and is_worth_staging(file.bytes)]
 
 
-def _there(bucket: Bucket, files: list[PackedFile], plan: Plan) -> list[PackedFile]:
-    """Return those of the files that are in the bucket, by the digests in their manifest; the others are read later."""
+def _in_bucket(bucket: Bucket, files: list[PackedFile], plan: Plan) -> list[PackedFile]:
+    """Return the files that the bucket has, by the digests in their manifest.
+
+    Files without a digest are checked later.
+    """
     digests = _digests(Path(plan.data.beside or plan.data.folder))
     known = [(file, digests[file.name]) for file in files if file.name in digests]
     with ThreadPoolExecutor(_ASK_AT_ONCE) as pool:
@@ -77,7 +80,7 @@ def _there(bucket: Bucket, files: list[PackedFile], plan: Plan) -> list[PackedFi
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the sha256 of the shards, by their place in the pack, from data.json, which has been checked by now."""
+    """Return the shards' sha256 by their path in the pack, from data.json, which was checked before."""
     try:
         manifest = read_object(folder / "data.json")
     except FileNotFoundError:
@@ -87,7 +90,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _is_private(host: str) -> bool:
-    """Return whether an address is known only in its own network; False for a name that is not known here."""
+    """Return whether a host is localhost or a private IP address; False for other names."""
     try:
         return host == "localhost" or ip_address(host).is_private
     except ValueError:
@@ -95,24 +98,24 @@ def _is_private(host: str) -> bool:
 
 
 def _warnings(bucket: Bucket, stage: StagePlan, plan: Plan) -> list[str]:
-    """Return what should be known about the bucket."""
+    """Return warnings about the bucket: cost, encryption, and reachability."""
     is_near = place_facts(plan.offer.provider).store == AWS
-    warnings = ["Files in the bucket stay there, and are billed, until you remove them: no cap covers that."]
+    warnings = ["Files stay in the bucket, and are billed, until you remove them. The cap does not cover that."]
     if not stage.is_of_aws:
         warnings.append(f"Staged files, and requests signed with your key, go to {bucket.endpoint}.")
     if bucket.endpoint.startswith("http://"):
-        warnings.append("That way is not encrypted: digests are checked anyway, but shards and checkpoints show.")
+        warnings.append("It is not encrypted: digests are checked, but others could read shards and checkpoints.")
     if not place_facts(plan.offer.provider).is_own_box and _is_private(urlsplit(bucket.endpoint).hostname or ""):
-        what = f"{bucket.endpoint} is in your own network, which a rented machine can hardly reach"
-        warnings.append(f"{what}: then the shards go over SSH, on paid time, and no checkpoint is pushed.")
+        what = f"{bucket.endpoint} is in your own network, which a rented machine probably cannot reach"
+        warnings.append(f"{what}. Then the shards are sent over SSH, in paid time, and no checkpoint is pushed.")
     if stage.is_of_aws and stage.bytes and not is_near:
-        what = f"AWS bills what leaves the bucket, and the cap does not cover it: up to {aws_bill(stage.bytes)}"
+        what = f"AWS bills data that leaves the bucket, and the cap does not cover that: up to {aws_bill(stage.bytes)}"
         warnings.append(f"{what} for the {format_bytes(stage.bytes)} of shards that the machine downloads.")
     if stage.is_of_aws and is_near and not stage.is_beside(plan.offer):
         where = f"The bucket is in {bucket.region}, the machine in {plan.offer.region}"
         warnings.append(f"{where}: that is slower, and AWS bills traffic between regions (about $0.02 a GB).")
     pushed = early_bytes(plan)
     if pushed and not stage.is_beside(plan.offer):
-        what = f"Data that leaves the machine for the bucket is charged, so it pushes at most {format_bytes(pushed)}"
-        warnings.append(f"{what} of its checkpoints, which the cap covers; none come home before training ends.")
+        what = f"Pushing from the machine to the bucket is charged, so it pushes at most {format_bytes(pushed)}"
+        warnings.append(f"{what} of its checkpoints, which the cap covers. None are downloaded before training ends.")
     return warnings

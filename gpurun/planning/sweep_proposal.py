@@ -1,7 +1,8 @@
-"""What a sweep tells the planner: how many trials fit on a card, how long all of them take, what the cap pays for.
+"""Describe a sweep to the planner: how many trials fit on a card, how long all trials take, what the cap pays for.
 
-Every listed combination is checked before anything is rented. All trials of a recipe count as the most expensive of
-them; whether trials that share a card are slower is not known, so the slow end of the estimate assumes that they are.
+Every listed combination is checked before anything is rented. Each trial of a recipe counts like the most expensive
+trial. It is not known whether trials that share a card are slower, so the slow end of the estimate assumes that they
+are.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from gpurun.providers.catalog import asked_as, others
 
 OPTUNA = "optuna>=4,<6"
 MOST_SHARED = 8
-"""The most trials that share a card if --at-once is not given."""
+"""The most trials that share a card without --at-once."""
 
 
 def sweep_proposal(request: Request, desk: Desk, *, is_asked: bool, admit: Admit) -> Proposal:
-    """Return the proposal of a sweep, over a recipe or a command."""
+    """Return the proposal for a sweep over a recipe or a command."""
     assert request.sweep is not None
     if request.command is not None:
         return CommandSweep(_with_sampler(request), desk, request.sweep, is_asked=is_asked, admit=admit)
@@ -55,7 +56,10 @@ def sweep_proposal(request: Request, desk: Desk, *, is_asked: bool, admit: Admit
 
 
 def _with_sampler(request: Request) -> Request:
-    """Return the request with optuna among what is installed on a rented machine, if its sampler is requested."""
+    """Return the request with optuna added to the packages for a rented machine, if the sampler tpe is requested.
+
+    Raise SetupError if optuna is missing for a run on this computer.
+    """
     assert request.sweep is not None
     if request.sweep.sampler != "tpe":
         return request
@@ -64,23 +68,27 @@ def _with_sampler(request: Request) -> Request:
             what = "The sampler tpe needs optuna, which is not installed here."
             raise SetupError("sweep.optuna", what, hint=f"{install_line('sweep')}; or use --sampler random")
         return request
-    if not (wanted := _installed(request)):
+    if not (wanted := _sampler_packages(request)):
         return request
     choices = with_pip_if_it_can(request.choices, wanted, request.python)
     return request.model_copy(update={"choices": choices})
 
 
-def _installed(request: Request) -> tuple[str, ...]:
-    """Return what is installed for the sampler: nothing unasked on a machine of the user's own, where it is looked for.
+def _sampler_packages(request: Request) -> tuple[str, ...]:
+    """Return the packages to install for the sampler: optuna on a rented machine, otherwise none.
 
-    Where that fails, as where nothing can be downloaded, the paid machine draws by chance.
+    On the user's own machine nothing is installed unasked; optuna is used if it is there. If the installation fails,
+    the machine samples at random.
     """
     is_rented = request.mode is Mode.PAID and place_kinds(request.providers) == {"cloud"}
     return (OPTUNA,) if is_rented and request.sweep is not None and request.sweep.sampler == "tpe" else ()
 
 
 class CommandSweep(CommandProposal):
-    """A command that is run many times with other words; how long one trial takes is not known."""
+    """Proposes a sweep over a command, which runs many times with different arguments.
+
+    A trial's duration is not known.
+    """
 
     def __init__(self, request: Request, desk: Desk, sweep: Sweep, *, is_asked: bool, admit: Admit) -> None:
         command = request.command
@@ -98,34 +106,37 @@ class CommandSweep(CommandProposal):
         self.earlier = take_earlier_sweep(request, sweep, desk.home, desk.home.staged_data(desk.run) / EARLIER)
 
     def job(self, data: DataSummary) -> SweepJob:
-        """See `Proposal.job`."""
-        one = super().job(data)
-        assert isinstance(one, CommandJob)
+        """Return the sweep as a job."""
+        trial = super().job(data)
+        assert isinstance(trial, CommandJob)
         cards = self.request.gpu.processes if self.request.gpu and self.request.mode is Mode.PAID else 1
         at_once = min(self.sweep.trials, max(1, self.sweep.at_once) * cards)
-        return _sweep_job(one, self.sweep, at_once, _installed(self.request))
+        return _sweep_job(trial, self.sweep, at_once, _sampler_packages(self.request))
 
     def need(self, place: Place) -> GpuNeed:
-        """See `Proposal.need`; several nodes of a cluster are so many jobs."""
+        """Return the GPUs for the trials. Several nodes of a cluster count as that many separate jobs."""
         return super().need(place).apart
 
     def notes(self, plan: Plan) -> Iterator[str]:
-        """Yield what is not obvious about the plan: how long it may run, how trials are ranked, how they share."""
+        """Yield notes: how long the sweep may run, how trials are ranked, and how they share the machine."""
         if self.request.hours is None and plan.mode is Mode.PAID:
             longest = f"as long as the cap pays, and at most {USUAL_HOURS:.0f} h (--hours)"
-            yield f"The duration of a trial is not known: all together may run {longest}."
-        yield "Trials are ranked by the lowest validation loss that they print; by the last loss where they print none."
+            yield f"The duration of a trial is not known: all trials together may run {longest}."
+        yield "Trials are ranked by the lowest validation loss that they print; by the last loss if they print none."
         if self.sweep.prune and not self.command.total_steps:
             yield f"--prune {self.sweep.prune} ends only a trial that reports how many steps it takes (--total-steps)."
-        yield from _notes(plan)
+        yield from _sharing_notes(plan)
 
 
 class RecipeSweep(TrainerProposal):
-    """A recipe that is trained many times with other settings; `self.resolved` is its most expensive trial."""
+    """Proposes a sweep over a recipe, which is trained with different settings.
+
+    `resolved` is the most expensive trial.
+    """
 
     def __init__(self, request: Request, desk: Desk, sweep: Sweep) -> None:
         self.sweep, self._at_once = sweep, 1
-        self._one: dict[Offer, Estimate] = {}
+        self._per_trial: dict[Offer, Estimate] = {}
         self._data: DataSummary | None = None
         first, *others = (_with_settings(request, params) for params in sweep.corners())
         super().__init__(first, desk)
@@ -133,46 +144,44 @@ class RecipeSweep(TrainerProposal):
         for self.request in others:
             forms.append(self._form())
         self._forms = forms
-        self.resolved = max(forms, key=_work)
-        self._largest = max(forms, key=_memory)
+        self.resolved = max(forms, key=_work_flops)
+        self._largest = max(forms, key=_memory_rank)
         self.request = request
         into = desk.home.staged_data(desk.run) / EARLIER
         self.earlier = take_earlier_sweep(request, sweep, desk.home, into)
 
     def quote(self, place: Place, market: Market | None, data: DataSummary | None) -> Quote:
-        """Return the offers, each with the time and the money of all trials."""
+        """Return the offers, each with the time and cost of all trials."""
         self._data = data
         quoted = super().quote(place, market, data)
-        return self._with_all_trials(quoted, place, [one.offer for one in quoted.candidates])
+        return self._with_all_trials(quoted, place, [candidate.offer for candidate in quoted.candidates])
 
     def _with_all_trials(self, quoted: Quote, place: Place, offers: Sequence[Offer]) -> Quote:
-        """Return the quote with these offers, each with the time and the money of all trials."""
+        """Return the quote with these offers, each with the time and cost of all trials."""
         vocab = self._data.vocab_size if self._data else vocabulary_of(self.resolved)
-        self._one = {offer: self._estimate(offer, place, vocab) for offer in offers}
-        fits = [self._room(offer) for offer in offers if self._one[offer].fits]
+        self._per_trial = {offer: self._estimate(offer, place, vocab) for offer in offers}
+        fits = [self._trials_per_card(offer) for offer in offers if self._per_trial[offer].fits]
         cards = min((offer.processes for offer in offers), default=1)
         self._at_once = min(self.sweep.trials, cards * (self.sweep.at_once or min([MOST_SHARED, *fits])))
         if fits and self.sweep.at_once > min(fits):
-            peak = max(one.peak_bytes for one in self._one.values() if one.fits)
-            what = f"{self.sweep.at_once} trials of {peak / GIB:.1f} GiB each are more than a card has."
+            peak = max(guess.peak_bytes for guess in self._per_trial.values() if guess.fits)
+            what = f"{self.sweep.at_once} trials of {peak / GIB:.1f} GiB each need more memory than a card has."
             raise UsageError("sweep.memory", what, hint=f"Take --at-once {min(fits)}, or leave it out.")
         job = self._job(self._data)
         load = replace(quoted.load, collect_bytes=job.home_bytes, disk_gb=job.disk_gb)
-        found = [self._judged(offer, place, replace(quoted, load=load)) for offer in offers]
+        found = [self._judge_offer(offer, place, replace(quoted, load=load)) for offer in offers]
         if place.is_rented and not self.request.choices.weak_lease:
-            found = [unless_weak(one) for one in found]
+            found = [unless_weak(candidate) for candidate in found]
         return replace(quoted, candidates=ranked(found, load), load=load)
 
     def choose(self, quoted: Quote, place: Place) -> tuple[Candidate, Quote]:
-        """Return the offer that tries most for the sum; a NoOffer where none pays for one trial."""
-        fitting = [one for one in quoted.candidates if one.estimate.fits and one.estimate.train_s is not None]
-        over = [one for one in fitting if one.lease is None and not one.needs_consent]
-        if place.cap is None or not over or any(one.lease for one in quoted.candidates):
+        """Return the best offer. Raise NoOffer if the cap does not pay for a trial on any of them."""
+        fitting = [each for each in quoted.candidates if each.estimate.fits and each.estimate.train_s is not None]
+        over = [each for each in fitting if each.lease is None and not each.needs_consent]
+        if place.cap is None or not over or any(each.lease for each in quoted.candidates):
             return choose(quoted.candidates, quoted.load, cap=place.cap), quoted
-        of_one, of_all = (
-            min(needed_cap(one.offer, guess(one), quoted.load) for one in over)
-            for guess in (lambda one: self._one[one.offer], lambda one: one.estimate)
-        )
+        of_one = min(needed_cap(each.offer, self._per_trial[each.offer], quoted.load) for each in over)
+        of_all = min(needed_cap(each.offer, each.estimate, quoted.load) for each in over)
         what = f"A cap of {format_usd(place.cap)} pays for less than one trial, which needs {format_usd(of_one)}."
         ways = [*self._other_card(quoted, place), *way_on_spot(self, self._costs)] if place.is_rented else []
         caps = {of_one: "one trial", of_all: f"all {self.sweep.trials} trials"}
@@ -181,56 +190,56 @@ class RecipeSweep(TrainerProposal):
         )
 
     def _other_card(self, quoted: Quote, place: Place) -> Iterator[str]:
-        """Yield what to write for the card that tries most for the cap, if it pays for a trial on any other one."""
+        """Yield the flags for the other card on which the cap pays for most trials, if it pays for a trial on one."""
         found: list[Candidate] = []
         for offer in others(self.request, self.need(place), on_cpu=False, asked=quoted.asked):
             if place.may_rent_from(offer.provider):
                 other = copy(self)
-                with suppress(UsageError):  # --at-once may be more than this card holds.
+                with suppress(UsageError):  # --at-once may need more memory than this card has.
                     found += other._with_all_trials(quoted, place, [offer]).candidates
-        for best in ranked((one for one in found if one.lease is not None), quoted.load)[:1]:
+        for best in ranked((each for each in found if each.lease is not None), quoted.load)[:1]:
             yield f"--gpu {asked_as(best.offer)}: {self._costs(best)}, on {best.offer.provider}"
 
     def _costs(self, candidate: Candidate) -> str:
-        """Return what an offer costs at most, and what it does for that."""
-        return f"{self._tried(candidate)} for at most {format_usd(candidate.worst_micros or Micros(0))}"
+        """Return a phrase with the number of trials on an offer and their worst case."""
+        return f"{self._trials_words(candidate)} for at most {format_usd(candidate.worst_micros or Micros(0))}"
 
-    def _tried(self, chosen: Candidate) -> str:
-        """Return how many trials a lease is long enough for."""
+    def _trials_words(self, chosen: Candidate) -> str:
+        """Return a phrase with the number of trials for which the lease is long enough."""
         trials, likely_s = self.sweep.trials, chosen.estimate.likely_s
         share = chosen.lease.train_s / likely_s if chosen.lease is not None and likely_s else 1.0
         return f"all {trials} trials" if share >= 1 else f"about {max(1, int(trials * share))} of {trials} trials"
 
     def paid_form(self) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-        """Return nothing: what the paid sweep takes is shown when it is requested."""
+        """Return no offers: a sweep's rehearsal does not show the paid sweep."""
         return (), ()
 
     def job(self, data: DataSummary) -> SweepJob:
-        """See `Proposal.job`."""
+        """Return the sweep as a job."""
         return self._job(data)
 
     def _job(self, data: DataSummary | None) -> SweepJob:
-        return _sweep_job(self._trial(data), self.sweep, self._at_once, _installed(self.request))
+        return _sweep_job(self._trial(data), self.sweep, self._at_once, _sampler_packages(self.request))
 
     def need(self, place: Place) -> GpuNeed:
-        """See `Proposal.need`; several nodes of a cluster are so many jobs."""
+        """Return the GPUs for the trials. Several nodes of a cluster count as that many separate jobs."""
         return super().need(place).apart
 
     def processes(self, chosen: Candidate, place: Place) -> int:
-        """Return how many trials run at once."""
+        """Return how many trials run at the same time."""
         return self._at_once
 
     def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
-        """See `Proposal.completed`."""
+        """Return the plan with the notes for one trial and for sharing, and a warning if the time is too short."""
         assert isinstance(plan.job, SweepJob)
         alone = plan.model_copy(update={"job": plan.job.trial, "continues": None})
         own = super().completed(alone, chosen, place).model_copy(update={"job": plan.job, "continues": plan.continues})
         if not chosen.finishes:
-            own = own.told(warnings=(f"The time is enough for {self._tried(chosen)}; a stop keeps the best.",))
-        return own.told(*_notes(plan))
+            own = own.told(warnings=(f"The time is enough for {self._trials_words(chosen)}; a stop keeps the best.",))
+        return own.told(*_sharing_notes(plan))
 
     def _trial(self, data: DataSummary | None) -> TrainerJob:
-        """Return the job of one trial: the one that takes longest, with as many parameters as any of them has."""
+        """Return one trial as a job: the longest trial, with the largest number of parameters of all trials."""
         vocab = data.vocab_size if data else vocabulary_of(self.resolved)
         return TrainerJob(
             recipe=self.resolved.name,
@@ -241,44 +250,44 @@ class RecipeSweep(TrainerProposal):
         )
 
     def _estimate(self, offer: Offer, place: Place, vocab: int) -> Estimate:
-        """Return what one trial takes on one card: the time of the dearest, the memory of the largest."""
+        """Return the estimate for one trial on one card: the time of the longest trial, the memory of the largest."""
         card = offer.model_copy(update={"gpu_count": min(1, offer.gpu_count), "jobs": 1})
         cores = place.cpu_cores
         machine = describe_machine(card, cores)
         time, room = (
-            estimate(one, card, vocab_size=vocab, cpu_cores=cores, priors=self.priors, machine=machine)
-            for one in (self.resolved, self._largest)
+            estimate(form, card, vocab_size=vocab, cpu_cores=cores, priors=self.priors, machine=machine)
+            for form in (self.resolved, self._largest)
         )
         if not room.fits:
             return room
         return time.model_copy(update={"peak_bytes": room.peak_bytes, "micro_batch": room.micro_batch})
 
-    def _room(self, offer: Offer) -> int:
-        """Return how many trials fit on one card; on a machine without one they only share its cores."""
+    def _trials_per_card(self, offer: Offer) -> int:
+        """Return how many trials fit on one card. Without a card, trials share the cores: return --at-once or 1."""
         if not offer.gpu_count:
             return self.sweep.at_once or 1
-        return max(1, int(usable_bytes(offer) / self._one[offer].peak_bytes))
+        return max(1, int(usable_bytes(offer) / self._per_trial[offer].peak_bytes))
 
-    def _judged(self, offer: Offer, place: Place, quoted: Quote) -> Candidate:
-        """Return an offer with the lease that all trials need, or as many as the cap pays for, at least one."""
-        one, load, hours = self._one[offer], quoted.load, self.request.hours
-        whole = one
-        if one.train_s is not None:
+    def _judge_offer(self, offer: Offer, place: Place, quoted: Quote) -> Candidate:
+        """Return the candidate for an offer, with a lease for all trials or as many as the cap pays for."""
+        single, load, hours = self._per_trial[offer], quoted.load, self.request.hours
+        whole = single
+        if single.train_s is not None:
             trials, cards = self.sweep.trials, offer.processes
-            low, high = one.train_s
+            low, high = single.train_s
             rounds, most = ceil(trials / self._at_once), ceil(trials / min(cards, self._at_once))
             between = low * rounds, high * most
-            likely = one.expected_s * rounds if one.expected_s is not None and rounds == most else None
-            basis = f"{trials} trials, {self._at_once} at once, each as the dearest: {one.basis}"
-            whole = one.model_copy(update={"train_s": between, "expected_s": likely, "basis": basis})
-        lease = lease_for(offer, whole, load, cap=place.cap, hours=hours) if one.fits else None
-        if lease is not None and hours is None and lease.train_s >= (one.likely_s or 0.0):
+            likely = single.expected_s * rounds if single.expected_s is not None and rounds == most else None
+            basis = f"{trials} trials, {self._at_once} at once, each like the most expensive: {single.basis}"
+            whole = single.model_copy(update={"train_s": between, "expected_s": likely, "basis": basis})
+        lease = lease_for(offer, whole, load, cap=place.cap, hours=hours) if single.fits else None
+        if lease is not None and hours is None and lease.train_s >= (single.likely_s or 0.0):
             hours = lease.train_s / SECONDS_PER_HOUR if lease.train_s < (whole.likely_s or 0.0) else None
         return judge_lease(offer, whole, load, lease, hours, None)
 
 
 def _sweep_job(one: CommandJob | TrainerJob, sweep: Sweep, at_once: int, installs: tuple[str, ...]) -> SweepJob:
-    """Return the sweep of one trial's job."""
+    """Return the sweep over one trial's job."""
     settings = sweep.model_dump(mode="json", exclude={"at_once"})
     return SweepJob(
         recipe=f"sweep of {one.recipe}",
@@ -293,27 +302,27 @@ def _sweep_job(one: CommandJob | TrainerJob, sweep: Sweep, at_once: int, install
 
 
 def _with_settings(request: Request, params: dict[str, str]) -> Request:
-    """Return the request of one trial alone, on one card."""
+    """Return the request for a single trial on one card."""
     sets = tuple(f"{name}={value}" for name, value in params.items())
     gpu = request.gpu.model_copy(update={"count": min(1, request.gpu.count), "nodes": 1}) if request.gpu else None
     return request.model_copy(update={"overrides": (*request.overrides, *sets), "gpu": gpu, "continues": ""})
 
 
-def _work(form: ResolvedRecipe) -> float:
-    """Return how much there is to compute in a trial."""
+def _work_flops(form: ResolvedRecipe) -> float:
+    """Return the amount of computation in a trial, in FLOPs."""
     train = form.tables.train
     return float(train.steps) * train.batch_tokens * form.flops_per_token(vocabulary_of(form))
 
 
-def _memory(form: ResolvedRecipe) -> float:
-    """Return a figure that orders trials by the memory that they need."""
+def _memory_rank(form: ResolvedRecipe) -> float:
+    """Return a rough number of bytes by which trials are compared."""
     model = form.tables.model
     kept = form.tables.train.micro_batch * model.context * model.width * model.layers * 34
     return float(kept + 16 * form.parameters(vocabulary_of(form)))
 
 
-def _notes(plan: Plan) -> Iterator[str]:
-    """Yield how the trials share the machine."""
+def _sharing_notes(plan: Plan) -> Iterator[str]:
+    """Yield notes about how the trials share the machine."""
     job = plan.job
     assert isinstance(job, SweepJob)
     cards = plan.offer.gpu_count
@@ -321,6 +330,6 @@ def _notes(plan: Plan) -> Iterator[str]:
         where = "on one card" if cards == 1 else f"on {cards} cards" if cards else "on this machine's cores"
         yield f"{job.at_once} trials run at once {where}; data and boot are paid once for all."
     if (jobs := plan.offer.jobs) > 1:
-        yield f"It is {jobs} jobs of one sbatch, each of which tries as soon as it begins, until the first one's time."
+        yield f"One sbatch submits {jobs} jobs. Each starts its trials at once; all end with the first job's time."
     if plan.continues is not None:
         yield f"Trials that {plan.continues.run} has run are not run again."

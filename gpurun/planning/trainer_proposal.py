@@ -1,4 +1,4 @@
-"""What the trainer tells the planner: which form of a recipe is trained, on which shards, and how each offer does."""
+"""Describe a recipe's training to the planner: which form of the recipe, on which shards, and how each offer does."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ SMALLER = {
     "gpt2-124m": "modern-124m", "gpt2-124m-climbmix": "modern-124m", "gpt2-124m-epochs": "modern-124m",
     "gpt2-124m-owt": "modern-124m", "gpt2-355m": "gpt2-124m",
 }  # fmt: skip
-"""Smaller recipes with the same aim as another."""
+"""For some recipes, a smaller recipe with the same aim."""
 MOST_READS = 4
-"""How often the same text teaches about as much as new text (Muennighoff et al., 2023)."""
+"""Text may be repeated this often and still teach about as much as new text (Muennighoff et al., 2023)."""
 
 
 class TrainerProposal(Proposal):
-    """A recipe that will be trained; where it is decides which of its two forms."""
+    """Proposes the training of a recipe. The place decides whether its full or its rehearsal form is trained."""
 
     joins_nodes: ClassVar[bool] = True
 
@@ -59,41 +59,41 @@ class TrainerProposal(Proposal):
             take_trainer(Path(self._own_trainer), desk.home.staged_trainer(desk.run))
             reader = own_reader(desk.home.staged_trainer(desk.run))
         self.recipe = load_recipe(request.recipe, reader) if reader else load_recipe(request.recipe)
-        self._said: tuple[str, ...] = ()
+        self._form_notes: tuple[str, ...] = ()
         self.resolved = self._form()
         self.earlier = self.resolved.earlier
 
     def _form(self) -> ResolvedRecipe:
-        """Return the recipe in the form that is trained there, with the checkpoint that it continues from."""
+        """Return the recipe in the form that will be trained, with the checkpoint from which it continues."""
         request, mode = self.request, self.request.mode
         if mode is Mode.PAID:
-            return self._traced(self._continued(_rented_form(request, self.recipe)))
+            return self._with_traced_memory(self._with_checkpoint(_rented_form(request, self.recipe)))
         if mode is Mode.REHEARSAL:
             here = resolve(self.recipe, "rehearsal", request.overrides)
-            here = self._continued(here) if self._begins_at_rehearsal() else here
+            here = self._with_checkpoint(here) if self._continues_rehearsal() else here
         else:
-            here, self._said = _form_here(request, self.recipe)
-            here = self._continued(here)
-        _need_software(here)
+            here, self._form_notes = _form_here(request, self.recipe)
+            here = self._with_checkpoint(here)
+        _require_packages(here)
         return here
 
-    def _continued(self, resolved: ResolvedRecipe) -> ResolvedRecipe:
+    def _with_checkpoint(self, resolved: ResolvedRecipe) -> ResolvedRecipe:
         if not self.request.continues:
             return resolved
         from gpurun.jobs.training.continued_training import with_earlier_checkpoint
 
         return with_earlier_checkpoint(resolved, self.request, self.desk.home)
 
-    def _begins_at_rehearsal(self) -> bool:
-        """Return whether a rehearsal continues from another one, as that of a changed trainer does."""
+    def _continues_rehearsal(self) -> bool:
+        """Return whether the request continues a rehearsal, which a changed trainer allows."""
         if not self.request.continues:
             return False
         from gpurun.ledger.plan_from_journal import read_plan
 
         return read_plan(self.desk.home.run(self.request.continues)).mode is Mode.REHEARSAL
 
-    def _traced(self, full: ResolvedRecipe) -> ResolvedRecipe:
-        """Return the recipe with the traced memory of a changed trainer's model."""
+    def _with_traced_memory(self, full: ResolvedRecipe) -> ResolvedRecipe:
+        """Return the recipe; for a changed trainer, with the memory of its model as traced on this computer."""
         if not self._own_trainer:
             return full
         from gpurun.jobs.trainer import CHANGED, digest_of_trainer, words_of_trainer
@@ -105,28 +105,29 @@ class TrainerProposal(Proposal):
 
         self.desk.say("The memory of the changed trainer's model is traced on this computer.")
         traced, note = traced_form(full, trainer, vocabulary_of(full), self.desk.home.traced)
-        self._said = (note,)
+        self._form_notes = (note,)
         return traced
 
     def need(self, place: Place) -> GpuNeed:
-        """See `Proposal.need`: the requested GPUs, or those that the recipe is written for."""
+        """Return the requested GPUs, or those for which the recipe is written."""
         return need_of(self.request, self.resolved, is_rented=place.is_rented)
 
     def refuse_impossible(self, place: Place) -> None:
-        """See `Proposal.refuse_impossible`: shards that do not exist cannot be uploaded."""
+        """Raise UsageError if the recipe's shards exist neither here nor in public."""
         source = self.resolved.tables.data.source
         is_nowhere = self.request.data is None and source not in BUILT_IN and not public_shards(self.request, source)
         if place.is_rented and not place.is_shown and is_nowhere:
             raise missing_shards(source, self.request.recipe_word)
 
     def quote(self, place: Place, market: Market | None, data: DataSummary | None) -> Quote:
-        """See `Proposal.quote`."""
+        """Return the offers with the time and cost of this recipe, the best first."""
         return quote(self.request, self.resolved, place, market, data, self.priors)
 
     def choose(self, quoted: Quote, place: Place) -> tuple[Candidate, Quote]:
-        """Return the offer on the recipe's own GPU; where none was asked for and a plan is shown, beside all others.
+        """Return the best offer with the recipe's own GPU, and the quote to show.
 
-        Where the recipe's own does not do, it is the best of the others.
+        A plan that is only shown and was requested without --gpu shows offers of all GPUs. If the recipe's own GPU does
+        not fit the cap, it chooses the best offer with another GPU.
         """
         if not place.is_rented:
             return choose(quoted.candidates, quoted.load, cap=place.cap), quoted
@@ -134,22 +135,22 @@ class TrainerProposal(Proposal):
         need = need_of(self.request, self.resolved, is_rented=True)
         every = partial(quote_other_gpus, self.request, self.resolved, place, quoted, self.priors)
         if not place.is_shown or self.request.gpu is not None or (need.is_any and not is_on_cpu):
-            with self._naming_what_fits(place, every):
+            with self._suggesting_ways(place, every):
                 return choose_best(quoted, self.request), quoted
         shown = every()
         try:
             return choose_best(quoted, self.request), shown
         except NoOffer:
-            with self._naming_what_fits(place, lambda: shown):
+            with self._suggesting_ways(place, lambda: shown):
                 chosen = choose_best(shown, self.request, by_gpu=True)
         own = "No GPU fits" if need.is_any else f"The recipe's {need} does not fit"
         why = f"{own} this cap: " if quoted.candidates else ""
-        note = f"{why}`train` takes this one with --gpu {asked_as(chosen.offer)}."
-        return chosen, replace(shown, notes=(*shown.notes, note))
+        told = f"{why}`train` takes this one with --gpu {asked_as(chosen.offer)}."
+        return chosen, replace(shown, notes=(*shown.notes, told))
 
     @contextmanager
-    def _naming_what_fits(self, place: Place, every: Callable[[], Quote]) -> Iterator[None]:
-        """Let a refusal over the cap name first another card that fits, and spot, then a smaller recipe."""
+    def _suggesting_ways(self, place: Place, every: Callable[[], Quote]) -> Iterator[None]:
+        """Add ways out to a refusal over the cap: another card that fits, a spot machine, a smaller recipe."""
         try:
             yield
         except NoOffer as refusal:
@@ -167,39 +168,42 @@ class TrainerProposal(Proposal):
         quoted = smaller.quote(place, None, None)
         with suppress(NoOffer):
             every = quote_other_gpus(smaller.request, smaller.resolved, place, quoted, smaller.priors)
-            chosen = choose_best(_open_to_us(every, place), request)
+            chosen = choose_best(_rentable(every, place), request)
             on = f"--gpu {asked_as(chosen.offer)} --max-cost {as_typed(place.cap or usd(0))}"
             yield f"gpurun train {name} {on}: {_costs(chosen)}, a smaller recipe with the same aim"
 
     def prepared_data(self) -> DataSummary:
-        """Return the shards, prepared or checked, with weights to start or continue from and what --warm finds."""
+        """Prepare or check the shards, with initial weights or a checkpoint and compile caches; return the summary."""
         from gpurun.planning.shards import summarize_shards
 
         return summarize_shards(self.request, self.resolved, self.desk)
 
     def known_data(self) -> DataSummary | None:
-        """Return what the hub says about a public set that --data names; UsageError if it has none of that name."""
+        """Return the hub's facts about a public set that --data names, else None.
+
+        Raise UsageError for an unknown set.
+        """
         from gpurun.planning.shards import prepared_shards
 
         is_public = self.request.data is not None and public_shards(self.request, self.resolved.tables.data.source)
         return prepared_shards(self.request, self.resolved, self.desk) if is_public else None
 
     def described_data(self, quoted: Quote) -> DataSummary:
-        """See `Proposal.described_data`."""
+        """Return the summary of data that is not prepared."""
         return not_prepared(self.request, self.resolved, quoted.load.ship_bytes)
 
     def paid_form(self) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-        """Return the offers for the paid run; --set may fit the rehearsal, but not the paid run."""
+        """Return the offers for the paid run, and notes. If --set does not fit the paid run, return only a note."""
         request = self.request
-        if request.mode is not Mode.REHEARSAL or self._begins_at_rehearsal():
+        if request.mode is not Mode.REHEARSAL or self._continues_rehearsal():
             return (), ()
         try:
             full = resolve(self.recipe, "full", request.overrides, _processes(request), _nodes(request))
         except UsageError as error:
             return (), (f"The paid form is not possible with --set, so it is not priced: {error.what}",)
         if place_kinds(request.providers) - {"cloud", "here"}:
-            return (), ("What it takes there is planned without --dry-run, from what the machine or the cluster has.",)
-        full = self._continued(full)
+            return (), ("Plan without --dry-run to see its time there, which depends on the machine or the cluster.",)
+        full = self._with_checkpoint(full)
         quoted = quote(request, full, Clouds(request, self.desk, is_shown=True), None, priors=self.priors)
         begins: tuple[str, ...] = ()
         if full.earlier:
@@ -211,7 +215,7 @@ class TrainerProposal(Proposal):
         return quoted.candidates, (*quoted.notes, *cure, *begins)
 
     def job(self, data: DataSummary) -> Job:
-        """See `Proposal.job`."""
+        """Return the training as a job."""
         return TrainerJob(
             recipe=self.resolved.name,
             recipe_sha256=self.resolved.sha256,
@@ -221,19 +225,22 @@ class TrainerProposal(Proposal):
         )
 
     def processes(self, chosen: Candidate, place: Place) -> int:
-        """See `Proposal.processes`: one for each card, or for each node without any; here as the recipe says."""
+        """Return one process per card, or per node without cards; on this computer the recipe's own number."""
         return chosen.offer.gpu_count or (chosen.offer.nodes if place.mode is Mode.PAID else self.resolved.processes)
 
     def choices(self, place: Place) -> tuple[Choices, tuple[str, ...]]:
-        """See `Proposal.choices`."""
+        """Return the choices with the set-up that a rented machine needs for the recipe, and notes about it."""
         if place.mode is not Mode.PAID:
             return self.request.choices, ()
         return outfitted(self.resolved.tables, self.request.choices, is_outfitted=place.is_outfitted)
 
     def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
-        """See `Proposal.completed`; a UsageError if memory or disk is certainly too small."""
+        """Return the plan with notes about recipe, data and time.
+
+        Raise UsageError if memory or disk is certainly too small.
+        """
         if place.is_rented:
-            if small := _small_disk(plan, self.resolved):
+            if small := _disk_error(plan, self.resolved):
                 if not place.is_shown:
                     raise small
                 plan = plan.told(warnings=(f"{small.what} `train` refuses that. {small.hint}",))
@@ -241,14 +248,14 @@ class TrainerProposal(Proposal):
             part = f"The {format_duration(chosen.lease.train_s)} to train is enough for a part: it gets to "
             plan = plan.told(warnings=(f"{part}{reach_words(chosen.reach)}.",))
         is_on_cpu_here = place.mode is not Mode.PAID and not self._own_trainer and not has_cuda()
-        if is_on_cpu_here and (small := _small_memory(plan, self.resolved)):
+        if is_on_cpu_here and (small := _memory_error(plan, self.resolved)):
             raise small
         if not plan.ship_files and place.is_shown:
-            plan = self._shipped_later(plan)
-        return self._with_advice(plan.told(*self._said))
+            plan = self._with_upload_notes(plan)
+        return self._with_notes(plan.told(*self._form_notes))
 
-    def _shipped_later(self, plan: Plan) -> Plan:
-        """Return a plan that is only shown, with what its bucket means for it, or what one would save."""
+    def _with_upload_notes(self, plan: Plan) -> Plan:
+        """Return a plan that is only shown, with notes about its bucket, or about what a bucket would save."""
         if self.request.choices.stage:
             from gpurun.planning.staging import with_stage
 
@@ -256,8 +263,8 @@ class TrainerProposal(Proposal):
         is_sent = not public_shards(self.request, self.resolved.tables.data.source)
         return plan.told(*advice(plan.offer, plan.uplink, plan.ship_bytes)) if is_sent else plan
 
-    def _with_advice(self, plan: Plan) -> Plan:
-        """Return the plan with what should be said about its recipe, its data and the run that it continues from."""
+    def _with_notes(self, plan: Plan) -> Plan:
+        """Return the plan with notes about its recipe, its data and the run from which it continues."""
         request = self.request
         desk = self.desk
         resolved = self.resolved.record
@@ -271,7 +278,7 @@ class TrainerProposal(Proposal):
             from gpurun.jobs.training.changed_trainer import describe_changed_trainer
 
             notes += describe_changed_trainer(plan, desk.home.staged_trainer(desk.run))
-        warnings = [*unused_notes(request, self.recipe, resolved["data"]), *_reread(plan, request)]
+        warnings = [*unused_notes(request, self.recipe, resolved["data"]), *_repeat_warning(plan, request)]
         if plan.data.passed_over:
             warnings.append(f"Skipped in {request.data}, and not trained on: {plan.data.passed_over}.")
         if plan.data.divided:
@@ -298,31 +305,29 @@ class TrainerProposal(Proposal):
 
 
 def _cheapest_that_finishes(every: Quote, place: Place) -> Iterator[str]:
-    """Yield what to add for the cheapest offer that finishes within the cap, if there is one."""
-    for candidate in _open_to_us(every, place).candidates:
+    """Yield the flags for the cheapest offer that finishes within the cap, if there is one."""
+    for candidate in _rentable(every, place).candidates:
         if candidate.lease is not None and candidate.finishes:
             yield f"--gpu {asked_as(candidate.offer)}: {_costs(candidate)}, on {candidate.offer.provider}"
             return
 
 
-def _open_to_us(every: Quote, place: Place) -> Quote:
-    """Return the quote with those offers alone that there is a key for, where one is to be rented."""
-    return replace(
-        every,
-        candidates=tuple(candidate for candidate in every.candidates if place.may_rent_from(candidate.offer.provider)),
-    )
+def _rentable(every: Quote, place: Place) -> Quote:
+    """Return the quote with only the offers of providers from which the user can rent."""
+    kept = tuple(candidate for candidate in every.candidates if place.may_rent_from(candidate.offer.provider))
+    return replace(every, candidates=kept)
 
 
 def _costs(candidate: Candidate) -> str:
-    """Return what an offer is expected to cost and to take."""
+    """Return a phrase with an offer's expected cost and time."""
     likely_s = candidate.estimate.likely_s or 0.0
     return f"about {format_usd(candidate.expected_micros or usd(0))} in {format_duration(likely_s)}"
 
 
-def _reread(plan: Plan, request: Request) -> tuple[str, ...]:
-    """Return a note if the tokens are read many times; not for pairs, because a step of those is padded.
+def _repeat_warning(plan: Plan, request: Request) -> tuple[str, ...]:
+    """Return a warning if the tokens are read many times.
 
-    The text that a rehearsal uses by default is small on purpose.
+    There is none for pairs, whose steps are padded, or for a rehearsal's default text, which is small on purpose.
     """
     model, data, train = (plan.job.resolved[table] for table in ("model", "data", "train"))
     tokens = plan.data.train_tokens
@@ -334,12 +339,12 @@ def _reread(plan: Plan, request: Request) -> tuple[str, ...]:
         f"Your {format_count(tokens)} tokens" if request.data else f"{format_count(tokens)} tokens of {data['source']}"
     )
     return (
-        f"{what} would be read {reads:,.0f} times; more than {MOST_READS} add little: use more text, or fewer steps.",
+        f"{what} would be read {reads:,.0f} times; more than {MOST_READS} add little. Use more text, or fewer steps.",
     )
 
 
 def _rented_form(request: Request, recipe: LoadedRecipe) -> ResolvedRecipe:
-    """Return the recipe as a rented machine trains it: in its rehearsal form on a requested machine without a GPU."""
+    """Return the recipe in its form for a rented machine: the rehearsal form for a machine without a GPU."""
     on_cpu = ("hardware.on_cpu=as_written",) if request.choices.accept_cpu else ()
     hardware = hardware_of(recipe, request.overrides + on_cpu)
     if (request.gpu or parse_gpu(hardware.gpu)).count or hardware.on_cpu == "as_written":
@@ -354,7 +359,7 @@ def _rented_form(request: Request, recipe: LoadedRecipe) -> ResolvedRecipe:
 
 
 def _form_here(request: Request, recipe: LoadedRecipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:
-    """Return the recipe as this machine trains it, and what should be said about that."""
+    """Return the recipe in its form for this computer, and notes about it."""
     hardware = hardware_of(recipe, request.overrides)
     if has_cuda() or hardware.on_cpu == "as_written":
         return resolve(recipe, "full", request.overrides, _processes(request)), ()
@@ -369,7 +374,7 @@ def _form_here(request: Request, recipe: LoadedRecipe) -> tuple[ResolvedRecipe, 
 
 
 def _processes(request: Request) -> int | None:
-    """Return one process for each requested GPU; one here; None, for the recipe's own number, without a request."""
+    """Return one process per requested GPU; 1 on this computer; None without a request (then the recipe decides)."""
     if request.mode is Mode.LOCAL:
         return 1
     return request.gpu.processes if request.gpu else None
@@ -379,8 +384,8 @@ def _nodes(request: Request) -> int:
     return request.gpu.nodes if request.gpu else 1
 
 
-def _need_software(here: ResolvedRecipe) -> None:
-    """Refuse what needs a package that is not installed on this machine."""
+def _require_packages(here: ResolvedRecipe) -> None:
+    """Raise SetupError if a package that the training needs is not installed here."""
     if find_spec("torch") is None:
         raise SetupError(
             "torch.missing",
@@ -393,13 +398,14 @@ def _need_software(here: ResolvedRecipe) -> None:
         raise SetupError("huggingface.missing", what, hint=install_line("hf"))
 
 
-def _small_disk(plan: Plan, full: ResolvedRecipe) -> UsageError | None:
-    """Return the error for a disk that would be full on paid time, at any approved cloud that orders the disk."""
+def _disk_error(plan: Plan, full: ResolvedRecipe) -> UsageError | None:
+    """Return the error for a disk that would fill up during the run, at any approved cloud that sells disk."""
     wanted_gb = full.tables.hardware.disk_gb
     needed_gb = least_disk_gb(full, plan.data.bytes, vocab_size=plan.data.vocab_size)
-    for provider in (
-        approved.offer.provider for approved in plan.approved if asked_as(approved.offer) == asked_as(plan.offer)
-    ):
+    for candidate in plan.approved:
+        provider = candidate.offer.provider
+        if asked_as(candidate.offer) != asked_as(plan.offer):
+            continue
         terms = terms_of(provider)
         if terms.disk_per_gb_hour and disk_gb_on(provider, wanted_gb) < needed_gb:
             return UsageError(
@@ -412,10 +418,11 @@ def _small_disk(plan: Plan, full: ResolvedRecipe) -> UsageError | None:
     return None
 
 
-def _small_memory(plan: Plan, resolved: ResolvedRecipe) -> UsageError | None:
-    """Return the error for a run on this machine's CPU whose tensors do not fit in memory: the kernel would kill it.
+def _memory_error(plan: Plan, resolved: ResolvedRecipe) -> UsageError | None:
+    """Return the error for a run on this computer's CPU whose tensors do not fit in memory; None if they do.
 
-    A refusal is certain: the interpreter, torch and a checkpoint that is being saved are not counted.
+    Only tensors are counted, not the interpreter, torch or a checkpoint that is being saved, so a refusal is never
+    wrong.
     """
     micro_batch, vocab_size = plan.estimate.micro_batch, plan.data.vocab_size
     way = way_of(resolved, plan.offer, plan.processes, micro_batch, vocab_size)

@@ -1,6 +1,6 @@
-"""What must be transferred: shards and program there, checkpoints home; how long that takes, and what plans say.
+"""Estimate the transfers: uploads of shards and program, downloads of checkpoints, their times, and notes for plans.
 
-The size of shards that are not made yet is guessed; nothing is prepared here.
+The size of shards that do not exist yet is estimated; nothing is prepared here.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from gpurun.providers.catalog import terms_of
 from gpurun.view.number_format import format_bytes, format_duration
 
 DOWNLINK_BITS_PER_S = 50e6
-BUCKET_BITS_PER_S = 1e9  # What a rented machine is assumed to download with, until it is measured.
-PUBLIC_BITS_PER_S = 5e8  # What it is assumed to download public shards with; it is given twice the time.
+BUCKET_BITS_PER_S = 1e9  # Assumed download speed of a rented machine.
+PUBLIC_BITS_PER_S = 5e8  # Assumed for public shards; the limit is twice that time.
 WORTH_A_BUCKET_S = 120
-"""The paid time that a bucket must save: less is not worth mentioning."""
+"""Seconds of paid time that a bucket must save to be worth mentioning."""
 SHIP_START_S = 30  # Connecting, unpacking, checking every digest.
 COLLECT_START_S = 60  # Saving, hashing, connecting.
-MUON_CHECKPOINT_BYTES = 8  # At least: its matrices have one moment.
+MUON_CHECKPOINT_BYTES = 8  # At least, because its matrices have one moment.
 CHECKPOINTS_ON_DISK = 4  # The trainer keeps the latest two and the best while it writes another.
-EARLY_CHECKPOINTS = 6  # Downloaded while it trains, if each byte that leaves is charged; else all are.
+EARLY_CHECKPOINTS = 6  # Downloads during training if egress is charged; else no limit.
 
 
 @dataclass(frozen=True)
 class Load:
-    """What must be transferred and stored, and how fast; the speed of a bucket is an assumption.
+    """The bytes to transfer and store, and the speeds; the speed of a bucket is an assumption.
 
-    `setup_s` is the limit for what runs on the machine before anything is sent. The machine itself downloads
-    `public_bytes` of what is uploaded.
+    `setup_s` is the time limit for the --setup script, which runs before the upload. The machine downloads
+    `public_bytes` of `ship_bytes` itself.
     """
 
     ship_bytes: int
@@ -54,35 +54,35 @@ class Load:
 
     @property
     def ship_s(self) -> int:
-        """Return the time limit for the upload."""
+        """Return the time limit for the upload, in seconds."""
         sent_s = 8 * (self.ship_bytes - self.public_bytes) / self.uplink_bits_per_s
         return SHIP_START_S + ceil(sent_s + download_s(self.public_bytes))
 
     @property
     def collect_s(self) -> int:
-        """Return the time limit for saving and downloading."""
+        """Return the time limit for saving and downloading, in seconds."""
         return COLLECT_START_S + ceil(8 * self.collect_bytes / self.downlink_bits_per_s)
 
     @property
     def leaving_bytes(self) -> int:
-        """Return the most that leaves the machine where that is charged: the downloads at the end, and those before."""
+        """Return the most bytes that leave a machine whose egress is charged: downloads during and after training."""
         return ceil(self.collect_bytes * (KEPT_CHECKPOINTS + EARLY_CHECKPOINTS) / KEPT_CHECKPOINTS)
 
 
 def download_s(public_bytes: int) -> float:
-    """Return how long a machine is assumed to download public shards."""
+    """Return the assumed seconds for downloading public shards."""
     return 8 * public_bytes / PUBLIC_BITS_PER_S
 
 
 def load_of(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> Load:
-    """Return the load of a recipe: what is uploaded, and the checkpoints that are downloaded."""
+    """Return the load of a recipe: the upload, and the checkpoints to download."""
     count = KEPT_CHECKPOINTS + recipe.tables.train.keep_checkpoints
     size = CHECKPOINT_BYTES * recipe.parameters(vocab_size)
     return Load(ship_bytes, count * size, recipe.tables.hardware.disk_gb)
 
 
 def least_disk_gb(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> int:
-    """Return the least size of a disk: for what is uploaded, with a tenth to spare, and checkpoints side by side."""
+    """Return the smallest sufficient disk in GB: the upload plus a tenth, and the checkpoints that exist together."""
     train = recipe.tables.train
     each = MUON_CHECKPOINT_BYTES if recipe.tables.optim.kind == "muon" else CHECKPOINT_BYTES
     count = min(CHECKPOINTS_ON_DISK + train.keep_checkpoints, ceil(recipe.steps_left / train.checkpoint_every))
@@ -91,7 +91,7 @@ def least_disk_gb(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 
 
 
 def early_bytes(plan: Plan) -> int | None:
-    """Return how much the plan has paid to download before the end; None if the provider charges nothing."""
+    """Return the bytes of downloads during training that the plan pays for; None if egress is free."""
     return EARLY_CHECKPOINTS * plan.job.checkpoint_bytes if terms_of(plan.offer.provider).egress_per_gb else None
 
 
@@ -108,11 +108,14 @@ SOURCE_TOKENS = {
     "tiny-shakespeare": 1_120_000,
     "wikitext-2": 2_600_000,
 }
-"""The most tokens in what the bundled recipes read; training may read them more than once."""
+"""The number of tokens in each source of the bundled recipes. Training may read them more than once."""
 
 
 def public_shards(request: Request, source: str) -> str:
-    """Return the public shards that the machine downloads, "" if the data comes from here; UsageError if unknown."""
+    """Return the name of the public shards that the machine downloads; "" if the data is uploaded from here.
+
+    Raise UsageError for an unknown public name.
+    """
     if request.data is not None:
         require_public_name(request.data)
     named = PUBLIC_SHARDS.get(source, "") if request.data is None else request.data
@@ -122,9 +125,9 @@ def public_shards(request: Request, source: str) -> str:
 def load_for(
     request: Request, full: ResolvedRecipe, data: DataSummary | None, uplink: Uplink
 ) -> tuple[Load, tuple[str, ...]]:
-    """Return what a paid run would transfer, over the user's own line unless --stage names a bucket, and notes on that.
+    """Return what a paid run transfers, over the user's line or the bucket that --stage names, and notes about it.
 
-    Without `data` it is what --data names, or shards that do not exist yet.
+    Without `data`, the size is estimated from --data or from the recipe's shards, which may not exist yet.
     """
     source, carried = full.tables.data.source, full.earlier.bytes if full.earlier else 0
     if data is not None:
@@ -152,7 +155,7 @@ def load_for(
 
 
 def not_prepared(request: Request, full: ResolvedRecipe, size: int) -> DataSummary:
-    """Return the summary of data that is not prepared; for finished shards, what their manifest says."""
+    """Return the summary of data that is not prepared. For finished shards it is from their manifest."""
     data = full.tables.data
     source, train_tokens = f"{data.source} (not prepared)", _tokens_of(full)
     if public := public_shards(request, data.source):
@@ -176,7 +179,7 @@ def not_prepared(request: Request, full: ResolvedRecipe, size: int) -> DataSumma
 
 
 def _shards_for(full: ResolvedRecipe, folder: Path) -> list[Mapping[str, Any]]:
-    """Return what the manifest lists for training; shards of another tokeniser or model are refused, as in `train`."""
+    """Return the training shards in the manifest. Raise UsageError if they are for another tokeniser or model."""
     manifest, model = read_manifest(folder), full.tables.model
     tokenizer = full.tables.data.tokenizer
     require_fitting_shards(folder, manifest, tokenizer=tokenizer, vocab_size=model.vocab_size, context=model.context)
@@ -184,9 +187,9 @@ def _shards_for(full: ResolvedRecipe, folder: Path) -> list[Mapping[str, Any]]:
 
 
 def named_data(request: Request) -> str:
-    """Return the name by which an earlier run knows the data of --data: "" without it, for a text one that no run has.
+    """Return the digest under which earlier runs recorded the data of --data; "" without --data.
 
-    So losses that were measured on something else are never quoted.
+    A text has no digest yet, so it gets a word that matches no run. A loss on other data is therefore never quoted.
     """
     if request.data is None:
         return ""
@@ -195,20 +198,23 @@ def named_data(request: Request) -> str:
 
 
 def vocabulary_of(full: ResolvedRecipe) -> int:
-    """Return the recipe's vocabulary; if only the text decides it, that of Python source, or the most words."""
+    """Return the recipe's vocabulary size. If only the text decides it, return a default for the tokeniser."""
     data = full.tables.data
     return full.tables.model.vocab_size or data.vocab_size or VOCABULARIES[data.tokenizer]
 
 
 def _tokens_of(full: ResolvedRecipe) -> int:
-    """Return the tokens of shards that are not here: as many as training reads, unless the source has fewer."""
+    """Return the number of tokens in shards that are not here: as many as training reads or the source has."""
     train = full.tables.train
     read = train.steps * train.batch_tokens
     return min(read, SOURCE_TOKENS.get(full.tables.data.source, read))
 
 
 def _staged(load: Load, shards: Path | None, request: Request, uplink: Uplink) -> Load:
-    """Return the load over the line, or by the named bucket; `shards` is the folder that has them, if one has."""
+    """Return the load with the speed of the user's line, or of the bucket if --stage names one.
+
+    `shards` is the folder with the shards, if they exist.
+    """
     if not request.choices.stage or not load.ship_bytes:
         return replace(load, uplink_bits_per_s=uplink.bits_per_s)
     if shards is None:
@@ -217,7 +223,10 @@ def _staged(load: Load, shards: Path | None, request: Request, uplink: Uplink) -
 
 
 def staged_uplink_bits_per_s(folder: Path, size_bytes: int, uplink: Uplink) -> float:
-    """Return how fast a folder of shards gets to a machine in all: large files by the bucket, the others from here."""
+    """Return the average speed at which a folder of shards reaches a machine, in bits per second.
+
+    Large files come from the bucket, the others from this computer.
+    """
     from gpurun.remote.s3.objects import is_worth_staging
 
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
@@ -227,7 +236,7 @@ def staged_uplink_bits_per_s(folder: Path, size_bytes: int, uplink: Uplink) -> f
 
 
 def _size_at(data: str, full: ResolvedRecipe) -> tuple[int, Path | None]:
-    """Return how much of what --data names is transferred, and the folder of shards, if it is one.
+    """Return the bytes to transfer for --data, and its folder if that has finished shards, else None.
 
     A parallel text may be two files, separated by a comma.
     """
@@ -244,21 +253,22 @@ def _size_at(data: str, full: ResolvedRecipe) -> tuple[int, Path | None]:
 
 
 def _text_bytes(size: int | None, full: ResolvedRecipe) -> int:
-    """Return the most that the shards of so much text take: two bytes a character, or the text's size if tokenised."""
+    """Return the upper bound of the shards' size: two bytes per character, or the text's own size for BPE."""
     data = full.tables.data
     limit = data.limit_mb << 20 or (size if size is not None else DEFAULT_TEXT_MB << 20)
     text = limit if size is None else min(size, limit)
     return text * BYTES_PER_TOKEN if data.tokenizer in ("char", "char-pairs") else text
 
 
-_NEAR = 0.25
-"""How far the held-out share may be from the requested one, because whole documents are held out."""
+_TOLERANCE = 0.25
+"""The relative difference allowed between held-out and requested share, because whole documents are held out."""
 
 
-def unused_notes(request: Request, recipe: LoadedRecipe, data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a note on the `data` keys that a person set and that finished shards were not made with.
+def unused_notes(request: Request, recipe: LoadedRecipe, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a note about `data` settings of the user that differ from how the finished shards were made.
 
-    The settings that make a recipe's rehearsal quick were not requested, and a run that continues has its own shards.
+    A recipe's own settings for its rehearsal are ignored. There is no note for a run that continues, which has its
+    shards already.
     """
     if request.data is None or request.continues or not (Path(request.data).expanduser() / "data.json").exists():
         return ()
@@ -266,14 +276,16 @@ def unused_notes(request: Request, recipe: LoadedRecipe, data: Mapping[str, Any]
     train, val = (sum(shard["tokens"] for shard in manifest[part]) for part in ("train", "val"))
     share, vocab_size = val / max(1, train + val), manifest["tokenizer"]["vocab_size"]
     holds = {
-        "limit_mb": not data["limit_mb"],
-        "val_fraction": abs(share - data["val_fraction"]) <= _NEAR * data["val_fraction"],
-        "vocab_size": data["vocab_size"] in (0, vocab_size),
+        "limit_mb": not settings["limit_mb"],
+        "val_fraction": abs(share - settings["val_fraction"]) <= _TOLERANCE * settings["val_fraction"],
+        "vocab_size": settings["vocab_size"] in (0, vocab_size),
     }
     named = {key: getattr(recipe.tables.data, key) for key in recipe.written["data"]}
     overrides = filter(None, map(known_override, request.overrides))
     named |= {path[-1]: value for path, value in overrides if path[-2] == "data"}
-    unused = [f"data.{key} {data[key]}" for key, held in holds.items() if not held and named.get(key) == data[key]]
+    unused = [
+        f"data.{key} {settings[key]}" for key, held in holds.items() if not held and named.get(key) == settings[key]
+    ]
     if not unused:
         return ()
     what = f"{request.data} holds finished shards ({share:.1%} held out, a vocabulary of {vocab_size:,})"
@@ -281,7 +293,7 @@ def unused_notes(request: Request, recipe: LoadedRecipe, data: Mapping[str, Any]
 
 
 def advice(offer: Offer, uplink: Uplink, size_bytes: int) -> tuple[str, ...]:
-    """Return what would save the paid time of sending so many bytes of shards there; nothing if that is little."""
+    """Return a note on what would shorten the paid upload of that many bytes; () if that saves little."""
     sent_s = 8 * size_bytes / uplink.bits_per_s
     saved_s = sent_s - 8 * size_bytes / BUCKET_BITS_PER_S
     if not offer.rate_micros_per_hour or saved_s < WORTH_A_BUCKET_S:
@@ -291,17 +303,15 @@ def advice(offer: Offer, uplink: Uplink, size_bytes: int) -> tuple[str, ...]:
         return f"{seconds / 60:.0f} min, {format_usd(cost_of(offer.rate_micros_per_hour, seconds, 1))}"
 
     bill = (
-        f" (AWS bills what leaves its own buckets: {aws_bill(size_bytes)})"
+        f" (AWS bills data that leaves its buckets: {aws_bill(size_bytes)})"
         if place_facts(offer.provider).store != AWS
         else ""
     )
-    what = (
-        f"Sending the shards is paid time, {worth(saved_s)} more than by bucket: add --stage s3://BUCKET/PREFIX{bill}"
-    )
+    what = f"The upload is paid time, {worth(saved_s)} more than with a bucket: add --stage s3://BUCKET/PREFIX{bill}"
     line = f"A line twice as fast would save {worth(sent_s / 2)}; a tenth fewer tokens, {worth(sent_s / 10)}"
     return (f"{what}. {line}.",)
 
 
 def aws_bill(size_bytes: int) -> str:
-    """Return what AWS charges for bytes that leave it, in dollars."""
+    """Return what AWS charges for that many bytes of egress, in dollars."""
     return format_usd(times(terms_of(AWS).egress_per_gb, ceil(size_bytes / 1e9)))

@@ -1,7 +1,7 @@
-"""Compares what was agreed to with what is on sale, what was made, and what the machine reports of itself.
+"""Compare the agreed offer with the current price, the created instance, and the machine's own report.
 
-Price, machine type, number of GPUs, region, and whether the trainer can run there are checked before anything is
-uploaded, because every minute on a wrong machine is paid for.
+This happens before anything is uploaded, because every minute on a wrong machine is paid for. It covers price, machine
+type, number of GPUs, region, and whether the trainer can run there.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ LEAST_GIGABYTES_PER_S = 1.0
 
 
 def check_price(plan: Plan, provider: Provider, clock: Clock) -> None:
-    """Refuse, before anything is requested, a price that has risen, or an old one that cannot be read again.
+    """Raise NoOffer if the price has risen, or if it is old and cannot be read again.
 
-    A price from the last ten minutes stands. An offer that is no longer on sale is for the provider to refuse.
+    A price from the last ten minutes is accepted. If the offer no longer exists, the provider will refuse the request.
     """
     if not plan.quoted_wall or 0 <= clock.wall() - plan.quoted_wall <= STALE_S:
         return
@@ -44,8 +44,8 @@ def check_price(plan: Plan, provider: Provider, clock: Clock) -> None:
     except Unknown as error:
         raise NoOffer(
             "price.unknown",
-            f"The price is more than {STALE_S / 60:.0f} min old, and cannot be read again: {error}.",
-            hint="Nothing was made. Try again, or another --provider.",
+            f"The price is more than {STALE_S / 60:.0f} min old, and it cannot be read again: {error}.",
+            hint="Nothing was rented. Try again, or another --provider.",
         ) from error
     same = [
         offer.rate_micros_per_hour
@@ -54,54 +54,56 @@ def check_price(plan: Plan, provider: Provider, clock: Clock) -> None:
         and offer.region in (agreed.region, "any")
     ]
     if same and min(same) > agreed.rate_micros_per_hour:
-        raise rose(plan, min(same), "Nothing was made.")
+        raise rose(plan, min(same), "Nothing was rented.")
 
 
 def need_of_offer(offer: Offer) -> GpuNeed:
-    """Return the need that asks a provider for exactly the machine of an offer."""
+    """Return the GPU request that matches exactly the machine of an offer."""
     memory_gb = offer.vram_gb or None
     many = {"nodes": offer.nodes, "jobs": offer.jobs}
     return GpuNeed(count=offer.gpus_per_node, name=_card(offer.gpu), memory_gb=memory_gb, **many)
 
 
 def check_made(instance: Instance, plan: Plan) -> None:
-    """Refuse an instance that costs more than was agreed to, is another one or elsewhere; the driver destroys it."""
+    """Raise NoOffer if an instance costs more than agreed, has another type or another region.
+
+    The driver destroys it.
+    """
     rate = instance.rate_micros_per_hour
     if rate is not None and _costs_more(instance, plan):
-        raise rose(plan, rate, "It was ended because of that.")
-    if _is_another(instance, plan):
+        raise rose(plan, rate, "The instance was ended because of that.")
+    if _is_other_type(instance, plan):
         kind = instance.type_id or instance.gpu or "?"
         raise NoOffer(
             "gpu.other",
-            f"It is {instance.gpu_count or '?'}×{kind}, not the {plan.offer.label} agreed to.",
+            f"The instance is {instance.gpu_count or '?'}×{kind}, not {plan.offer.label} as agreed.",
             hint="Run the plan again, or choose another --provider.",
         )
-    if _is_elsewhere(instance, plan):
+    if _is_other_region(instance, plan):
         raise NoOffer(
             "region.other",
-            f"It is in {instance.region}, not in {plan.offer.region} as was agreed to.",
+            f"The instance is in {instance.region}, not in {plan.offer.region} as agreed.",
             hint="Nothing was sent there. Try again, or another --region or --provider.",
         )
 
 
-def is_reported_otherwise(instance: Instance, born: Instance, plan: Plan) -> bool:
-    """Return whether the provider reports only now that what it made is not what was agreed to."""
+def differs_since_created(instance: Instance, born: Instance, plan: Plan) -> bool:
+    """Return whether the provider reports only now that the instance differs from the agreed offer."""
     now, before = (
-        (machine.rate_micros_per_hour, machine.type_id, machine.gpu, machine.gpu_count, machine.region)
-        for machine in (instance, born)
+        (seen.rate_micros_per_hour, seen.type_id, seen.gpu, seen.gpu_count, seen.region) for seen in (instance, born)
     )
-    is_wrong = _costs_more(instance, plan) or _is_another(instance, plan) or _is_elsewhere(instance, plan)
+    is_wrong = _costs_more(instance, plan) or _is_other_type(instance, plan) or _is_other_region(instance, plan)
     return now != before and instance.token == born.token and is_wrong
 
 
 def _costs_more(instance: Instance, plan: Plan) -> bool:
-    """Return whether it is reported to cost more than was agreed to."""
+    """Return whether the instance is reported to cost more than agreed."""
     rate = instance.rate_micros_per_hour
     return rate is not None and rate > plan.offer.rate_micros_per_hour
 
 
-def _is_another(instance: Instance, plan: Plan) -> bool:
-    """Return whether it is not the machine of the offer; what a provider does not report is not held against it."""
+def _is_other_type(instance: Instance, plan: Plan) -> bool:
+    """Return whether a reported type, GPU or number of GPUs differs from the offer. Missing fields count as equal."""
     offer = plan.offer
     return (
         (bool(instance.type_id) and instance.type_id != offer.type_id)
@@ -110,44 +112,44 @@ def _is_another(instance: Instance, plan: Plan) -> bool:
     )
 
 
-def _is_elsewhere(instance: Instance, plan: Plan) -> bool:
-    """Return whether it is in another region than the named one; its region may be reported late, or never."""
+def _is_other_region(instance: Instance, plan: Plan) -> bool:
+    """Return whether the reported region differs from the offer's. It may be reported late or never."""
     return bool(instance.region) and plan.offer.region not in ("", "any", instance.region)
 
 
 def rose(plan: Plan, rate: Micros, outcome: str) -> NoOffer:
-    """Return the refusal of a price, with the worst case that it would mean."""
+    """Return the refusal of a risen price, with the worst case at that price."""
     lease, dearer = plan.lease, plan.offer.model_copy(update={"rate_micros_per_hour": rate})
     worst = rental_cost(dearer, lease.total_s + lease.kill_allowance_s, plan.job.home_bytes, plan.job.disk_gb)
     return NoOffer(
         "price.rose",
-        f"The instance costs {format_rate(rate)}, not the {format_rate(plan.offer.rate_micros_per_hour)} agreed to.",
+        f"The instance costs {format_rate(rate)}, not {format_rate(plan.offer.rate_micros_per_hour)} as agreed.",
         hint=f"{outcome} At the new price the worst case is {format_usd(worst)}; run the plan again.",
     )
 
 
 def _card(gpu: str) -> str:
-    """Return the name that --gpu takes for the card of an offer."""
+    """Return the --gpu name of an offer's card."""
     return card_names().get(gpu, gpu)
 
 
 MOST_NAMED = 8
-_NOT_ON_RECORD: dict[str, Any] = {
+_UNRECORDED: dict[str, Any] = {
     "torch": {"error": True, "looks": True, "devices": {"__all__": {"uuid", "error"}}},
     "gpus": {"__all__": {"uuid", "holders"}},
     "exported": {"withheld": True, "keys": True, "note": True},
     "driver_words": True,
 }
 LEAST_SHM_BYTES = 1 << 30
-"""What a DataLoader's workers may need to hand over batches; Docker's default is 64 MB."""
+"""Shared memory that a DataLoader's workers may need for their batches; Docker's default is 64 MB."""
 
 
 def check_box(facts: MachineFacts, offer: Offer, *, accept_cpu: bool, needs_torch: bool = True) -> tuple[str, ...]:
-    """Return warnings about a machine that is good enough.
+    """Return warnings about a machine that can be used.
 
-    Raises SetupError if the image lacks what the trainer needs, NoOffer if the GPUs are not those of the offer. With
-    `accept_cpu` a machine without a CUDA device is good enough. What a command needs beside its cards is not checked:
-    if nothing there has torch, the cards are read from the driver.
+    Raise SetupError if the image lacks what the trainer needs, and NoOffer if the GPUs differ from the offer. With
+    `accept_cpu` a machine without a CUDA device is accepted. For a command (`needs_torch` is False) only the cards are
+    checked; without torch they are read from the driver.
     """
     warnings = () if needs_torch else _command_warnings(facts, offer)
     if not needs_torch and not facts.torch.found:
@@ -162,16 +164,16 @@ def check_box(facts: MachineFacts, offer: Offer, *, accept_cpu: bool, needs_torc
     if not offer.gpu_count:
         return warnings
     if not facts.torch.devices and accept_cpu:
-        return (*warnings, f"torch cannot use a CUDA device there ({seen(facts)}): it trains on the CPU")
+        return (*warnings, f"torch cannot use a CUDA device there ({seen(facts)}), so training uses the CPU")
     return (*warnings, *check_cards(facts, offer))
 
 
 def _command_warnings(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
-    """Return what a command should know about a machine that the bundled trainer does not need."""
+    """Return warnings that concern only commands: torch that did not answer, and little shared memory."""
     warnings: tuple[str, ...] = ()
     silent = [look.python for look in facts.torch.looks if not look.answered]
     if silent and not facts.torch.found:
-        warnings += (f"{_silence(silent)}: it is not known whether it has torch",)
+        warnings += (f"{_no_answer(silent)}: it is not known whether it has torch",)
     if offer.gpu_count and facts.shm_bytes is not None and facts.shm_bytes < LEAST_SHM_BYTES:
         size = format_bytes(facts.shm_bytes)
         warnings += (
@@ -182,48 +184,48 @@ def _command_warnings(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
 
 
 def check_imports(found: Missing, plan: Plan) -> tuple[str, ...]:
-    """Raise SetupError for a module that neither the uploaded folder nor --pip nor the machine has; else warn."""
+    """Raise SetupError for a module that neither the uploaded folder nor --pip nor the machine has; return warnings."""
     if not found.missing:
         return (found.note,) if found.note else ()
     names = ", ".join(found.missing[:MOST_NAMED])
     what = f"{plan.job.recipe} imports {names}, which {found.python} on the machine does not have"
-    hint = f"Install it before the upload: --pip '{found.missing[0]}' (by its package's name), or --pip FILE."
+    hint = f"Install it before the upload: --pip '{found.missing[0]}' (the name of its package), or --pip FILE."
     raise SetupError("box.no_module", f"{what}; neither your folder nor --pip has it.", hint=hint)
 
 
 def on_record(facts: MachineFacts) -> dict[str, Any]:
-    """Return the facts as plain data, for the journal; of a Python only its name, because a path can show whose it is.
+    """Return the facts as plain data for the journal, without anything that may name a person.
 
-    So can the words of programs: what they mean is judged here, and reported where it matters.
+    A Python's path is reduced to its name, and the output of programs is omitted: messages quote it where it matters.
     """
-    record = facts.model_dump(mode="json", exclude=_NOT_ON_RECORD)
+    record = facts.model_dump(mode="json", exclude=_UNRECORDED)
     record["torch"]["python"] = facts.torch.python and facts.torch.python.rpartition("/")[2]
     return record
 
 
-def not_passed(exported: Exported, globs: Sequence[str]) -> list[str]:
-    """Return the names that the machine's login exports and the job does not get; for keys see `login_warnings`."""
+def unpassed_variables(exported: Exported, globs: Sequence[str]) -> list[str]:
+    """Return the variables that the machine's login exports but the job does not get; keys are in `login_warnings`."""
     return [name for name in exported.withheld if not any(fnmatchcase(name, glob) for glob in globs)]
 
 
 def login_warnings(exported: Exported, globs: Sequence[str]) -> list[str]:
-    """Return warnings about what the job would use of the machine's login but does not get: a key must be named."""
+    """Return warnings about keys in the machine's login; the job gets them only if --pass-env names them."""
     keys = [name for name in exported.keys if name not in globs]
     shown = ", ".join(keys[:MOST_NAMED])
-    what = f"{shown} of the machine's login looks like a key and is not passed on; to pass it on: --pass-env"
+    what = f"{shown} in the machine's login looks like a key and is not passed to the job; to pass it: --pass-env"
     notes = [f"the machine's login: {exported.note}"] if exported.note else []
     return [f"{what} {keys[0]}", *notes] if keys else notes
 
 
-def _silence(pythons: Sequence[str]) -> str:
-    """Return the clause that Pythons did not answer in time."""
-    return f"{', '.join(pythons)} did not answer within {LOOK_S} s while it imported torch"
+def _no_answer(pythons: Sequence[str]) -> str:
+    """Return a clause that these Pythons did not answer in time."""
+    return f"{', '.join(pythons)} did not answer within {LOOK_S} s while importing torch"
 
 
 def check_nodes(seen: LinkSpeed, head: MachineFacts, offer: Offer, choices: Choices) -> None:
-    """Check that every node of a job has the ordered cards; NoOffer if one lacks some, or the network is too slow.
+    """Raise NoOffer if a node of a job lacks ordered cards, or if the network between them is too slow.
 
-    `check_box` judges the first node's own answers.
+    `check_box` checks the first node in detail.
     """
     if len(seen.nodes) != offer.nodes:
         raise NoOffer(
@@ -241,18 +243,18 @@ def check_nodes(seen: LinkSpeed, head: MachineFacts, offer: Offer, choices: Choi
     if rate < LEAST_GIGABYTES_PER_S and not choices.slow_network:
         what = f"An all-reduce over the {offer.nodes} nodes ran at {rate:.2g} GB/s, and at less than "
         what += f"{LEAST_GIGABYTES_PER_S:g} GB/s the cards wait for one another."
-        hint = "Let torch use the fast network (NCCL_SOCKET_IFNAME in `setup`), or train anyhow: --slow-network."
+        hint = "Let torch use the fast network (NCCL_SOCKET_IFNAME in `setup`), or accept it: --slow-network."
         raise NoOffer("nodes.slow", what, hint=hint)
 
 
 def _check_python(facts: MachineFacts, offer: Offer, hint: str) -> tuple[str, ...]:
-    """Check that some Python there has a torch that is new enough, and numpy."""
+    """Check that a Python on the machine has numpy and a torch that is new enough; return warnings."""
     torch = facts.torch
     silent = [look.python for look in torch.looks if not look.answered]
     words = "".join(f" {look.python}: {look.words}." for look in torch.looks if look.answered and look.words)
     if not torch.found and silent:
         slow = "Its disk is slow, or a card hangs: import torch there by hand, name another Python (--python PATH)"
-        what = f"{_silence(silent)}; no other Python of the instance has torch.{words}"
+        what = f"{_no_answer(silent)}; no other Python on the instance has torch.{words}"
         raise NoOffer("box.torch_silent", what, hint=elsewhere(offer, slow))
     if not torch.found:
         raise SetupError("box.no_torch", f"No Python on the instance imports torch.{words}", hint=hint)

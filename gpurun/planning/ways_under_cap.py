@@ -1,4 +1,4 @@
-"""What a refusal over the cap names of a job of any kind: the same cards as a spot machine."""
+"""Suggest a spot machine in a refusal over the cap, for every kind of job."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gpurun.planning.planner import Proposal, make_plan
 
 
 def way_on_spot(proposal: Proposal, costs: Callable[[Candidate], str]) -> Iterator[str]:
-    """Yield what to add for a spot machine with the cards that were asked for, if the cap pays for one.
+    """Yield the flags for a spot machine with the requested cards, if the cap pays for one.
 
-    Where it pays for a second start-up too, the run continues on another machine. Only a cloud that is asked knows of
-    one: the catalogue has no spot prices. `costs` says what an offer costs and for how long.
+    If the cap also pays for a second start-up, suggest --keep-going as well. Only clouds that can be queried count,
+    because the catalogue has no spot prices. `costs` returns a phrase with an offer's cost and duration.
     """
     choices = proposal.request.choices
     if choices.spot:
@@ -29,5 +29,5 @@ def way_on_spot(proposal: Proposal, costs: Callable[[Candidate], str]) -> Iterat
         if plan.offer.spot:
             flags, then = "--spot", "which may take it away at any moment"
             if plan.choices.keep_going:
-                flags, then = "--spot --keep-going", "and on another machine where that one is taken away"
+                flags, then = "--spot --keep-going", "and then on another machine if that one is taken away"
             yield f"{flags}: {costs(plan.chosen)}, on {plan.offer.provider}, {then}"

@@ -13,7 +13,7 @@ from gpurun.core.paths import RunFolder, open_regular
 from gpurun.core.trainer_events import TrainerEvent, parse_event
 from gpurun.core.transfer_progress import Moving, read_moving
 from gpurun.ledger.journal import read_journal
-from gpurun.lifecycle.artifacts.log_copy import read_on_at
+from gpurun.lifecycle.artifacts.log_copy import resume_offset
 
 _MOST_BYTES = 1 << 20
 
@@ -56,7 +56,7 @@ class RunReader:
 
     def _lines(self, path: Path) -> list[bytes]:
         try:
-            self._offsets[path] = read_on_at(path, self._offsets[path])
+            self._offsets[path] = resume_offset(path, self._offsets[path])
             with open_regular(path) as content:
                 content.seek(self._offsets[path])
                 block = content.read(_MOST_BYTES)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"[a-z…][a-z0-9_…]*\.[a-z0-9_…]+")
-PASSED_ON = {"_within", "_note_of", "warn", "tell", "why", "ExtraGone", "StepFailed", "Incident", "__init__"}
+PASSED_ON = {"_within", "_over_ssh_note", "warn", "tell", "why", "ExtraGone", "StepFailed", "Incident", "__init__"}
 """Functions that get the code of what they raise, beside the exceptions themselves."""
 WITHOUT_FAMILY = {"Refusal": ("far", 0), "FarRefusal": ("far", 0), "_bad_shard": ("data", 1)}
 """Those that get it without its family, and where among their words."""

@@ -92,7 +92,7 @@ def test_an_instance_without_its_journal_is_ended_by_its_tag(own: Home, monkeypa
 def test_a_dry_run_without_torch_says_which_extra(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "find_spec", lambda name: None)
     with pytest.raises(SetupError) as raised:
-        planning._need_software(resolve(load_recipe("mini-gpt"), "rehearsal"))
+        planning._require_packages(resolve(load_recipe("mini-gpt"), "rehearsal"))
     assert raised.value.code == "torch.missing"
     assert "[local]" in raised.value.hint
 

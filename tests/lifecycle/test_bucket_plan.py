@@ -120,7 +120,7 @@ def test_a_plan_says_if_the_cap_covers_the_buckets_cost(
     monkeypatch.setattr(Bucket, "look", lambda _: None)
     monkeypatch.setattr(Bucket, "endpoint", endpoint)
     monkeypatch.setattr(Bucket, "region", "eu-west-1")
-    monkeypatch.setattr(staging, "_there", lambda *_: [])
+    monkeypatch.setattr(staging, "_in_bucket", lambda *_: [])
     changes = {"offer": plan.offer.model_copy(update={"provider": provider}), "parameters": 250_000_000}
     large = Survey((PackedFile("data/train_000001.bin", 20 * 10**9, b""),), ())
     notes = " ".join(with_stage(changed_plan(plan, changes), large, SystemClock()).warnings)
@@ -154,7 +154,7 @@ def test_a_machine_beside_the_bucket_is_told_of_no_traffic(plan: Plan, monkeypat
     monkeypatch.setattr(Bucket, "endpoint", "https://s3.us-west-2.amazonaws.com")
     monkeypatch.setattr(Bucket, "region", "us-west-2")
     (told,) = with_stage(plan, None, SystemClock()).warnings
-    assert "stay there" in told
+    assert "Files stay in the bucket" in told
 
 
 def test_advice_to_use_a_bucket_says_what_aws_would_bill(plan: Plan) -> None:

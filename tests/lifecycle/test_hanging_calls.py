@@ -66,7 +66,7 @@ class RealWorld(World):
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cloud, "CALL_S", 0.01)
     monkeypatch.setattr("tests.lifecycle.scripted_cloud.CALL_S", 0.01)
-    monkeypatch.setattr(driver, "LEAVE_S", 0.4)
+    monkeypatch.setattr(driver, "ABANDON_AFTER_S", 0.4)
     monkeypatch.setattr(terminate, "LIST_FIRST_S", 0.4)
     monkeypatch.setattr(terminate, "TICK_S", 0.1)
     monkeypatch.setattr(close_run, "CLEAR_POLL_S", 0.05)
@@ -74,7 +74,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_that_is_waited_for_in_turn_is_less_than_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert driver.LEAVE_S + driver.TICK_S + BETWEEN_S + terminate.LIST_FIRST_S < LIMIT_S
+    assert driver.ABANDON_AFTER_S + driver.TICK_S + BETWEEN_S + terminate.LIST_FIRST_S < LIMIT_S
 
 
 @pytest.mark.parametrize("hanging", HANGING)

@@ -19,7 +19,7 @@ from gpurun.jobs.commands import work_folder as folders
 from gpurun.jobs.commands.work_folder import work_folder
 from gpurun.jobs.requirements import requirement_lines, with_pip
 from gpurun.ledger.log_facts import command_verdict
-from gpurun.planning.command_proposal import judged, least_cap
+from gpurun.planning.command_proposal import judge_offer, least_cap
 from gpurun.planning.transfer import Load
 from gpurun.providers.catalog import all_offers
 from tests.refusals import refusal
@@ -175,7 +175,7 @@ def test_no_lease_is_bought_that_would_stop_a_command_at_once(grace_s: int, hour
     offer = next(one for one in all_offers() if one.gpu_count == 1 and one.provider == "runpod")
     needed = least_cap(offer, told, load, hours)
     for share in (0.3, 0.7, 0.9, 0.999, 1.0, 1.5):
-        one = judged(offer, told, load, cap=Micros(int(needed * share)), hours=hours)
+        one = judge_offer(offer, told, load, cap=Micros(int(needed * share)), hours=hours)
         if share < 0.95:
             assert one.lease is None
         if share >= 1.0:

@@ -89,7 +89,7 @@ def test_a_spot_machine_is_named_where_a_cloud_has_one_that_fits(planned: Any, m
     moving, told = planned(*words, *spot.split())
     assert (moving, "continues from its newest checkpoint on another one" in str(told["data"])) == (0, True)
     (error,) = envelope["errors"]
-    assert "on runpod, and on another machine where that one is taken away" in error["hint"]
+    assert "on runpod, and then on another machine if that one is taken away" in error["hint"]
     asked.clear()
     assert planned("gpt2-124m", "--gpu", "8xH100", "--max-cost", "6", "--spot")[0] == 5
     assert all(choices.spot for choices in asked), "what was asked for as spot is not named again"

@@ -16,7 +16,7 @@ from gpurun.cli.app import build_app, run_app
 from gpurun.core.errors import SetupError
 from gpurun.core.paths import Home
 from gpurun.ledger.write_receipt import read_receipt
-from gpurun.lifecycle.reaper import _has_it_open
+from gpurun.lifecycle.reaper import _is_open_run
 from tests.lifecycle.tiny_runs import make_run
 from tests.refusals import lacking, refusal
 
@@ -71,7 +71,7 @@ def test_the_doctor_does_not_call_it_finished(
 def test_reap_goes_on_asking(shut: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     code, data, errors = type_line("reap", monkeypatch, capsys)
     assert (code, data["asked"], errors) == (0, ["local"], "[]")
-    assert not _has_it_open("fox-41", "gr-fox-41-00000000", shut)
+    assert not _is_open_run("fox-41", "gr-fox-41-00000000", shut)
 
 
 def test_the_audit_calls_its_journal_a_problem_and_goes_on(

@@ -90,7 +90,7 @@ def test_a_cap_below_all_trials_holds_some_and_one_below_a_single_trial_is_refus
 def test_trials_that_a_card_cannot_hold_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NoOffer, match="memory"):
         planned(tmp_path, "gpt2-124m", sets=("model.width=768,98304",))
-    with pytest.raises(UsageError, match="more than a card has"):
+    with pytest.raises(UsageError, match="more memory than a card has"):
         planned(tmp_path, "gpt2-124m", at_once=8)
     assert planned(tmp_path, "mini-gpt", at_once=12).processes == 12
     with pytest.raises(UsageError, match="2 nodes, and only "):

@@ -221,11 +221,11 @@ def _bills(session: Session, report: AuditReport) -> dict[str, Bill]:
 
 def _machines_still_listed(session: Session, run: str) -> list[str]:
     """Return the run's machines that the provider still lists although the journal says that they ended."""
-    from gpurun.lifecycle.reaper import alive_in_spite
+    from gpurun.lifecycle.reaper import outlived_machines
     from gpurun.planning.own_box import login_to
     from gpurun.providers.registry import open_provider
 
-    return alive_in_spite(
+    return outlived_machines(
         session.home.run(run), partial(open_provider, home=session.home, clock=session.clock, login=login_to)
     )
 

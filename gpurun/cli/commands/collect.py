@@ -35,6 +35,6 @@ def collect(
         )
     sight = find_meant_run(session, run)
     if place and session.bounds:
-        session.bounds.demand_below_root("--to", [place])
+        session.bounds.require_below_root("--to", [place])
     result = collected(session, sight, wanted)
     return copy_result_files(result, sight, place) if place else result

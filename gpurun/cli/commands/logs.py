@@ -97,12 +97,12 @@ def _blocks(session: Session, sight: Sight, *, follow: bool) -> Iterator[bytes]:
     The log is read in parts, because it may be a gigabyte and `head` needs only its first lines. A huge line (from a
     progress bar that never ends its line) is yielded in pieces.
     """
-    from gpurun.lifecycle.artifacts.log_copy import read_on_at
+    from gpurun.lifecycle.artifacts.log_copy import resume_offset
 
     offset, rest = 0, list[bytes]()
     while True:
         owned = holder_of(sight.folder.lock) is not None
-        offset = read_on_at(sight.folder.log, offset)
+        offset = resume_offset(sight.folder.log, offset)
         for part in _parts(sight.folder.log, offset):
             offset += len(part)
             whole_lines, newline, begun = part.rpartition(b"\n")

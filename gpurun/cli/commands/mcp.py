@@ -35,7 +35,7 @@ def mcp(
     served = replace(session, json=True, quiet=True, no_input=True)
     if served.bounds is None:
         raise UsageError("mandate.missing", "gpurun mcp needs a mandate.", hint="Name one: --mandate FILE")
-    served.bounds.demand_valid()
+    served.bounds.require_valid()
     try:
         from gpurun.cli.mcp_server import serve
     except ModuleNotFoundError as error:

@@ -169,7 +169,7 @@ def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBi
 def _unchecked_billing(session: Session, names: list[str], asked: list[Provider]) -> MayBeBilling | None:
     """Return an error if a run may be billed by a provider that was not checked, or by another account."""
     from gpurun.ledger.runs import unfinished_runs
-    from gpurun.lifecycle.instance.terminate import demand_account
+    from gpurun.lifecycle.instance.terminate import require_account
     from gpurun.providers.base import Unknown
 
     for sight in unfinished_runs(session.home) if session.home.runs.is_dir() else []:
@@ -182,7 +182,7 @@ def _unchecked_billing(session: Session, names: list[str], asked: list[Provider]
         try:
             for provider in asked:
                 if provider.name == name:
-                    demand_account(provider, sight.state)
+                    require_account(provider, sight.state)
         except MayBeBilling as error:
             return error
         except (Unknown, SetupError) as error:

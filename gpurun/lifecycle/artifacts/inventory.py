@@ -1,7 +1,7 @@
-"""Which files of a run are on this computer, each by its digest, and what one process leaves on file for the next.
+"""Know which files of a run are on this computer, by digest, and keep notes for later processes.
 
-`inventory.json` in the run's folder is the only memory. Homes of an earlier gpurun have four files in its place, which
-are read if there is no `inventory.json`.
+The notes are in `inventory.json` in the run's folder. An earlier gpurun wrote four files instead, which are read if
+there is no `inventory.json`.
 """
 
 from __future__ import annotations
@@ -48,36 +48,36 @@ from gpurun.remote.messages import (
 from gpurun.remote.resumable_file import forget_others
 from gpurun.remote.small_files import SMALL_BYTES
 
-# The files of a checkpoint; a command has only one kind. Without the state the weights are of little use; the
-# optimizer is needed only to continue.
+# The kinds of a checkpoint's files in the order of their value; a command has only one kind. Without the state the
+# weights are of little use; the optimizer is needed only to continue.
 RANK = {"state": 0, "checkpoint": 0, "weights": 1, "optimizer": 2}
 _BUCKET = "bucket"
 LISTED = 1000
-"""Up to this many files are listed in the record itself."""
+"""A record lists at most this many files itself."""
 
 
 def file_fields(folder: RunFolder, files: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> dict[str, Any]:
-    """Return a record's fields about which files are here and which are missing; a long list goes to a file first.
+    """Return a record's fields about the files that are here and those that are missing.
 
-    OSError if this disk does not take the list.
+    A long list is first written to a file in the run's folder. Raise OSError if it cannot be written.
     """
     fields: dict[str, Any] = {"files": list(files[:LISTED]), "missing": list(missing[:LISTED])}
     if len(files) > LISTED:
         lines = "".join(f"{f['sha256']} {f['bytes']} {f['kind']} {f['step']} {f['name']}\n" for f in by_name(files))
         fields["listed"] = {"files": len(files), "bytes": sum(int(file["bytes"]) for file in files)}
-        fields["listed"] |= _written(folder, HERE, lines)
+        fields["listed"] |= _write_list(folder, HERE, lines)
     if len(missing) > NAMED:
         fields["missing_files"] = {"files": len(missing)}
-        fields["missing_files"] |= _written(folder, MISSING, "".join(f"{name}\n" for name in sorted(missing)))
+        fields["missing_files"] |= _write_list(folder, MISSING, "".join(f"{name}\n" for name in sorted(missing)))
     return fields
 
 
 def by_name(files: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the files in the order of their list."""
+    """Return the files sorted by name."""
     return sorted(files, key=lambda file: str(file["name"]))
 
 
-def _written(folder: RunFolder, name: str, text: str) -> dict[str, str]:
+def _write_list(folder: RunFolder, name: str, text: str) -> dict[str, str]:
     content = text.encode("ascii", "backslashreplace")
     write_atomic(folder.path / name, content)
     return {"sha256": hashlib.sha256(content).hexdigest()}
@@ -86,11 +86,11 @@ def _written(folder: RunFolder, name: str, text: str) -> dict[str, str]:
 class Memory(BaseModel):
     """The content of `inventory.json`.
 
-    `manifest` is the machine's last list of finished files, as an earlier gpurun noted it; today it is in
-    `manifest.json`, since it may be long. `files` were downloaded during training. Of the newest checkpoint among them,
-    `whole` names the files and `step` the step; `bytes_per_s` is how fast the last one came. `kept` was requested by a
-    user, and no later checkpoint replaces it here. `left` has by digest what was requested from a machine that charges
-    for each byte; None if that is no longer known.
+    `manifest` is the machine's last list of finished files in notes of an earlier gpurun; today the list is in
+    `manifest.json`, because it may be long. `files` are the files that were downloaded during training. `whole` and
+    `step` are the files and the step of the newest complete checkpoint among them; `bytes_per_s` is the speed of its
+    download. `kept` are files that a user requested, which later checkpoints do not replace. `left` has the size of
+    each file, by digest, that was requested from a machine whose egress is charged; None if that is no longer known.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -105,7 +105,7 @@ class Memory(BaseModel):
 
 
 class Inventory:
-    """The files of one run that are on this computer; all processes share what is noted of them."""
+    """The files of one run on this computer. All processes share its notes."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -115,7 +115,7 @@ class Inventory:
 
     @property
     def artifacts(self) -> Path:
-        """The folder with the files."""
+        """Return the folder with the files."""
         return self.folder.artifacts
 
     @cached_property
@@ -125,8 +125,8 @@ class Inventory:
         except (OSError, ValueError):
             return None
 
-    def demand_planned(self, file: ManifestFile) -> None:
-        """Raise CollectFailed for a file that is larger than its kind can be for the planned model."""
+    def require_planned(self, file: ManifestFile) -> None:
+        """Raise CollectFailed if a file is larger than the plan allows for its kind."""
         most = self._plan.job.most_bytes(file.kind) if self._plan else None
         if most is not None and file.bytes > most:
             what = f"{file.name} is announced with {file.bytes:,} bytes; the planned model allows {most:,}."
@@ -134,7 +134,7 @@ class Inventory:
             raise CollectFailed("collect.not_as_planned", what, hint=hint)
 
     def has(self, file: ManifestFile) -> bool:
-        """Return whether this very file is here, by its digest."""
+        """Return whether this file is here and has the right digest."""
         path, known = locate_file(self.artifacts, file.name), self._verified.get((file.name, file.sha256))
         if known is not None and known == _stamp(path):  # This process has already read its digest.
             return True
@@ -145,7 +145,10 @@ class Inventory:
         return True
 
     def put(self, file: ManifestFile, content: bytes) -> bool:
-        """Store a small file if its digest holds; only `sync` makes it durable. Return whether it was stored."""
+        """Store a small file if its digest is right; return whether it was stored.
+
+        Call `os.sync` to make it durable.
+        """
         if len(content) != file.bytes or hashlib.sha256(content).hexdigest() != file.sha256:
             return False
         path, room = locate_file(self.artifacts, file.name), self.artifacts / PARTIAL_FOLDER
@@ -165,7 +168,7 @@ class Inventory:
 
     @property
     def memory(self) -> Memory:
-        """What is noted; empty without a note, `left=None` if it cannot be read."""
+        """Return the notes: empty ones if there are none, and `left=None` if they cannot be read."""
         try:
             return Memory.model_validate_json(read_regular(self._path, MOST_BYTES))
         except FileNotFoundError:
@@ -175,28 +178,28 @@ class Inventory:
 
     @contextmanager
     def alone(self) -> Iterator[Memory]:
-        """Yield what is noted, for a change: no other process makes one meanwhile."""
+        """Yield the notes under a lock, so that no other process changes them during the block."""
         with exclusive(self.folder.path / ".inventory.lock"):
             yield self.memory
 
     def write(self, memory: Memory, **changes: object) -> None:
-        """Write the memory with these changes; OSError if the disk is full."""
+        """Write the notes with these changes. Raise OSError if the disk is full."""
         write_atomic(self._path, memory.model_copy(update=changes).model_dump_json().encode())
 
     def note(self, **changes: object) -> None:
-        """Note these changes and keep the rest."""
+        """Change these fields of the notes and keep the others."""
         with self.alone() as memory:
             self.write(memory, **changes)
 
     def keep(self, names: Iterable[str]) -> None:
-        """Note that a user requested these files."""
+        """Note that a user requested these files, so that they are kept."""
         with self.alone() as memory:
             self.write(memory, kept=tuple(sorted({*memory.kept, *names})))
 
     def remember(self, manifest: Manifest) -> None:
-        """Note what the machine has finished so far; OSError if the disk is full.
+        """Store the machine's list of finished files. Raise OSError if the disk is full.
 
-        Partial downloads of files that were replaced there can never be completed: their space is freed.
+        Remove partial downloads of files that the machine has replaced, because they can never be completed.
         """
         forget_others(self.artifacts / PARTIAL_FOLDER, {file.sha256 for file in manifest.files})
         self.expect(manifest)
@@ -204,12 +207,12 @@ class Inventory:
             write_atomic(self._listed, manifest.model_dump_json().encode())
 
     def expect(self, manifest: Manifest) -> None:
-        """Note which of these files this computer cannot store under their names (`core.artifact_names`)."""
+        """Prepare other names for files whose names this computer cannot store (`core.artifact_names`)."""
         if names := [file.name for file in manifest.files if file.name.startswith(ANY_NAME_BELOW)]:
             make_room_for_names(self.artifacts, names)
 
     def remembered(self) -> Manifest | None:
-        """Return what the machine had finished when last heard, `with_whole`; None if it never sent a list."""
+        """Return the machine's last list of finished files, completed by `with_whole`; None if it never sent a list."""
         try:
             content = read_regular(self._listed, MOST_BYTES)
         except OSError:
@@ -221,16 +224,16 @@ class Inventory:
             return None
 
     def with_whole(self, listed: Manifest) -> Manifest:
-        """Return the manifest with the newest whole checkpoint here added: later ones may have replaced it there."""
+        """Return the manifest with the newest complete checkpoint here, which the machine may have replaced since."""
         names = {file.name for file in listed.files}
         more = [file for file in self.memory.whole if file.name not in names]
         here = [file for file in more if _size_of(locate_file(self.artifacts, file.name)) == file.bytes]
         return listed.model_copy(update={"files": (*listed.files, *here)})
 
     def counted(self, records: Sequence[Record]) -> dict[str, Any]:
-        """Return what the collect step recorded; without a record, the files downloaded before, each digest checked.
+        """Return what the collect step recorded. Without a record, return the files downloaded before, digests checked.
 
-        Either way with all files and the names of all that are missing, however many there are.
+        The result has all files and all missing names, even if the record keeps them in separate files.
         """
         if (collected := last_typed(records, CollectObserved)) is None:
             return self._counted_early(self.remembered() or Manifest())
@@ -255,10 +258,10 @@ class Inventory:
         }
 
     def take_stock(self) -> Iterator[JournalEvent]:
-        """Record which files are here, if no record has any.
+        """Record which files are here, unless an earlier record does.
 
-        This is so after `gpurun collect` and `gpurun destroy`, or if the laptop's lid stayed closed until the lease was
-        over.
+        There is no record after `gpurun collect` followed by `gpurun destroy`, or if the laptop's lid stayed closed
+        until the lease was over.
         """
         records = read_journal(self.folder.journal).records
         if any(record.event in (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED) for record in records):
@@ -270,13 +273,13 @@ class Inventory:
             yield SalvageObserved(**fields, seconds=0.0, brought=0)
 
     def count_all_legs(self) -> Iterator[JournalEvent]:
-        """Record the files here of all machines of a run, once; a file that a later machine sent again counts once."""
+        """Record, once, the local files from all machines of a run. A file that several machines sent counts once."""
         records = read_journal(self.folder.journal).records
         last, intended = last_brought(records), last_typed(records, SalvageIntended)
         is_after_all = records[-1].event is Event.SALVAGE_OBSERVED
         if is_after_all and intended is not None and not intended.folder:
             return
-        every = [record.typed for record in records if isinstance(record.typed, FilesBrought)]
+        every = [one.typed for one in records if isinstance(one.typed, FilesBrought)]
         files: dict[str, Mapping[str, Any]] = {}
         for brought in every:
             with suppress(ValueError):
@@ -289,21 +292,19 @@ class Inventory:
         missing = [name for name in (last.missing if last else ()) if name not in names]
         if not here and not missing:
             return
-        bests = [listing.best for listing in every if isinstance(listing.best, dict)]
+        bests = [one.best for one in every if isinstance(one.best, dict)]
         yield SalvageIntended(folder="")
         yield SalvageObserved(
             **file_fields(self.folder, here, missing),
-            latest=max(
-                (listing.latest for listing in every if listing.latest in steps), default=last.latest if last else None
-            ),
-            best=min(bests, key=lambda best: float(best["val_loss"]), default=None),
+            latest=max((one.latest for one in every if one.latest in steps), default=last.latest if last else None),
+            best=min(bests, key=lambda one: float(one["val_loss"]), default=None),
             seconds=0.0,
             brought=0,
         )
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes with a file's content; None if it is not a regular file."""
+    """Return size and times of a file, which change with its content; None if it is not a regular file."""
     try:
         facts = os.stat(path, follow_symlinks=False)
     except OSError:
@@ -312,11 +313,11 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def _size_of(path: Path) -> int:
-    return os.path.getsize(path) if os.path.isfile(path) else -1  # Path.is_file raises if a folder may not be read.
+    return os.path.getsize(path) if os.path.isfile(path) else -1  # Path.is_file raises if a folder is not readable.
 
 
 def _memory_of_old(folder: Path) -> Memory:
-    """Return what the four files of an earlier gpurun say, each as far as it can be read."""
+    """Return the notes in the four files of an earlier gpurun, as far as they can be read."""
     memory, fields = Memory(), dict[str, object]()
     with suppress(OSError, ValueError):
         memory = Memory.model_validate_json(read_regular(folder / "newest.json"))
@@ -337,23 +338,23 @@ def newest(manifest: Manifest) -> list[ManifestFile]:
 
 
 def wanted(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
-    """Return what to download, most valuable first: latest checkpoint, best one, samples and compile caches, others.
+    """Return the files to download: the latest checkpoint, the best one, samples and compile caches, other files.
 
-    Of other checkpoints at most `keep`, however many the machine lists: each may cost money.
+    They are sorted by value. At most `keep` other checkpoints are included, because each may cost money.
     """
     rest = {file.name for file in spare(manifest, keep)}
     best = manifest.best.step if manifest.best else None
 
     def place(file: ManifestFile) -> tuple[int, bool, int, int, str]:
         group = 2 if file.kind not in RANK else 0 if file.step == manifest.latest else 1 if file.step == best else 3
-        is_large = group == 2 and file.bytes >= SMALL_BYTES  # Small ones travel together.
+        is_large = group == 2 and file.bytes >= SMALL_BYTES  # Small files are downloaded together.
         return group, is_large, -file.step, RANK.get(file.kind, 0), file.name
 
     return sorted((file for file in manifest.files if file.name not in rest), key=place)
 
 
 def spare(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
-    """Return what the trainer keeps in case the latest checkpoint is damaged: the one before it, unless wanted."""
+    """Return older checkpoints that are needed only if the latest is damaged, without the newest `keep`."""
     if not newest(manifest):
         return []
     needed = {manifest.latest, manifest.best.step if manifest.best else None}
@@ -362,10 +363,10 @@ def spare(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
 
 
 class EgressBudget:
-    """What may leave a machine before its run ends: `limit_bytes` over a training of `steps`, None for no limit.
+    """Limits the bytes that leave a machine before its run ends: `limit_bytes` over `steps` steps, None for no limit.
 
-    If a provider charges for each byte, that is no more than the plan counts. A request is noted before it is made, so
-    that neither a crash nor a second process can exceed it.
+    If the provider charges for egress, the limit is what the plan pays for. A request is noted before it is made, so
+    that neither a crash nor a second process exceeds the limit.
     """
 
     def __init__(self, folder: RunFolder, limit_bytes: int | None, steps: int) -> None:
@@ -375,19 +376,19 @@ class EgressBudget:
 
     @classmethod
     def of(cls, folder: RunFolder, plan: Plan) -> EgressBudget:
-        """Return the budget that a run's plan pays for."""
+        """Return the egress budget in a run's plan."""
         limit_bytes = early_bytes(plan)
         return cls(folder, limit_bytes, max(1, plan.job.steps))
 
     def give_to_bucket(self) -> int | None:
-        """Return how many bytes the machine may push, if that is charged: all that is left, which is then spent.
+        """Give the remaining budget to the bucket; return how many bytes the machine may push, None for no limit.
 
-        None if nothing is charged. A second call returns the same.
+        A second call returns the same number.
         """
         if self.limit_bytes is None:
             return None
         with self._inventory.alone() as memory:
-            left = self._left(memory)
+            left = self._requested(memory)
             if _BUCKET not in left:
                 left |= {_BUCKET: max(0, self.limit_bytes - sum(left.values()))}
                 self._inventory.write(memory, left=left)
@@ -395,31 +396,32 @@ class EgressBudget:
 
     @property
     def spent_bytes(self) -> int:
-        """How many bytes were requested so far."""
-        return sum(self._left(self._inventory.memory).values())
+        """Return how many bytes have been requested so far."""
+        return sum(self._requested(self._inventory.memory).values())
 
     def take(self, files: Iterable[ManifestFile], *, by_step: int | None = None) -> bool:
-        """Return whether these files may be fetched now, and note them if so; a file noted before is free.
+        """Return whether the budget allows these files now; if so, note them. A file that was noted before is free.
 
-        With `by_step` only that share of the whole may be spent, so that checkpoints are spread over the training.
+        With `by_step`, only that step's share of the budget may be spent, so that downloads are spread over the
+        training.
         """
         if self.limit_bytes is None:
             return True
         share = 1.0 if by_step is None else min(1.0, by_step / self._steps)
         with self._inventory.alone() as memory:
-            left = self._left(memory) | {file.sha256: file.bytes for file in files}
+            left = self._requested(memory) | {file.sha256: file.bytes for file in files}
             if sum(left.values()) > self.limit_bytes * share:
                 return False
             self._inventory.write(memory, left=left)
             return True
 
     def note(self, files: Iterable[ManifestFile]) -> None:
-        """Count the files fetched at the end, if egress is charged; the plan paid for them, so nothing is limited."""
+        """Count the files that are fetched at the end, if egress is charged. The plan pays for them separately."""
         if self.limit_bytes is None:
             return
         with self._inventory.alone() as memory:
-            self._inventory.write(memory, left={file.sha256: file.bytes for file in files} | self._left(memory))
+            self._inventory.write(memory, left={file.sha256: file.bytes for file in files} | self._requested(memory))
 
-    def _left(self, memory: Memory) -> dict[str, int]:
-        """Return what was requested, by digest; a note that cannot be read counts as everything."""
+    def _requested(self, memory: Memory) -> dict[str, int]:
+        """Return the requested bytes by digest. If the notes cannot be read, the whole budget counts as spent."""
         return dict(memory.left) if memory.left is not None else {"": self.limit_bytes or 0}

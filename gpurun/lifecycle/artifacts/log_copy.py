@@ -1,7 +1,7 @@
-"""The trainer's events and log as they grow on the instance, and their copies here: byte for byte, up to a cap.
+"""Copy the trainer's events and log while they grow on the instance, byte for byte up to a size limit.
 
-A copy's own length says where to read next, so nothing is lost or doubled however often this process or the connection
-dies. A flood would fill this disk: at the cap the newer part is dropped, so that the head and the latest always stay.
+The length of a copy is the offset of the next read, so a crash or a lost connection neither loses nor doubles bytes. At
+the limit, everything after the head is dropped, so that the disk does not fill; the head and the newest part remain.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MOST_DRAIN_S = 120.0
 _LEAST_DRAIN_BYTES, _SHARE = 64 << 20, 4
 
 
-def read_on_at(path: Path, offset: int) -> int:
-    """Return where a reader of a copy continues from an offset; if the copy was cut since, after its head."""
+def resume_offset(path: Path, offset: int) -> int:
+    """Return where a reader of a copy continues: at its offset, or after the head if the copy was cut since."""
     try:
         size = path.stat().st_size
     except OSError:
@@ -48,19 +48,22 @@ class LocalCopy:
 
     @property
     def offset(self) -> int:
-        """How much of the original has been read: what is here, and what was dropped."""
+        """Return how many bytes of the original were read: those here and those that were dropped."""
         return self._size() + self.dropped_bytes
 
     @property
     def dropped_bytes(self) -> int:
-        """How much of the original was dropped here."""
+        """Return how many bytes were dropped from this copy."""
         try:
             return int(read_regular(self._cut))
         except FileNotFoundError:
             return 0
 
     def append(self, chunk: bytes) -> None:
-        """Append a chunk; StoreFull if the disk is full: what fitted is here, and the offset says so."""
+        """Append a chunk.
+
+        Raise StoreFull if the disk is full; the bytes that fitted are kept and counted by `offset`.
+        """
         if not chunk:
             return
         try:
@@ -76,7 +79,7 @@ class LocalCopy:
             ) from None
 
     def _drop(self) -> None:
-        """Drop all but the head. Truncate first: a crash before the note only means reading that part again."""
+        """Drop everything after the head. Truncate first: a crash before the note is written only repeats that read."""
         dropped = self.dropped_bytes + max(0, self._size() - self._head_bytes)
         if self._size() > self._head_bytes:
             os.truncate(self.path, self._head_bytes)
@@ -90,14 +93,15 @@ class LocalCopy:
 
 
 def bytes_before(state: RunState) -> dict[str, int]:
-    """Return how much of each copy is from earlier machines of the run."""
+    """Return how many bytes of each copy are from earlier machines of the run."""
     return {"events.jsonl": state.events_before, "trainer.log": state.log_before}
 
 
 def end_lines(folder: RunFolder) -> dict[str, int]:
-    """End the last line of both copies, which a lost machine may have left torn, and return their lengths.
+    """End the last line of both copies, and return their lengths.
 
-    What the next machine writes then starts on a line of its own. OSError if this disk does not take it.
+    A lost machine may have left half a line; the next machine's output must start on a new line. Raise OSError if the
+    copies cannot be written.
     """
     lengths = {}
     for name, path in (("events.jsonl", folder.events), ("trainer.log", folder.log)):
@@ -116,16 +120,16 @@ def _ends_a_line(path: Path) -> bool:
 
 
 class Tail:
-    """Fetches what is new of both files; if a slow line cannot carry a piece in one call, the next is smaller."""
+    """Fetches the new part of both files. If a slow line loses a call, the next call requests less."""
 
     def __init__(self, far: FarSide, folder: RunFolder, *, before: Mapping[str, int] | None = None) -> None:
-        """`before` is how much of each copy is from earlier machines of the run."""
+        """`before` has the bytes of each copy that are from earlier machines of the run."""
         self._far, self._before = far, before or {}
         self._copies = {"events.jsonl": LocalCopy(folder.events), "trainer.log": LocalCopy(folder.log)}
         self._most_bytes = MOST_ASKED_BYTES
 
     def bring(self) -> Poll:
-        """Return the agent's status, once the chunks that came with it are appended here."""
+        """Fetch the next chunks, append them to the copies, and return the agent's reply."""
         try:
             offsets = {name: (copy.offset - self._before.get(name, 0)) for name, copy in self._copies.items()}
             poll = self._far.poll({name: (max(0, offset), self._most_bytes) for name, offset in offsets.items()})
@@ -139,11 +143,11 @@ class Tail:
 
 
 class Drain:
-    """How much of events and log is still fetched once the trainer has ended: one bound, whatever else is requested.
+    """Limits how much of events and log is still fetched after the trainer has ended.
 
-    It is a quarter of the plan's `collect_s` and `home_bytes`, which the checkpoints need too. When training ended, and
-    how much was here by then, is noted beside the copies: neither a stop nor another process of ours starts the bound
-    again. The machine may lie about its files' sizes, and it is billed while they are read.
+    The limit is a quarter of the plan's `collect_s` and `home_bytes`, because the checkpoints need the rest. It is
+    needed because the machine is billed during the fetch and may lie about its files' sizes. The end of training and
+    the bytes here at that time are noted beside the copies, so that a later process does not start the limit again.
     """
 
     def __init__(self, folder: RunFolder, clock: Clock, collect_s: float, home_bytes: int) -> None:
@@ -152,11 +156,11 @@ class Drain:
         self._most_bytes = max(_LEAST_DRAIN_BYTES, home_bytes // _SHARE)
 
     def begin(self) -> None:
-        """Forget the end of an earlier training: another one begins."""
+        """Forget the end of an earlier training, because a new one begins."""
         self._note.unlink(missing_ok=True)
 
-    def goes_on(self, poll: Poll) -> bool:
-        """Return whether there is more to fetch, and it may be fetched."""
+    def may_continue(self, poll: Poll) -> bool:
+        """Return whether there is more to fetch and the limit allows it."""
         here = sum(chunk.offset + len(chunk.data) for chunk in poll.chunks.values())
         if (noted := self._noted()) is None:
             noted = self._clock.wall(), here
@@ -166,7 +170,7 @@ class Drain:
         return is_paid_for and any(is_behind(poll, name) for name in poll.chunks)
 
     def record(self) -> dict[str, object]:
-        """Return how long fetching took after the end was seen, which is not training time; empty below a second."""
+        """Return the record's field for the seconds of fetching after training ended; empty below one second."""
         noted = self._noted()
         spent_s = self._clock.wall() - noted[0] if noted else 0.0
         return {"drained_s": round(spent_s, 3)} if spent_s >= 1 else {}
@@ -179,12 +183,12 @@ class Drain:
             return None
 
     def left(self, poll: Poll) -> str:
-        """Return what of the files stays on the machine, in words; "" if nothing does."""
+        """Return a phrase about the bytes that remain on the machine; "" if none do."""
         sizes = {name: chunk.size - chunk.offset - len(chunk.data) for name, chunk in poll.chunks.items() if chunk.data}
         return " and ".join(f"{size:,} bytes of {name}" for name, size in sorted(sizes.items()) if size > 0)
 
 
 def is_behind(poll: Poll, name: str) -> bool:
-    """Return whether more of a file can be fetched at once."""
+    """Return whether more of a file can be fetched now."""
     chunk = poll.chunks[name]
     return bool(chunk.data) and chunk.offset + len(chunk.data) < chunk.size

@@ -1,8 +1,8 @@
 """Download files now: from the machine during training, or from the bucket to which it pushed.
 
-This takes no lock and makes no record: the supervisor carries on, and its own collect step finds by digest what is here
-already. Both may want the same file; only one of them at a time has it open. Copies go into a folder of the user's:
-each has the digest that was verified, or does not exist.
+This takes no lock and writes no record. The supervisor continues, and its collect step recognises files that are here
+by their digests. Both may want the same file, but only one of them at a time has it open. `copy_out` copies files into
+the user's folder; each copy has the verified digest or does not exist.
 """
 
 from __future__ import annotations
@@ -42,39 +42,39 @@ UNREACHABLE = "collect.unreachable"
 OVER_PLAN = "collect.over_plan"
 CHECKPOINT = ("weights", "optimizer", "state")
 TRIES = 3
-# How long a user waits for a line, or for a bucket, without a byte of progress.
+# Seconds that a user waits without progress for a line or a bucket.
 PATIENCE_S = 60.0
 _BLOCK_BYTES = 1 << 20
 
-# Chooses files of a manifest.
+# Selects files from a manifest.
 Choose = Callable[[Manifest], Sequence[ManifestFile]]
 
 
 class Brief(Waits):
-    """Waits for a line as long as bytes come within PATIENCE_S, and for another process that fetches a file."""
+    """Waits for a line, or for another process that fetches the files, as long as bytes arrive within PATIENCE_S."""
 
     def __init__(self, clock: Clock) -> None:
         self._retry = Retry(clock, RETRY_S, limit_s=PATIENCE_S)
 
     def moved(self) -> None:
-        """See `Waits.moved`."""
+        """Note that bytes have arrived, which restarts PATIENCE_S."""
         self._retry.moved()
 
     def wait(self, error: MachineLost | FarRefusal) -> None:
-        """See `Waits.wait`."""
+        """Pause after a temporary failure. Raise a permanent refusal, and any error after PATIENCE_S."""
         if isinstance(error, FarRefusal) and error.reason not in PASSING:
             raise error
         self._retry.wait(error)
 
     def hold(self, held: Sequence[GpurunError]) -> None:
-        """See `Waits.hold`."""
-        self._retry.moved()  # The other process fetches them meanwhile; if it is stuck, they are fetched aside.
+        """Pause while another process downloads the files."""
+        self._retry.moved()  # If the other process is stuck, `Downloader` uses a separate partial file.
         self._retry.wait(held[0])
 
 
 @dataclass(frozen=True)
 class Brought:
-    """The files of a live run that are here now: the requested ones, and in `left` those still on the machine only."""
+    """The result of a download from a live run: `here` are the requested files, `left` exist only on the machine."""
 
     manifest: Manifest
     here: tuple[ManifestFile, ...]
@@ -83,7 +83,7 @@ class Brought:
 
 @dataclass(frozen=True)
 class Salvaged:
-    """What a machine pushed, which of its files are here now, and why others are not; `seq` counts its pushes."""
+    """The files that a machine pushed: those here now, and an error for each missing one. `seq` counts its pushes."""
 
     manifest: Manifest
     here: tuple[ManifestFile, ...]
@@ -95,18 +95,18 @@ class Salvaged:
 def bring_now(
     far: FarSide, folder: RunFolder, only: Only, clock: Clock, tell: Tell, budget: EgressBudget
 ) -> Brought:  # fmt: skip
-    """Download the finished files that `only` selects, each verified; `tell` gets the bytes that are here of each.
+    """Download the finished files that `only` selects, and verify them. `tell` is called with each file's progress.
 
-    UsageError if none is finished yet, or the plan does not pay for it; CollectFailed if nothing comes for PATIENCE_S,
-    or a file does not arrive as announced or cannot be stored.
+    Raise UsageError if no such file is finished yet, or if the plan does not pay for its egress. Raise CollectFailed if
+    nothing arrives for PATIENCE_S, or if a file does not arrive as announced or cannot be stored.
     """
-    inventory, waits = Inventory(folder), _Asked(clock)
+    inventory, waits = Inventory(folder), _Selected(clock)
     with far.many_lanes():
         for tries_left in reversed(range(TRIES)):
             try:
                 manifest = waits.until_done(lambda: far.manifest(MOST_ANNOUNCED_BYTES))
                 inventory.remember(manifest)
-                files = _asked_for(manifest, only, inventory, budget)
+                files = _select_paid(manifest, only, inventory, budget)
                 downloads = Downloader(far, inventory, waits, clock, tell)
                 downloads.bring(files)
                 break
@@ -127,14 +127,14 @@ def bring_now(
 
 
 class _Replaced(CollectFailed):
-    """A file that was finished a moment ago has been replaced by the next checkpoint."""
+    """Raised when the next checkpoint has replaced a file on the list."""
 
 
-class _Asked(Brief):
-    """Gives up a list once a file on it no longer exists."""
+class _Selected(Brief):
+    """Ends the download as soon as a listed file no longer exists, so that a new list is read."""
 
     def wait(self, error: MachineLost | FarRefusal) -> None:
-        """See `Waits.wait`."""
+        """Pause like `Brief`, but raise `_Replaced` for a permanent refusal."""
         try:
             super().wait(error)
         except FarRefusal as refusal:
@@ -142,24 +142,23 @@ class _Asked(Brief):
             raise _Replaced(refusal.code, refusal.what, hint=hint) from refusal
 
 
-def _asked_for(manifest: Manifest, only: Only, inventory: Inventory, budget: EgressBudget) -> list[ManifestFile]:
-    """Return the selected files, after noting them as kept and paid for."""
+def _select_paid(manifest: Manifest, only: Only, inventory: Inventory, budget: EgressBudget) -> list[ManifestFile]:
+    """Return the selected files; note them as kept and count their egress."""
     files, run = select_files(manifest, only, inventory.folder.name), inventory.folder.name
     if not budget.take(files):
         selected_bytes = sum(file.bytes for file in files)
         raise UsageError(
             OVER_PLAN,
             f"Each byte that leaves this machine is charged. The plan of {run} pays for {budget.limit_bytes:,} before "
-            f"training ends: {budget.spent_bytes:,} have left it, and this is {selected_bytes:,}.",
-            hint=f"The latest and the best are downloaded when training ends, as planned. gpurun stop {run} saves and "
-            "ends it.",
+            f"training ends: {budget.spent_bytes:,} have left it, and these files have {selected_bytes:,}.",
+            hint=f"The latest and the best checkpoint are fetched at its end. gpurun stop {run} saves and ends it.",
         )
     inventory.keep(file.name for file in files)
     return files
 
 
 def select_files(manifest: Manifest, only: Only, run: str, *, is_over: bool = False) -> list[ManifestFile]:
-    """Return the selected files, weights first; UsageError if no such file is finished."""
+    """Return the selected files, weights first. Raise UsageError if no such file is finished."""
     if only == "all":
         found = list(manifest.files)
     else:
@@ -188,10 +187,11 @@ def bring_pushed(
     choose: Choose = lambda manifest: [*wanted(manifest), *spare(manifest)],
     tell: Tell = lambda *_: None,
 ) -> Salvaged:
-    """Fetch the chosen files at `place` (`RunState.pushed`) into the run's artifacts, digests verified.
+    """Download files that a machine pushed to `place` in a bucket (`RunState.pushed`), and verify their digests.
 
-    By default all, most valuable first. Only files that the run's key has signed are taken. If nothing is there, the
-    manifest is empty. SetupError, BucketLost or CollectFailed if the list cannot be read.
+    `choose` selects the files; the default is all of them, most valuable first. Only files in a list signed with the
+    run's key are accepted. If there is no list, the manifest is empty. Raise SetupError, BucketLost or CollectFailed if
+    the list cannot be read.
     """
     bucket = Bucket(parse_address(url), clock)
     key = read_list_key(folder.push_key)
@@ -202,13 +202,13 @@ def bring_pushed(
         return Salvaged(Manifest(), (), {}, (), 0)
     inventory = Inventory(folder)
     inventory.expect(pushed.manifest)
-    downloads = Downloader(_InBucket(bucket, place, pushed), inventory, Brief(clock), clock, tell)
+    downloads = Downloader(_BucketSource(bucket, place, pushed), inventory, Brief(clock), clock, tell)
     downloads.bring(choose(pushed.manifest))
     return Salvaged(pushed.manifest, (*downloads.here.values(),), downloads.missing, pushed.left_out, pushed.seq)
 
 
-class _InBucket:
-    """What a machine pushed, as a source of files."""
+class _BucketSource:
+    """A source for the files that a machine pushed to a bucket."""
 
     def __init__(self, bucket: Bucket, place: str, pushed: Pushed) -> None:
         self._bucket, self._place, self._pushed = bucket, place, pushed
@@ -221,16 +221,16 @@ class _InBucket:
         return fetch_pushed(self._bucket, self._place, self._pushed, file, into)
 
     def gather(self, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
-        """See `Source.gather`."""
+        """Download many small files and pass each to `take`; return []."""
         gather_pushed(self._bucket, self._place, self._pushed, files, take)
         return []
 
 
 def copy_out(artifacts: Path, files: Sequence[ManifestFile], folder: Path) -> None:
-    """Copy files into a folder under their own names; a copy that exists already is left alone.
+    """Copy files into a folder under their own names. A correct copy that exists already is not written again.
 
-    UsageError, before anything is copied, if another file has the name of one. CollectFailed if a copy cannot be
-    written, or differs from the verified file; then nothing of it is left.
+    Raise UsageError, before anything is copied, if a different file has one of the names. Raise CollectFailed if a copy
+    cannot be written or differs from the verified file; such a copy is removed.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -248,12 +248,12 @@ def copy_out(artifacts: Path, files: Sequence[ManifestFile], folder: Path) -> No
 
 
 def _is_there(place: Path, file: ManifestFile) -> bool:
-    """Return whether the copy exists; UsageError if another file is in its place."""
+    """Return whether the copy exists. Raise UsageError if a different file has its name."""
     if holds(place, WantedFile(file.name, file.bytes, file.sha256)):
         return True
     if os.path.lexists(place):
         hint = "Name another folder with --to, or move that file away."
-        raise UsageError("collect.in_the_way", f"{place} exists already, and is another file.", hint=hint)
+        raise UsageError("collect.in_the_way", f"{place} exists already and is a different file.", hint=hint)
     return False
 
 
@@ -266,7 +266,7 @@ def _check_room(folder: Path, needed_bytes: int) -> None:
 
 
 def _copy(source: Path, place: Path, file: ManifestFile, folder: Path) -> None:
-    # Not beside it: its own name may be too long for a suffix.
+    # Not next to the copy, whose name may be too long for a suffix.
     part, digest = folder / f".gpurun.{os.getpid()}.{threading.get_ident()}.part", hashlib.sha256()
     try:
         with open_regular(source) as content, part.open("wb") as out:

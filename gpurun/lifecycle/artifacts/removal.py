@@ -23,23 +23,26 @@ CHECKPOINT_ENDS = (".safetensors", ".pt", ".pth", ".ckpt")
 
 @dataclass(frozen=True)
 class Removal:
-    """What removing a run's large files would free, and the checkpoints among them."""
+    """The large files of a run that would be removed, and the checkpoints among them."""
 
     folder: RunFolder
     files: int
     bytes: int
     checkpoints: tuple[str, ...]
     bucket: str
-    """Where the run put a copy of them, if anywhere."""
+    """The bucket in which the run put a copy; "" if none."""
 
     @property
     def is_nothing(self) -> bool:
-        """Whether there is nothing left to remove."""
+        """Return whether there is nothing to remove."""
         return self.files == 0
 
 
 def removal_of(home: Home, name: str) -> Removal:
-    """Return what would be removed; UsageError if the run is not over, its folders are links, or it is needed."""
+    """Return what would be removed.
+
+    Raise UsageError if the run is not over or still needed, or if its folders are links.
+    """
     sight = look_at_run(home, name)
     if sight.unfinished:
         what = f"{name} is not over: its machine is not proven gone, or its journal is not closed."
@@ -63,7 +66,7 @@ def removal_of(home: Home, name: str) -> Removal:
 
 
 def remove(removal: Removal, wall: float) -> None:
-    """Remove the files. What is removed, and when, is noted first; a second call finishes an interrupted one."""
+    """Remove the files, after noting how many and when. A second call finishes an interrupted removal."""
     note = {"v": 1, "wall": wall, "files": removal.files, "bytes": removal.bytes}
     try:
         write_atomic(removal.folder.removed, json.dumps(note).encode() + b"\n")
@@ -80,7 +83,7 @@ def _places(folder: RunFolder) -> tuple[Path, ...]:
 
 
 def _continued_by(home: Home, name: str) -> str:
-    """Return an unfinished run that continues this one; "" if there is none."""
+    """Return the name of an unfinished run that continues this run; "" if there is none."""
     for other in planned_runs(home, only_open=True):
         opened = last_typed(look_at_run(home, other).records, RunOpened)
         if opened is not None and (opened.continues or {}).get("run") == name:

@@ -1,1 +1,1 @@
-"""One instance, judged: whose it is, whether it is what was agreed to, and whether there is an extra one."""
+"""Check, monitor and end one instance: its owner, its properties, and extra instances."""

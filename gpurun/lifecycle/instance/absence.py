@@ -1,4 +1,4 @@
-"""A machine that its provider shows as gone before it was ready: how long to doubt it, and what comes next."""
+"""Decide when to believe that a new machine is gone before it was ready, and take the next offer."""
 
 from __future__ import annotations
 
@@ -22,43 +22,43 @@ from gpurun.providers.base import Rejected, Unknown
 class Absence:
     """An unbroken series of readings that show a new machine as gone.
 
-    It is believed after the provider's settling time, or after two readings if the provider still lists the machine, as
-    one that has ended (`is_listed`). `said` is the provider's reason, if it gives one.
+    The absence is believed after the provider's settling time. Two readings are enough if the provider still lists the
+    machine as ended (`is_listed`). `reason` is the provider's reason, if it gives one.
     """
 
     since_mono: float | None = None
     is_listed: bool = False
-    said: str = ""
+    reason: str = ""
 
     def is_believed(self, seen: Instance, state: RunState, context: Context) -> bool:
-        """Take the next reading; return whether the machine is gone by all readings so far."""
+        """Add a reading. Return whether all readings together show that the machine is gone."""
         now_mono, is_first, listed = context.clock.monotonic(), self.since_mono is None, list[Instance]()
         if seen.state is not InstanceState.GONE:
             self.since_mono = None
             return False
-        with suppress(Unknown, Rejected, SetupError):  # A missing list does not contradict the reading.
+        with suppress(Unknown, Rejected, SetupError):  # Without a list, the reading alone counts.
             listed = [instance for instance in context.provider.find(state.token) if instance.id == seen.id]
         if living(listed, state.token):
             self.since_mono = None
             return False
         self.since_mono = now_mono if self.since_mono is None else self.since_mono
-        self.is_listed = bool(listed) or seen.token == state.token  # A forgotten machine has no token.
-        self.said = seen.said or next((instance.said for instance in listed if instance.said), "") or self.said
+        self.is_listed = bool(listed) or seen.token == state.token  # Without a token, the provider has forgotten it.
+        self.reason = seen.said or next((instance.said for instance in listed if instance.said), "") or self.reason
         settle_s = context.provider.traits.settle_s
         return (self.is_listed and not is_first) or now_mono - self.since_mono >= settle_s
 
 
 def next_offer(born: Instance, absence: Absence, state: RunState, context: Context) -> Iterator[Note]:
-    """Record that the machine is gone and the next offer is taken; NoOffer if none can be.
+    """Record that the machine is gone, so that the next offer is tried. Raise NoOffer if no offer can be tried.
 
-    If only its absence from the replies says that it is gone, the cap has to pay for both.
+    If the machine is only absent from replies, it may still run: then the cap must cover both machines.
     """
     name = context.provider.name
-    what = f"{name} shows {born.id} as gone before it was ready{f': {absence.said}' if absence.said else ''}"
+    what = f"{name} shows {born.id} as gone before it was ready{f': {absence.reason}' if absence.reason else ''}"
     if not context.has_offer(state.passed_over + 1):
         raise NoOffer("boot.gone", f"{what}.", hint="Try again, or another region or provider.")
     if not _pays_for_next(absence, state, context):
-        hint = "The cap does not pay for a second machine beside it: raise --max-cost, or try again."
+        hint = "The cap does not cover a second machine in addition to it: raise --max-cost, or try again."
         raise NoOffer("boot.gone", f"{what}.", hint=hint)
     message = f"{what}; the next offer is taken"
     yield Incident(code="boot.gone", message=message, id=born.id, token=state.token)

@@ -1,6 +1,6 @@
 """Upload a job that waits in a queue to the folder that its login node shares with the nodes.
 
-Nothing is billed during the wait. The upload step later finds what has arrived, and sends the rest.
+Nothing is billed during the wait. The upload step later sends only the files that have not arrived.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from gpurun.remote.interface import FarRefusal, MachineLost
 LONGEST_S = 30 * 86_400.0
 
 
-class _Begun(Exception):
-    """The job has left the queue: the next step does the rest of the upload."""
+class _LeftQueue(Exception):
+    """Raised when the job has left the queue: the upload step sends the rest."""
 
 
 class EarlyUpload:
-    """One supervisor's upload to a queued job's folder; it is over once complete, or refused."""
+    """Uploads to a queued job's folder, until the upload is complete or refused."""
 
     def __init__(self, state: RunState, context: Context) -> None:
         plan = context.plan
         self._state, self._context = state, context
-        # What the machine pulls or downloads needs no upload: it fetches that once it runs.
+        # A machine that pulls or downloads its files does so once it runs.
         self.is_over = bool(plan.choices.stage or plan.data.public)
         self.sent_bytes = 0
 
     def send(self, queued: Instance) -> Iterator[Note]:
-        """Upload while the job waits. SetupError if the shared disk is full: such a job need not start."""
+        """Upload while the job waits. Raise SetupError if the shared disk is full: such a job need not start."""
         if self.is_over or queued.state is not InstanceState.PENDING or queued.address is None:
             return
         context, pack = self._context, Pack(surveyed(self._context.plan, self._context.trainer))
-        far, look = context.reach(queued), _Look(queued, context)
+        far, watch = context.reach(queued), _QueueWatch(queued, context)
         try:
             far.install_agent()
             with moving(context.folder, context.clock, "ship", pack.survey.total_bytes) as tell:
 
                 def on_progress(there_bytes: int) -> None:
-                    tell(there_bytes, look.words)
+                    tell(there_bytes, watch.words)
                     context.raise_if_stopped(self._state)
-                    look.demand_queued()
+                    watch.require_queued()
 
                 far.unpack(pack, on_progress=on_progress, timeout_s=LONGEST_S)
             self.is_over = True
-        except _Begun:
+        except _LeftQueue:
             self.is_over = True
-        except MachineLost:  # The login node is tried again at the next look.
+        except MachineLost:  # The next call tries again.
             return
         except FarRefusal as refusal:
             if refusal.reason == "disk_full":
@@ -69,14 +69,14 @@ class EarlyUpload:
 
 
 def queue_words(provider: Provider, instance: Instance) -> str:
-    """Return where an instance stands in its queue, in words; "" if it waits in none. May raise `Unknown`."""
+    """Return a phrase about the instance's position in its queue; "" if it is not queued. May raise `Unknown`."""
     if not isinstance(provider, ShowsQueue) or instance.state is not InstanceState.PENDING:
         return ""
     return f"queued: {provider.queue_words(instance)}"
 
 
-class _Look:
-    """Reads the job's state now and then; `words` says where it stood in its queue."""
+class _QueueWatch:
+    """Reads the job's state at the provider's poll interval; `words` is its last known position in the queue."""
 
     words = ""
 
@@ -84,15 +84,15 @@ class _Look:
         self._queued, self._provider, self._clock = queued, context.provider, context.clock
         self._due_mono = self._clock.monotonic()
 
-    def demand_queued(self) -> None:
-        """Raise `_Begun` once the job has left the queue."""
+    def require_queued(self) -> None:
+        """Raise `_LeftQueue` once the job has left the queue."""
         if self._clock.monotonic() < self._due_mono:
             return
         try:
             queued = self._provider.read(self._queued.id)
             if queued.state is not InstanceState.PENDING:
-                raise _Begun
+                raise _LeftQueue
             self.words = queue_words(self._provider, queued)
         except Unknown:
-            pass  # An unreachable controller says nothing.
+            pass  # The controller did not answer: the job may still wait.
         self._due_mono = self._clock.monotonic() + self._provider.traits.poll_s

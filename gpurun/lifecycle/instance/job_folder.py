@@ -1,4 +1,4 @@
-"""The folder of a finished job: its login node keeps it, with what the trainer wrote, until gpurun removes it."""
+"""Use the folder of a finished cluster job, in which the login node keeps the files until gpurun removes them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Status
 
 
-def over(instance: Instance) -> Instance:
-    """Return the job as a finished one, so that it is reached by its folder alone."""
+def as_finished(instance: Instance) -> Instance:
+    """Return the job marked as finished, so that only its folder is used and not the job."""
     return instance.model_copy(update={"state": InstanceState.GONE})
 
 
-def folder_way(instance: Instance, context: Context) -> FarSide | None:
-    """Return the far side of a job's folder without the job; None if the login node does not run the agent."""
-    far = context.reach(over(instance))
+def connect_to_folder(instance: Instance, context: Context) -> FarSide | None:
+    """Return a connection to a job's folder without the job; None if the agent cannot run on the login node."""
+    far = context.reach(as_finished(instance))
     try:
         far.install_agent()
     except (FarRefusal, MachineLost):
@@ -32,21 +32,24 @@ def folder_way(instance: Instance, context: Context) -> FarSide | None:
 
 
 def last_status(instance: Instance, context: Context) -> Status | None:
-    """Return how a finished job's training ended, and copy its log and events here; None if that is not known."""
-    if not context.plan.lease.queue_s or (far := folder_way(instance, context)) is None:
+    """Copy a finished job's log and events here. Return the status of its training; None if that is not known."""
+    if not context.plan.lease.queue_s or (far := connect_to_folder(instance, context)) is None:
         return None
     try:
-        return _brought_log(far, context)
+        return _fetch_log(far, context)
     except (GpurunError, OSError):
         return None
 
 
 def bring_home(instance: Instance, context: Context) -> Salvaged:
-    """Download the finished files in the folder, digests verified. MachineLost, FarRefusal or CollectFailed."""
-    far, waits = context.reach(over(instance)), Brief(context.clock)
+    """Download the finished files in the folder and verify their digests.
+
+    Raise MachineLost, FarRefusal or CollectFailed.
+    """
+    far, waits = context.reach(as_finished(instance)), Brief(context.clock)
     try:
         waits.until_done(far.install_agent)
-        waits.until_done(partial(_brought_log, far, context))
+        waits.until_done(partial(_fetch_log, far, context))
         manifest = waits.until_done(partial(far.manifest, MOST_ANNOUNCED_BYTES))
         inventory = Inventory(context.folder)
         inventory.expect(manifest)
@@ -58,11 +61,11 @@ def bring_home(instance: Instance, context: Context) -> Salvaged:
         far.close()
 
 
-def _brought_log(far: FarSide, context: Context) -> Status | None:
-    """Copy the rest of log and events; return the agent's status if it says that the trainer has ended."""
+def _fetch_log(far: FarSide, context: Context) -> Status | None:
+    """Copy the rest of log and events. Return the agent's status if the trainer has ended, else None."""
     tail = Tail(far, context.folder)
     drain = Drain(context.folder, context.clock, context.collect_s, context.plan.job.home_bytes)
     while True:
         poll = tail.bring()
-        if not drain.goes_on(poll):
+        if not drain.may_continue(poll):
             return None if (poll.status.exit_code, poll.status.signal) == (None, None) else poll.status

@@ -1,7 +1,7 @@
-"""What is seen of a job from here: how it ended, and for how long it or its machine was silent.
+"""Describe a job as seen from this computer: how it ended, and how long it or its machine was silent.
 
-A command that ended with exit code 0 but whose outputs are missing is of no use to its user: then the run failed, and
-its message names the paths, their sizes and the cure.
+A command that ends with exit code 0 but without its outputs has failed its user. The run then counts as failed, and the
+message names the paths, their sizes and what to do.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from gpurun.remote.messages import Status
 from gpurun.view.event_text import HEARD, IDLE_OVER, IDLE_SOON, JOB_HEARD, JOB_SILENT, SILENT
 from gpurun.view.number_format import format_bytes, format_duration, format_files
 
-TELL_S = 120.0
-"""How long a machine is silent before an incident says so: a line that was cut is usually back sooner."""
+REPORT_AFTER_S = 120.0
+"""Seconds that a machine is silent before an incident is recorded: a line that was cut is usually back sooner."""
 _MOST_SHOWN = 5
-UNHEARD = TrainObserved(
+END_UNKNOWN = TrainObserved(
     outcome="stopped",
     reason="lease",
     exit_code=None,
-    message="the lease left no more time; how the work ended is not known",
+    message="the lease is over; it is not known how the work ended",
     ended_wall=None,
 )
-NOT_OURS = {
+AGENT_STOPS = {
     "idle": "it wrote nothing for {idle}, and no card or core was seen at work, so it was stopped (--idle)",
     "silent": "it wrote neither a log line nor a file for {silent}, so it was stopped (--silent)",
     "hang": "the trainer hung and was ended; its log shows where each process stood",
@@ -47,13 +47,13 @@ NOT_OURS = {
 
 
 def outcome_of(status: Status, context: Context) -> TrainObserved:
-    """Return what became of the training, as `train.observed` records it."""
+    """Return the record `train.observed` about how the training ended."""
     last, outputs = read_last_events(context.folder.events)
-    ended = _with_memory(_ended(status, last, context), status)
+    ended = _with_memory(_end_fields(status, last, context), status)
     if outputs is None:
         return TrainObserved(**ended)
     traits, is_kept = context.provider.traits, context.is_shared
-    if is_kept:  # Others work there, too: only files with a weights' name are taken for the command's.
+    if is_kept:  # Other people work there too, so only files named like weights count as the command's.
         names = () if context.plan.job.is_attended else WEIGHTS
         outputs = replace(outputs, elsewhere=outputs.elsewhere.ending_in(names))
     ended["outputs"] = outputs.record | ({"kept": True} if is_kept else {})
@@ -62,7 +62,7 @@ def outcome_of(status: Status, context: Context) -> TrainObserved:
         ended["outputs"]["given_up"] = True
     faults = [_elsewhere(outputs.elsewhere, traits)] if outputs.elsewhere.files else []
     if ended["outcome"] == "done" and ended["reason"] != "rehearsal":
-        faults = [*_working(outputs.still_working), *_unmatched(outputs.unmatched), *faults]
+        faults = [*_killed_processes(outputs.still_working), *_unmatched(outputs.unmatched), *faults]
         if reason := _reason(outputs, is_kept=is_kept):
             ended |= {"outcome": "failed", "reason": reason}
     ended["message"] = "; ".join(filter(None, (ended["message"], *faults)))
@@ -70,9 +70,9 @@ def outcome_of(status: Status, context: Context) -> TrainObserved:
 
 
 def _reason(outputs: OutputsEvent, *, is_kept: bool) -> str:
-    """Return in a word why a command that ended well still failed its purpose; "" if it did not.
+    """Return the reason code for a command that exited well but whose outputs are incomplete; "" if they are complete.
 
-    Files that are kept where they are (`is_kept`) are not lost.
+    Files outside its folder are not lost if the machine keeps them (`is_kept`).
     """
     if outputs.still_working:
         return "still_working"
@@ -81,7 +81,7 @@ def _reason(outputs: OutputsEvent, *, is_kept: bool) -> str:
     return "outputs_elsewhere" if outputs.elsewhere.files and not is_kept else ""
 
 
-def _working(names: tuple[str, ...]) -> list[str]:
+def _killed_processes(names: tuple[str, ...]) -> list[str]:
     if not names:
         return []
     verb = "was" if len(names) == 1 else "were"
@@ -98,19 +98,19 @@ def _unmatched(flags: tuple[str, ...]) -> list[str]:
 
 
 def _elsewhere(left: FilesLeft, traits: Traits) -> str:
-    """Return where results are that a collect does not download, and the cure."""
+    """Return a message that names results which a collect does not download, and says what to do."""
     what = f"{format_files(left.files)} ({format_bytes(left.bytes)}) written outside of the command's folder: "
     names = [f"{name} ({format_bytes(size)})" for name, size in left.first[:_MOST_SHOWN]]
     what += ", ".join(names) + (" and more" if left.files > len(names) else "")
-    cure = _cure(left.first[0][0] if left.first else "")
+    cure = _advice(left.first[0][0] if left.first else "")
     if traits.is_this_computer:
         return f"{what}; they stay there on this computer. A rented machine would lose them: {cure}"
     stay = "" if traits.takes_files else " and stay where they are"
     return f"{what}; they were not downloaded{stay}: {cure}"
 
 
-def _cure(name: str) -> str:
-    """Return what would download such a file: a glob, if one may name its place, or another place."""
+def _advice(name: str) -> str:
+    """Return the advice for such a file: an --outputs glob if the folder may be named, else to write elsewhere."""
     folder = name.rpartition("/")[0]
     is_below_home = name.startswith("~/") and not name.startswith("~/.")
     if not is_below_home and not name.startswith("/workspace/"):
@@ -133,29 +133,29 @@ def read_last_events(events: Path) -> tuple[StopEvent | None, OutputsEvent | Non
     return stop, outputs
 
 
-def _ended(status: Status, last: StopEvent | None, context: Context) -> Json:
-    """Return how it ended, by the agent's report and the trainer's last event.
+def _end_fields(status: Status, last: StopEvent | None, context: Context) -> Json:
+    """Return fields about the job's end, from the agent's status and the trainer's last event.
 
-    The exit code of a dev box's keeper says nothing, and idleness is how a dev box usually ends.
+    A dev box usually ends by being idle, and its exit code has no meaning.
     """
     exit_code, reason = status.exit_code, status.stop_reason or ""
     if context.plan.job.is_attended and reason in ("idle", "lease", "user"):
         idle = format_duration(limits_of(context.plan.choices)["idle"])
         words = {"idle": f"it was not used for {idle}, so it was ended (--idle)", "lease": "its lease was over"}
-        ended = _failed(status, reason, words.get(reason, "it was ended by its user"))
+        ended = _failure_fields(status, reason, words.get(reason, "it was ended by its user"))
         return {**ended, "outcome": "done" if reason == "idle" else "stopped", "exit_code": None}
-    if reason in NOT_OURS:
+    if reason in AGENT_STOPS:
         limits = {name: format_duration(seconds) for name, seconds in limits_of(context.plan.choices).items()}
-        return _failed(status, reason, NOT_OURS[reason].format(**limits))
-    if exit_code == 0 or (exit_code is None and last):  # None: the keeper was killed after the trainer's end.
+        return _failure_fields(status, reason, AGENT_STOPS[reason].format(**limits))
+    if exit_code == 0 or (exit_code is None and last):  # None: the agent's keeper was killed after the trainer's end.
         outcome = {"done": "done", "signal": "stopped"}.get(last.reason if last else "", "failed")
     else:
         outcome = "stopped" if reason else "failed"
     if reason == "lease" and not context.plan.job.terms.has_model and context.plan.mode is Mode.REHEARSAL:
-        return {**_failed(status, "rehearsal", "it still ran when the rehearsal was over"), "outcome": "done"}
-    if outcome == "stopped" and exit_code == 0 and not reason:  # Not the agent: it passes on our requests.
-        return _failed(status, "signal", NOT_OURS["signal"])
-    message = (last.message if last else "") or _seen(status)
+        return {**_failure_fields(status, "rehearsal", "it still ran when the rehearsal was over"), "outcome": "done"}
+    if outcome == "stopped" and exit_code == 0 and not reason:  # A stop that did not come from gpurun.
+        return _failure_fields(status, "signal", AGENT_STOPS["signal"])
+    message = (last.message if last else "") or _describe_exit(status)
     return {
         "outcome": outcome,
         "reason": reason if outcome == "stopped" else last.reason if last else "",
@@ -166,7 +166,7 @@ def _ended(status: Status, last: StopEvent | None, context: Context) -> Json:
 
 
 def _with_memory(ended: Json, status: Status) -> Json:
-    """Return the record; if it failed, with what the agent saw of the machine's memory."""
+    """Add the agent's figures about the machine's memory to the fields of a failed job; return the fields."""
     if ended["outcome"] != "failed":
         return ended
     room = {key: size for key in ("memory_bytes", "shm_bytes") if (size := getattr(status, key)) is not None}
@@ -178,29 +178,30 @@ def _with_memory(ended: Json, status: Status) -> Json:
     return {**ended, "message": message, **room, "oom_kills": status.oom_kills}
 
 
-def _seen(status: Status) -> str:
-    """Return how a job ended that did not report it itself."""
+def _describe_exit(status: Status) -> str:
+    """Return a phrase about the end of a job that did not report its own end."""
     if status.signal is not None:
         return f"it was ended by signal {status.signal}"
     if status.exit_code is None:
-        return "it has ended; how is not known, as after a restart of the machine"
+        return "it has ended; its exit code is not known, for example after a restart of the machine"
     return f"it ended with exit code {status.exit_code}"
 
 
-def _failed(status: Status, reason: str, message: str) -> Json:
+def _failure_fields(status: Status, reason: str, message: str) -> Json:
     fields = {"outcome": "failed", "reason": reason, "exit_code": status.exit_code, "message": message}
     return {**fields, "ended_wall": status.wall}
 
 
 def lost_training(message: str) -> TrainObserved:
-    """Return the record of a training whose end was not seen."""
+    """Return the record for a training whose end was not seen."""
     return TrainObserved(outcome="lost", reason="lost", exit_code=None, message=message, ended_wall=None)
 
 
 class Outage:
-    """How long the machine has not answered: reported once, and given up on after the time that the user set.
+    """Measures how long the machine has not answered, reports it once, and gives up after the time that the user set.
 
-    Time in which this laptop slept does not count, and time in which the provider is not reached either ends nothing.
+    Time in which this laptop slept does not count. Time in which the provider cannot be reached either does not count
+    towards giving up.
     """
 
     def __init__(self, state: RunState, context: Context) -> None:
@@ -212,31 +213,31 @@ class Outage:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it was silent for longer than the user wants to pay for, while its provider said that it runs.
+        """Return whether the machine was silent for longer than allowed while its provider said that it runs.
 
-        A restarted machine no longer trains: if it is silent at its new address too, it is given up soon.
+        The user sets the limit. A restarted machine no longer trains, so it has a short limit of its own.
         """
         limit_s = self._context.plan.choices.give_up_after_s or (MOVED_S if self._state.moved else 0.0)
         return bool(limit_s) and self._counted_s > limit_s
 
     @property
     def why_given_up(self) -> str:
-        """In words, why it is waited for no longer."""
-        limit = "as --give-up-after says" if self._context.plan.choices.give_up_after_s else "since it was restarted"
+        """Return a sentence that says why the machine was given up."""
+        limit = "as --give-up-after says" if self._context.plan.choices.give_up_after_s else "because it was restarted"
         return f"{self.words}; it is given up, {limit}"
 
-    def lasts(self, lost: MachineLost, *, is_said_to_run: bool) -> Iterator[Note]:
-        """Note that it did not answer once more."""
+    def note_silence(self, lost: MachineLost, *, is_said_to_run: bool) -> Iterator[Note]:
+        """Count another failed attempt to reach the machine; yield the incident when it is due."""
         clock, plan = self._context.clock, self._context.plan
         gap_s = min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)
         self._tried_mono = clock.monotonic()
         self._silent_s += gap_s
         self._counted_s += gap_s if is_said_to_run else 0.0
         needs_person = lost.code == NEEDS_PERSON
-        if self._silent_s < TELL_S and not needs_person:
+        if self._silent_s < REPORT_AFTER_S and not needs_person:
             return
         since_wall = clock.wall() - self._silent_s
-        says = "says that it runs" if is_said_to_run else "is not reached either, so this computer may be offline"
+        says = "says that it runs" if is_said_to_run else "cannot be reached either, so this computer may be offline"
         costs = f"; it costs {format_rate(plan.offer.rate_micros_per_hour)}" if plan.offer.rate_micros_per_hour else ""
         machine = f"the machine {get_instance(self._state).id}"
         self.words = (
@@ -248,8 +249,8 @@ class Outage:
             message += f". {lost.hint.rstrip('.')}" if needs_person else ""
             yield Incident(code=SILENT, message=message, since_wall=round(since_wall, 3))
 
-    def ends(self) -> Iterator[Note]:
-        """Note that it has answered."""
+    def note_answer(self) -> Iterator[Note]:
+        """End the outage after an answer; yield an incident if the outage was reported."""
         if self._is_reported:
             message = f"the machine answers again, after {format_duration(self._silent_s)}"
             yield Incident(code=HEARD, message=message)
@@ -258,14 +259,14 @@ class Outage:
 
 
 class IdleSoon:
-    """Records that a dev box is unused and will soon be ended as idle, and that it is used again."""
+    """Records that a dev box is unused and will soon be ended, and later that it is used again."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._is_reported = False
 
     def hear(self, status: Status) -> Iterator[Note]:
-        """Take in the agent's status; record what has changed."""
+        """Process the agent's status; yield an incident for each change."""
         is_soon = status.state == "running" and status.idle_at_wall is not None
         if is_soon and not self._is_reported:
             left_s = max(0.0, (status.idle_at_wall or 0.0) - status.wall)
@@ -278,9 +279,9 @@ class IdleSoon:
 
 
 class Silence:
-    """Records when the agent sees that the job has long written nothing, and when it writes again.
+    """Records that the job has written nothing for a long time, as the agent reports it, and that it writes again.
 
-    The use of the cards meanwhile is recorded with it and decides nothing: a stuck collective shows 100 %.
+    The record includes the cards' utilisation, which decides nothing: a stuck collective shows 100 %.
     """
 
     def __init__(self, state: RunState, context: Context) -> None:
@@ -289,7 +290,7 @@ class Silence:
         self._longest_s = 0.0
 
     def hear(self, status: Status) -> Iterator[Note]:
-        """Take in the agent's status; record what has changed."""
+        """Process the agent's status; yield an incident for each change."""
         since_wall = status.silent_since_wall
         if status.state != "running" or (since_wall is None) == (self._since_wall is None):
             return
@@ -301,7 +302,7 @@ class Silence:
             self._since_wall = None
             return
         since_wall = round(since_wall - self._ahead_s, 3)
-        # A job that writes only every quarter of an hour is not reported each time.
+        # Do not report each pause of a job that writes rarely.
         if self._context.clock.wall() - since_wall < 2 * self._longest_s:
             return
         self._since_wall = since_wall
@@ -309,7 +310,7 @@ class Silence:
         yield Incident(code=JOB_SILENT, message=words, since_wall=self._since_wall)
 
     def _words(self, status: Status, since_wall: float) -> str:
-        """Return since when, what the cards show, what it costs, and what ends it."""
+        """Return a message with the start of the silence, the cards' utilisation, the price, and what ends the job."""
         plan, used = self._context.plan, [card.use_percent for card in status.gpus if card.use_percent is not None]
         silent_s = max(0.0, self._context.clock.wall() - since_wall)
         since = f"since {utc(since_wall)[11:16]} UTC ({format_duration(silent_s)})"

@@ -1,7 +1,8 @@
-"""Look at a run's machines at the provider for as long as the run lasts: a second machine, a price rise, a reboot.
+"""Check a run's machines at the provider during the whole run: for a second machine, a price rise, a reboot.
 
-A list may lag behind what exists, so one look when a machine is ready proves nothing about a second one. A machine with
-a token of this run that is not the run's machine is ended, and its cost is taken off the run's own time.
+A provider's list may be old, so a single check when the machine is ready does not prove that there is no second
+machine. An extra machine has a token of this run but is not the run's machine. It is ended, and the run's remaining
+time is shortened by its cost.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _CHANGED_S = 1.0
 
 @dataclass
 class _Seen:
-    """What one look has shown: machines beside the run's own that are alive or proven gone, and the run's own."""
+    """The result of one check: living extra machines, ids of extra machines proven gone, the run's machine."""
 
     alive: list[Instance] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
@@ -40,25 +41,28 @@ class _Seen:
 
 
 class Monitor:
-    """The looks of one supervisor's life; the driver calls `turn` whenever a step waits."""
+    """Runs the checks of one supervisor. The driver calls `turn` whenever a step waits."""
 
     def __init__(self, run: str) -> None:
-        self._chance = Random(run)  # So that two runs of one account do not look at the same moments.
+        self._chance = Random(run)  # Spreads the checks of several runs in one account.
         self._next_mono = float("-inf")
         self._slower = 1.0
         self._looking: Task[_Seen] | None = None
         self._listed: set[str] = set()
         self._readings: dict[str, list[InstanceReading]] = {}
         self._price_wall: float | None = None
-        self._said = ""
-        self._sent_wall = float("inf")
+        self._last_status = ""
+        self._announced_wall = float("inf")
 
     def is_due(self, now_mono: float) -> bool:
-        """Return whether a turn would do anything now."""
+        """Return whether `turn` would do anything now."""
         return self._looking is not None or now_mono >= self._next_mono
 
     def turn(self, state: RunState, context: Context) -> Iterator[Note]:
-        """Begin a look if one is due, and yield what the last one showed; the next look acts on the record."""
+        """Start a check, or yield the notes of a check that has finished.
+
+        The next check ends the extra machines on record.
+        """
         if self._looking is None:
             self._looking = context.begin(lambda: self._look(state, context))
         if not self._looking.wait(0.0):
@@ -75,10 +79,10 @@ class Monitor:
         for name in seen.gone:
             gone, token = f"{name} is proven gone", state.extras[name].token
             yield ExtraGone(code="create.duplicate_gone", message=gone, id=name, token=token)
-        yield from self._about(seen.machine, state, context)
+        yield from self._own_machine_notes(seen.machine, state, context)
 
     def _pause_s(self, state: RunState, context: Context, seen: _Seen) -> float:
-        """Return seconds until the next look: 0 after a find, few while one may still show itself, else more."""
+        """Return the seconds until the next check: 0 after a find, few while a machine may still appear, else more."""
         if seen.alive:
             return 0.0
         if state.late:
@@ -88,7 +92,10 @@ class Monitor:
         return min(LONGEST_S, usual_s * self._slower) * (1.0 + JITTER * self._chance.random())
 
     def _look(self, state: RunState, context: Context) -> _Seen:
-        """Read the machines at every provider that may have one; end the extra ones that are on record."""
+        """Read the run's machines at every provider that it used.
+
+        Request the end of extra machines that are on record.
+        """
         seen, listed = _Seen(), set[str]()
         own = state.instance.id if state.instance is not None else ""
         by_place = dict[str, list[CreateAttempt]]()
@@ -101,20 +108,20 @@ class Monitor:
             tokens = {attempt.token for attempt in attempts}
             for second in self._extras(provider, state, own, seen):
                 listed.add(second.id)
-                if second.id not in state.extras and (second.id in self._listed or _is_there(provider, second)):
+                if second.id not in state.extras and (second.id in self._listed or _is_alive(provider, second)):
                     seen.alive.append(second)
             for extra, token in state.late.items():
-                if token in tokens and self._is_ended(provider, extra, token, own, context):
+                if token in tokens and self._end_extra(provider, extra, token, own, context):
                     seen.gone.append(extra)
         self._listed = listed
         if state.facts and own:
             with suppress(Unknown, Rejected, SetupError):
                 seen.machine = context.provider.read(own)
-            self._bring_forward(state, context)
+            self._shorten_training(state, context)
         return seen
 
     def _extras(self, provider: Provider, state: RunState, own: str, seen: _Seen) -> list[Instance]:
-        """Return the living machines with the run's tokens, except its own and one that may still become that."""
+        """Return the living machines with the run's tokens, except the machine that is or may become the run's own."""
         tokens = {attempt.token for attempt in state.asked.values()} - (set() if own else {state.token})
         try:
             found = self._list(provider, state)
@@ -129,14 +136,17 @@ class Monitor:
         return [instance for instance in alive if instance.id != own]
 
     def _list(self, provider: Provider, state: RunState) -> list[Instance]:
-        """Return all of gpurun's machines in one request; if regions answer separately, only in those used."""
+        """Return gpurun's machines at a provider.
+
+        If each region needs a request, read only the regions that the run used.
+        """
         if isinstance(provider, FindsInRegions):
             asked = [attempt.region for attempt in state.asked.values() if attempt.provider == provider.name]
             return provider.find_in(tuple(dict.fromkeys(asked)))
         return provider.find(None)
 
-    def _is_ended(self, provider: Provider, name: str, token: str, own: str, context: Context) -> bool:
-        """Request its end; return whether its end is proven by now."""
+    def _end_extra(self, provider: Provider, name: str, token: str, own: str, context: Context) -> bool:
+        """Request the end of an extra machine. Return whether its end is proven."""
         with suppress(Unknown, Rejected, SetupError):
             provider.destroy(name)
         reading = look_at_instance(provider, name, token, context.clock.monotonic(), but=own)
@@ -146,8 +156,8 @@ class Monitor:
             readings.clear()
         return proves(provider, readings)
 
-    def _about(self, machine: Instance | None, state: RunState, context: Context) -> Iterator[Note]:
-        """Yield what is new about the run's own machine: its price, and what its provider says about it."""
+    def _own_machine_notes(self, machine: Instance | None, state: RunState, context: Context) -> Iterator[Note]:
+        """Yield a note if the price of the run's machine has risen, or if its provider shows an unusual status."""
         if machine is None or state.instance is None or machine.token not in ("", state.token):
             return
         rate, now_wall = machine.rate_micros_per_hour, context.clock.wall()
@@ -163,30 +173,30 @@ class Monitor:
             self._price_wall = now_wall
         said = machine.said or str(machine.state)
         is_odd = machine.state is not InstanceState.RUNNING or said.lower() not in ("", "running", "active")
-        if is_odd and said != self._said:
+        if is_odd and said != self._last_status:
             message = f"{machine.provider} says of {machine.id} while it trains: {said}"
             yield Incident(code="machine.said", message=message)
-        self._said = said
+        self._last_status = said
 
-    def _bring_forward(self, state: RunState, context: Context) -> None:
-        """Tell the machine that it trains for less time than planned: another machine is paid, or files come slowly."""
+    def _shorten_training(self, state: RunState, context: Context) -> None:
+        """Shorten the training on the machine if less time is left, because of an extra machine or slow downloads."""
         if state.hard_stop_wall is None or state.phase is not Phase.TRAINING:
             return
         soft_s, hard_s = stops_of(state, context)
         there_wall = context.clock.wall() + state.clock_ahead_s
-        sent_wall = min(self._sent_wall, state.hard_stop_wall)
-        if there_wall + hard_s > sent_wall - _CHANGED_S:
+        announced_wall = min(self._announced_wall, state.hard_stop_wall)
+        if there_wall + hard_s > announced_wall - _CHANGED_S:
             return
-        with suppress(MachineLost, FarRefusal, GpurunError):  # The next look tries again.
+        with suppress(MachineLost, FarRefusal, GpurunError):  # The next check tries again.
             context.reach(get_instance(state)).shorten(there_wall + soft_s, there_wall + hard_s)
             if folder := context.timer_of(state):
                 ends_wall = there_wall + context.seconds_left(state) + context.plan.lease.destroy_s
                 context.reach(get_instance(state)).end(folder, ends_wall)
-            self._sent_wall = there_wall + hard_s
+            self._announced_wall = there_wall + hard_s
 
 
-def _is_there(provider: Provider, listed: Instance) -> bool:
-    """Return whether a read confirms that a listed machine lives."""
+def _is_alive(provider: Provider, listed: Instance) -> bool:
+    """Return whether a read confirms that a listed machine is alive."""
     try:
         machine = provider.read(listed.id)
     except (Unknown, Rejected, SetupError):

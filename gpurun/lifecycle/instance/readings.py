@@ -1,4 +1,4 @@
-"""What a provider shows of a machine that should be gone: one reading, an unbroken series of them, and a proof."""
+"""Read at the provider whether a machine is gone: one reading, an unbroken series of readings, and the proof."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from gpurun.providers.base import Provider
 
 @dataclass(frozen=True)
 class InstanceReading:
-    """One look at the provider: the instance's own state, and whether a listed one carries the token."""
+    """The result of one check: the instance's state, and whether the list has a machine with the token."""
 
     at_s: float
     state: InstanceState
     listed: bool
     answer_sha256: str
     ended_wall: float | None = None
-    """The provider's own time of the end, if it reports one."""
+    """When the machine ended, on the provider's clock, if reported."""
     ran_s: float | None = None
-    """How long it ran, by its provider, if it had to queue before."""
+    """Seconds that a queued job ran, if the provider reports them."""
 
     @property
     def gone(self) -> bool:
-        """Whether both the read and the list say that it is gone."""
+        """Return whether both the read and the list show the machine as gone."""
         return self.state is InstanceState.GONE and not self.listed
 
 
@@ -37,7 +37,7 @@ class InstanceReading:
 class GoneRow:
     """Consecutive replies about one machine that say GONE.
 
-    A reply that shows the machine breaks the series. So do two minutes without a reply, because one reply may be wrong.
+    A reply that shows the machine breaks the series, and so do two minutes without a reply.
     """
 
     clock: Clock
@@ -53,7 +53,7 @@ class GoneRow:
         return machine
 
     def take(self, state: InstanceState) -> None:
-        """Take in the next reply; an UNKNOWN changes nothing."""
+        """Add the next reply; UNKNOWN changes nothing."""
         now_mono = self.clock.monotonic()
         if state is not InstanceState.UNKNOWN and (state is not InstanceState.GONE or self.seconds is None):
             self.since_mono = None
@@ -63,13 +63,13 @@ class GoneRow:
 
     @property
     def seconds(self) -> float | None:
-        """How long the series has lasted; None if there is none, or it was broken by a pause since."""
+        """Return how long the series has lasted; None if there is no series, or a pause has broken it."""
         now_mono = self.clock.monotonic()
         is_on = self.since_mono is not None and now_mono - self.last_mono <= WATCHED_S
         return round(now_mono - self.since_mono, 3) if is_on and self.since_mono is not None else None
 
     def notes(self, provider: Provider, identifier: str) -> Iterator[Note]:
-        """Yield the record of an unbroken series, so that the wait for the machine does not count as its life."""
+        """Yield a record of the unbroken series, so that the wait is not counted as time in which the machine ran."""
         if (gone_s := self.seconds) is not None:
             message = f"{provider.name} has shown {identifier} as gone for {gone_s:.0f} s, and it never answered"
             yield MachineGone(message=message, id=identifier, gone_s_ago=gone_s)
@@ -78,19 +78,20 @@ class GoneRow:
 def look_at_instance(
     provider: Provider, identifier: str, token: str, at_s: float, *, but: str = "", row: GoneRow | None = None
 ) -> InstanceReading:
-    """Read the instance and the list, without the listed instance named by `but`; an unclear reply proves nothing.
+    """Read the instance and the list; return one reading. An unclear reply is a reading that proves nothing.
 
-    The list may take long, and the machine costs nothing from the first GONE: `row` keeps since when.
+    A listed instance with the id `but` is ignored. `row` records when the instance was first shown as gone, because
+    from then on it costs nothing, and the list may take long.
     """
     read = partial(row.read, provider) if row is not None else provider.read
     try:
         machine = read(identifier) if identifier else None
         listed = provider.find(token)
-    except Exception as error:  # noqa: BLE001 - whatever it was, it is not a reply.
+    except Exception as error:  # noqa: BLE001 - any failure is a missing reply.
         return InstanceReading(at_s, InstanceState.UNKNOWN, listed=True, answer_sha256=digest_json(str(error)))
     answer = digest_json([_plain(machine), [_plain(other) for other in listed]])
     # Some clouds list dead machines for an hour, and other machines of a similar name.
-    alive = any(listed_one.id != but for listed_one in living(listed, token))
+    alive = any(other.id != but for other in living(listed, token))
     facts = (machine.state, machine.ended_wall, machine.ran_s) if machine else (InstanceState.GONE, None, None)
     state, ended_wall, ran_s = facts
     return InstanceReading(at_s, state, listed=alive, answer_sha256=answer, ended_wall=ended_wall, ran_s=ran_s)
@@ -110,13 +111,13 @@ def _spread_s(readings: list[InstanceReading]) -> float:
 
 
 def proves(provider: Provider, readings: list[InstanceReading]) -> bool:
-    """Return whether readings that all say GONE are as many, and as far apart, as this provider needs."""
+    """Return whether there are enough readings over enough time for this provider. All of them must show GONE."""
     traits = provider.traits
     return len(readings) >= traits.death_reads and _spread_s(readings) >= traits.death_spread_s
 
 
 def proof_of(provider: Provider, identifier: str, readings: list[InstanceReading]) -> DeathProven:
-    """Return the proof that these readings make."""
+    """Return the record that proves the end of a machine with these readings."""
     return DeathProven(
         id=identifier,
         teardown=provider.traits.teardown,
@@ -127,5 +128,5 @@ def proof_of(provider: Provider, identifier: str, readings: list[InstanceReading
 
 
 def living(found: Sequence[Instance], token: str) -> list[Instance]:
-    """Return those that carry exactly this token, whatever the provider's own search matched, and are not gone."""
+    """Return the instances that are not gone and have exactly this token (a provider's search may match more)."""
     return [instance for instance in found if instance.token == token and instance.state is not InstanceState.GONE]

@@ -20,7 +20,7 @@ from gpurun.remote.messages import SetUp
 from gpurun.view.number_format import format_duration
 
 POLL_S, SOON_S = 2.0, 0.2
-# The machine may report an end this long after the limit: it has to kill what the script started.
+# Seconds after the limit in which the machine kills the script's processes and reports the end.
 OVER_S = 60.0
 PART_BYTES = 256 << 10
 MOST_LOG_BYTES = 4 << 20
@@ -28,10 +28,10 @@ LAST_LINES, LAST_CHARS = 15, 2000
 
 
 def set_up(far: FarSide, state: RunState, context: Context, planned_s: float) -> float:
-    """Run the script of --setup to its end; return how long that took here. SetupError if it failed.
+    """Run the script of --setup to its end; return the seconds that it took.
 
-    No single call waits for the whole script: each is short, so that a request to stop is read between two of them; a
-    lost call is repeated, which does not start the script again. TrainingFailed if the machine stays lost.
+    Each call is short, so that a stop request is noticed between two calls. Repeating a lost call does not start the
+    script again. Raise SetupError if the script failed, and TrainingFailed if the machine stays lost.
     """
     limit_s = max(1.0, min(planned_s, context.seconds_left(state)))
     script, log = context.plan.choices.setup.encode(), _Log(context.folder.setup_log)
@@ -58,7 +58,7 @@ def set_up(far: FarSide, state: RunState, context: Context, planned_s: float) ->
 
 
 def _failed(said: SetUp, limit_s: float, context: Context) -> SetupError:
-    """Return the error of a script that failed, with its last lines."""
+    """Return the error for a script that failed, with its last lines."""
     code, hint = "setup.failed", "Fix the script; your own machine is a cheap place to try it."
     if PIP_MARK in said.tail:
         hint = "Change what --pip names; gpurun run --dry-run installs it here, for free."
@@ -67,21 +67,21 @@ def _failed(said: SetUp, limit_s: float, context: Context) -> SetupError:
         what = f"ended with {how} on the machine after {format_duration(said.ran_s)}"
     elif said.state in ("lost", "rebooted"):
         why = "the machine was restarted" if said.state == "rebooted" else "the process that watched it was killed"
-        code, what = "setup.lost", f"was started on the machine, but how it ended is not known: {why}"
+        code, what = "setup.lost", f"was started on the machine, but it is not known how it ended: {why}"
     else:
         code, what = "setup.limit", f"was still running at its limit of {format_duration(limit_s)}, and was ended"
         hint = "Give it more time (--setup-limit MINUTES), or leave work to an --image."
     lines = [line[:LAST_CHARS] for line in safe_text(said.tail.rstrip(), most_lines=4000) if line.strip()]
     words = "\n".join(lines[-LAST_LINES:])[-LAST_CHARS:]
-    last = f" Its last words:\n{words}" if words else " It printed nothing."
+    last = f" Its last lines:\n{words}" if words else " It printed nothing."
     subject = "The installation of --pip" if PIP_MARK in said.tail else "The script of --setup"
     return SetupError(code, f"{subject} {what}.{last}", hint=f"{hint} Its output: setup.log in the folder of the run.")
 
 
 class _Log:
-    """The copy of the script's log here: its head as it grows, and its last lines at the end if there is more.
+    """The local copy of the script's log: its first bytes as it grows, and its last lines if the log is longer.
 
-    A full disk here must not end a set-up that is paid for.
+    Errors of the local disk are ignored, because they must not end a set-up that is paid for.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,11 +95,11 @@ class _Log:
 
     @property
     def room(self) -> int:
-        """How much of the log to request at once."""
+        """Return how many bytes of the log to request in one call."""
         return max(0, min(PART_BYTES, MOST_LOG_BYTES - self.size))
 
     def take(self, part: bytes, said: SetUp) -> bool:
-        """Append the next part; return whether more of the log can be fetched at once."""
+        """Append the next part. Return whether more of the log can be fetched now."""
         if said.size < min(self.size, MOST_LOG_BYTES):  # The copy is from another machine.
             with suppress(OSError):
                 self._path.unlink()
@@ -109,7 +109,7 @@ class _Log:
         return self.size > before and self.size < min(said.size, MOST_LOG_BYTES)
 
     def close(self, said: SetUp) -> None:
-        """Append the script's last lines, if its log is too long to be here."""
+        """Append the script's last lines, if its log is longer than the copy."""
         if said.size > self.size == MOST_LOG_BYTES:
             gap = f"\n[... {said.size - self.size:,} more bytes; the last of them:]\n"
             self._write(f"{gap}{said.tail}".encode())

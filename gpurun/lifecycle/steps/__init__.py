@@ -1,1 +1,1 @@
-"""The steps of a run, one file each; the driver alone orders them, and no step imports another."""
+"""The steps of a run, one module each. Only the driver decides their order, and no step imports another step."""

@@ -1,4 +1,4 @@
-"""Wait until the instance is ready for training: running, the only one, set up, and what was agreed to."""
+"""Wait until the instance is ready for training: running, without a duplicate, set up, and as agreed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from gpurun.planning.verify_machine import (
     check_imports,
     check_made,
     check_nodes,
-    is_reported_otherwise,
+    differs_since_created,
     login_warnings,
-    not_passed,
     on_record,
+    unpassed_variables,
 )
 from gpurun.providers.base import ExplainsJobs, Rejected, Unknown, clock_warning
 from gpurun.providers.catalog import terms_of
@@ -42,19 +42,20 @@ from gpurun.remote.ssh import HostKeyMismatch
 
 T = TypeVar("T")
 LEAST_TRAINING = 0.1
-"""The least share of the training limit that must be left when a machine comes up; less is not worth its rental."""
+"""The share of the planned training that must remain when a machine becomes ready; with less it is not worth its price.
+"""
 NEVER_WALL = 1e11
 READ_BACK_S, READ_AGAIN_S = 20.0, 2.0
-# Between CPUs the measurement only proves that all nodes can reach one another.
+# Without GPUs, the measurement only proves that all nodes reach one another.
 MEASURE_S, MEASURE_CPU_S = 20.0, 1.0
 _OTHER_IMAGE = "Choose an image with Python 3.8 or newer: --image."
 _OTHER_PYTHON = "Install Python 3.8 or newer there, or name it: --python PATH."
 
 
 def await_ready(state: RunState, context: Context) -> Iterator[Note]:
-    """Wait until the instance runs, is the only one, is set up and has reported its facts; else it is given up.
+    """Wait until the instance runs, has no duplicate, is set up and has reported its facts; raise if it does not.
 
-    The user's script starts once the agent is installed, outside of everything that is retried.
+    The user's script runs after the agent is installed, outside of the calls that are retried.
     """
     born = get_instance(state)
     early = EarlyUpload(state, context) if context.plan.lease.queue_s else None
@@ -65,9 +66,9 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     def install(far: FarSide, instance: Instance) -> tuple[FarSide, int | None, MachineFacts | None]:
         far.install_agent()
         armed = _timer_read_back(far, instance, context)
-        return far, armed, None if to_set_up_s else _looked(far, state, context)
+        return far, armed, None if to_set_up_s else _read_facts(far, state, context)
 
-    up = yield from _answered(install, state, context, to_set_up_s, early)
+    up = yield from _wait_for_answer(install, state, context, to_set_up_s, early)
     if up is None:
         return
     instance, up_mono, (far, armed, facts) = up
@@ -75,16 +76,16 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
         _keep_setup_log(context.provider, instance, context)
     if facts is None:
         took_s = set_up(far, state, context, to_set_up_s)
-        again = yield from _answered(lambda far, _: _looked(far, state, context), state, context, 0.0)
-        if again is None:
+        answer = yield from _wait_for_answer(lambda far, _: _read_facts(far, state, context), state, context, 0.0)
+        if answer is None:
             return
-        instance, _, facts = again
-    missing = yield from _answered(partial(_missing, context), state, context, 0.0)
+        instance, _, facts = answer
+    missing = yield from _wait_for_answer(partial(_missing, context), state, context, 0.0)
     if missing is None:
         return
     network: LinkSpeed | None = None
-    if context.plan.offer.nodes > 1 and facts.torch.found:  # A command may need no torch; then nothing is measured.
-        joined = yield from _answered(partial(_joined, facts, context), state, context, 0.0)
+    if context.plan.offer.nodes > 1 and facts.torch.found:  # A command without torch measures nothing.
+        joined = yield from _wait_for_answer(partial(_measure_network, facts, context), state, context, 0.0)
         if joined is None:
             return
         instance, _, network = joined
@@ -96,7 +97,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     more: Json = {"setup_s": round(took_s, 3)} if took_s else {}
     more |= {"sent_bytes": early.sent_bytes} if early is not None and early.sent_bytes else {}
     more |= {"network": network.model_dump(mode="json")} if network else {}
-    more |= {"not_passed": others} if (others := not_passed(facts.exported, choices.pass_env)) else {}
+    more |= {"not_passed": others} if (others := unpassed_variables(facts.exported, choices.pass_env)) else {}
     yield ReadyObserved(
         id=born.id,
         instance=SeenMachine.of(instance),
@@ -106,20 +107,20 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
         armed=armed,
         **more,
     )
-    yield from _judged(facts, missing[2], context)
+    yield from _check_machine(facts, missing[2], context)
     if network is not None:
         check_nodes(network, facts, context.plan.offer, context.plan.choices)
 
 
 def _keep_setup_log(provider: ExplainsJobs, instance: Instance, context: Context) -> None:
-    """Keep the output of the job's own set-up; a failure to fetch it must not end a machine that is paid for."""
+    """Keep the output of the cluster table's set-up. A failure to fetch it must not end a machine that is paid for."""
     with suppress(Unknown, OSError, GpurunError):
         if words := provider.setup_log(instance):
             context.folder.table_setup_log.write_bytes(words)
 
 
-def _looked(far: FarSide, state: RunState, context: Context) -> MachineFacts:
-    """Return the machine's facts. Meanwhile the view shows which Pythons it waits for, and a stop ends the wait."""
+def _read_facts(far: FarSide, state: RunState, context: Context) -> MachineFacts:
+    """Return the machine's facts. During the wait, show which Pythons are examined, and raise after a stop request."""
     with moving(context.folder, context.clock, "look", LOOK_S) as tell:
 
         def on_wait(seconds: int, words: str) -> None:
@@ -130,15 +131,15 @@ def _looked(far: FarSide, state: RunState, context: Context) -> MachineFacts:
 
 
 def _missing(context: Context, far: FarSide, _: Instance) -> Missing:
-    """Return which modules of the command the Python there lacks; a run on this computer shows that itself."""
+    """Return the command's modules that the machine's Python lacks; not checked for a run on this computer."""
     job = context.plan.job
     if not job.imports or context.plan.mode is not Mode.PAID:
         return Missing(python="", missing=())
     return far.missing_imports(job.imports, job.env.get("PYTHONPATH", ""))
 
 
-def _joined(facts: MachineFacts, context: Context, far: FarSide, _: Instance) -> LinkSpeed:
-    """Return what each node of a job reports, and the speed between them; NoOffer if not all of them answered."""
+def _measure_network(facts: MachineFacts, context: Context, far: FarSide, _: Instance) -> LinkSpeed:
+    """Measure the network between a job's nodes; return each node's report. Raise NoOffer if a node did not answer."""
     seconds = MEASURE_S if facts.torch.devices else MEASURE_CPU_S
     program = (bundle_root() / "trainer" / "network.py").read_bytes()
     python = facts.torch.python or "python3"
@@ -151,24 +152,24 @@ def _joined(facts: MachineFacts, context: Context, far: FarSide, _: Instance) ->
         raise NoOffer("nodes.silent", f"{refusal.what.rstrip('.')}.", hint=hint) from refusal
 
 
-def _answered(
+def _wait_for_answer(
     ask: Callable[[FarSide, Instance], T],
     state: RunState,
     context: Context,
     to_set_up_s: float,
     early: EarlyUpload | None = None,
 ) -> Generator[Note, None, tuple[Instance, float, T] | None]:
-    """Return the instance once it answers, since when it was seen running, and the reply; NoOffer after the patience.
+    """Wait until the instance answers; return (instance, monotonic time when first seen running, reply).
 
-    None if it turns out to be other than agreed, or is gone and the next offer is taken: that is on record then. The
-    provider's words are shown during the wait.
+    Return None after recording that the instance is not as agreed, or that it is gone and the next offer is tried.
+    Raise NoOffer if it does not answer in time. Show the provider's status during the wait.
     """
     patience_s = _patience_s(state, context, to_set_up_s)
     with moving(context.folder, context.clock, "boot", ceil(max(1.0, patience_s))) as tell:
-        return (yield from _once_it_answers(ask, state, context, patience_s, early, tell))
+        return (yield from _poll_until_answer(ask, state, context, patience_s, early, tell))
 
 
-def _once_it_answers(
+def _poll_until_answer(
     ask: Callable[[FarSide, Instance], T],
     state: RunState,
     context: Context,
@@ -176,17 +177,17 @@ def _once_it_answers(
     early: EarlyUpload | None,
     tell: Tell,
 ) -> Generator[Note, None, tuple[Instance, float, T] | None]:
-    """See `_answered`."""
+    """See `_wait_for_answer`."""
     born, absence = get_instance(state), Absence()
     instance, up_mono, last, started = born, None, "it never answered", context.clock.monotonic()
     row, stopped_mono = GoneRow(context.clock), inf
-    boot_s = _boot_patience_s(context) if context.plan.lease.queue_s else inf  # Once it runs, it has left the queue.
+    boot_s = _boot_patience_s(context) if context.plan.lease.queue_s else inf  # Without the queue.
     traits = context.provider.traits
     for waited_s in ticks(context.clock, traits.poll_s, max(0.0, patience_s) + traits.settle_s):
         up_s = context.clock.monotonic() - up_mono if up_mono is not None else 0.0
-        is_doubted = absence.since_mono is not None  # Shown as gone: until that is believed, or it shows up again.
+        is_doubted = absence.since_mono is not None  # Shown as gone, which is not believed yet.
         is_late = waited_s > max(0.0, patience_s) or not _is_worth_waiting(instance, waited_s, context)
-        is_stopped = context.clock.monotonic() - stopped_mono >= traits.settle_s  # Taken back, or never started.
+        is_stopped = context.clock.monotonic() - stopped_mono >= traits.settle_s  # Preempted, or never started.
         if (is_late and not is_doubted) or up_s > boot_s or is_stopped:
             break
         context.raise_if_stopped(state)
@@ -194,8 +195,8 @@ def _once_it_answers(
             instance = row.read(context.provider, born.id)
             is_down = instance.state is InstanceState.STOPPED and not context.plan.lease.queue_s
             stopped_mono = min(stopped_mono, context.clock.monotonic()) if is_down else inf
-            if is_reported_otherwise(instance, born, context.plan):
-                # Record it first: the receipt counts what was reported, and the next look at the journal refuses it.
+            if differs_since_created(instance, born, context.plan):
+                # Record it for the receipt; `check_made` then refuses it.
                 yield CreateObserved(token=state.token, instance=SeenMachine.of(instance), adopted=False)
                 return None
             if isinstance(context.provider, ExplainsJobs) and (why := context.provider.never_runs(instance)):
@@ -204,7 +205,7 @@ def _once_it_answers(
             if early is not None:
                 yield from early.send(instance)
             is_up = _is_up(instance, state.token)
-            # Nothing is sent until a current list shows no second machine of the same create.
+            # Send nothing until a current list shows no second machine for this request.
             listed = living(context.provider.find(state.token), state.token) if is_up else []
             extras = [machine for machine in listed if machine.id != born.id]
             if is_up and not extras:
@@ -213,15 +214,15 @@ def _once_it_answers(
             said = queue_words(context.provider, instance)
             said = said or f"{context.provider.name} says {instance.said or instance.state}"
             if instance.state is InstanceState.RUNNING and instance.address is None:
-                said += ", and gives it no public address to log in to"
+                said += ", but has given it no public address to log in to"
             last = f"{len(extras)} more machines carry its token" if extras else said
             if not context.plan.lease.queue_s and absence.is_believed(instance, state, context):
                 yield from row.notes(context.provider, born.id)
                 yield from next_offer(born, absence, state, context)
                 return None
         except FarRefusal as refusal:
-            last = _passing(refusal, is_own=context.plan.box is not None)
-        except HostKeyMismatch:  # It was never reached, so there is nothing to wait for or to save.
+            last = _temporary_refusal(refusal, is_own=context.plan.box is not None)
+        except HostKeyMismatch:  # Nothing was sent there, so there is nothing to save.
             raise
         except Rejected as error:  # A final refusal: waiting will not change it.
             raise NoOffer("boot.rejected", f"{str(error).rstrip('.')}.", hint="Try again.") from error
@@ -235,8 +236,8 @@ def _once_it_answers(
     raise _given_up(born, context.clock.monotonic() - started, last)
 
 
-def _passing(refusal: FarRefusal, *, is_own: bool) -> str:
-    """Return the words of a refusal by the far side that may pass; raise any other."""
+def _temporary_refusal(refusal: FarRefusal, *, is_own: bool) -> str:
+    """Return the message of a temporary refusal by the agent; raise any other refusal."""
     if refusal.reason == "no_python":
         raise SetupError("box.no_python", refusal.what, hint=_OTHER_PYTHON if is_own else _OTHER_IMAGE) from refusal
     if refusal.reason not in PASSING:
@@ -249,8 +250,8 @@ def _given_up(born: Instance, waited_s: float, last: str) -> NoOffer:
     return NoOffer("boot.timeout", what, hint=place_facts(born.provider).boot_hint)
 
 
-def _judged(facts: MachineFacts, missing: Missing, context: Context) -> Iterator[Note]:
-    """Yield what the user should know about the machine; raise if it will not do, before anything is sent there."""
+def _check_machine(facts: MachineFacts, missing: Missing, context: Context) -> Iterator[Note]:
+    """Check the machine before anything is sent there. Yield warnings; raise if it cannot be used."""
     for warning in clock_warning(context.provider):
         yield Incident(code="clock.wrong", message=warning)
     plan = context.plan
@@ -263,12 +264,12 @@ def _judged(facts: MachineFacts, missing: Missing, context: Context) -> Iterator
 
 
 def _is_up(instance: Instance, token: str) -> bool:
-    """Return whether it runs, can be reached, and is the one that was requested."""
+    """Return whether the instance runs, has an address, and carries the requested token."""
     return instance.state is InstanceState.RUNNING and instance.address is not None and instance.token == token
 
 
 def _patience_s(state: RunState, context: Context, to_set_up_s: float) -> float:
-    """Return how long from now a machine may take to answer, given its set-up time; 0 or less means one look."""
+    """Return the seconds that a machine has to answer, minus its set-up time. Zero or less means one attempt."""
     lease = context.plan.lease
     longest_s = lease.queue_s + _boot_patience_s(context)
     least_s = lease.ship_s + LEAST_TRAINING * lease.train_s + context.plan.job.save_s + lease.collect_s
@@ -276,15 +277,15 @@ def _patience_s(state: RunState, context: Context, to_set_up_s: float) -> float:
 
 
 def _boot_patience_s(context: Context) -> float:
-    """Return how long a machine may take to answer once it has left the queue."""
+    """Return the seconds that a machine has to answer after it has left the queue."""
     offer = context.plan.offer
     return max(context.plan.lease.boot_s, terms_of(offer.provider).patience_s(offer.gpu_count))
 
 
 def _is_worth_waiting(seen: Instance, waited_s: float, context: Context) -> bool:
-    """Return whether to look again: always within the planned time, later only while the machine still comes up.
+    """Return whether to keep waiting: during the planned boot time always, later only while the machine still boots.
 
-    A finished job never runs again; `Absence` decides about a machine that is shown as gone.
+    A finished cluster job never runs again. `Absence` decides about a machine that is shown as gone.
     """
     if seen.state is InstanceState.GONE:
         return not context.plan.lease.queue_s
@@ -293,16 +294,16 @@ def _is_worth_waiting(seen: Instance, waited_s: float, context: Context) -> bool
 
 
 def _timer_read_back(far: FarSide, instance: Instance, context: Context) -> int | None:
-    """Return the deadline of the machine's own timer, read back from it; None if it has no timer.
+    """Read back the deadline of the machine's guard; return it, or None if the provider has no guard.
 
-    NoOffer if the plan says that it ends itself and no timer answers: nothing is sent to a machine that only this
-    laptop would end, unless the user accepted that.
+    Raise NoOffer if no guard answers although the plan promises one, because then only this computer would end the
+    machine. If the user has accepted that (--accept-weak-lease), return None.
     """
     folder = context.guard_folder(instance)
     if not folder:
         return None
     for _ in ticks(context.clock, READ_AGAIN_S, READ_BACK_S):
-        status = far.end(folder, NEVER_WALL)  # Later than its own time, so this changes nothing.
+        status = far.end(folder, NEVER_WALL)  # A time after the deadline changes nothing.
         if status.taken:
             return status.deadline
     if context.plan.choices.weak_lease:
@@ -315,6 +316,6 @@ def _timer_read_back(far: FarSide, instance: Instance, context: Context) -> int 
 
 
 def _planned_s(context: Context) -> float:
-    """Return how long the script may take: as planned, or the planned boot time if the plan does not say."""
+    """Return the limit in seconds for the --setup script: as planned, else the boot time; 0 without a script."""
     lease = context.plan.lease
     return float(lease.setup_s or lease.boot_s) if context.plan.choices.setup else 0.0

@@ -1,4 +1,4 @@
-"""Download what an ended machine has left: from the bucket that it pushed to, or from a cluster's folder."""
+"""Download the files of a machine that has ended: from the bucket to which it pushed, or from a cluster's folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpurun.remote.messages import Manifest
 
 
 def collect_pushed(state: RunState, context: Context) -> Iterator[Note]:
-    """Fetch files that are there and not here. The machine is gone and paid for: a failure is noted, not raised."""
+    """Download the files that are not here yet. A failure is recorded, not raised, because the machine is gone."""
     is_shared, place, is_whole = state.shared == "holds", state.pushed, True
     if is_shared and (address := get_instance(state).address) is not None:
         place = address.folder
@@ -48,21 +48,21 @@ def collect_pushed(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _at_home(found: Salvaged, inventory: Inventory) -> Json:
-    """Return the fields about the files here now: those from the bucket, and those that were here before."""
+    """Return the record's fields about the files here now: those just downloaded and those that were here before."""
     before = inventory.counted(read_journal(inventory.folder.journal).records)
     files = {str(file["name"]): file for file in before["files"]}
     files |= {file.name: file.as_json() for file in found.here}
     named = {*found.left_out, *(file.name for file in found.manifest.files)}
-    is_newer = (found.manifest.latest or -1) >= (before["latest"] or 0)  # Then files it lacks were replaced.
+    is_newer = (found.manifest.latest or -1) >= (before["latest"] or 0)  # A newer list omits replaced files.
     lost = (name for name in before["missing"] if name in named or not is_newer)
-    unlisted = (f"outputs/{output['name']}" for output in (before.get("unpublished") or {}).get("first", ()))
+    unlisted = (f"outputs/{file['name']}" for file in (before.get("unpublished") or {}).get("first", ()))
     missing = {*lost, *found.missing, *found.left_out, *unlisted} - files.keys()
-    if all(file.name in files for file in newest(found.manifest)):  # Then the one before the latest is not needed.
+    if all(file.name in files for file in newest(found.manifest)):  # The older one is not needed.
         missing -= {file.name for file in spare(found.manifest)}
     steps = [step for step in (before["latest"], found.manifest.latest) if step is not None]
     bests = [before["best"], found.manifest.best.model_dump(mode="json") if found.manifest.best else None]
     return {
         **file_fields(inventory.folder, [files[name] for name in sorted(files)], sorted(missing)),
-        "latest": max(steps, default=None),  # Either list may be the newer one.
-        "best": min((best for best in bests if best), key=lambda best: float(best["val_loss"]), default=None),
+        "latest": max(steps, default=None),  # Either list may be newer.
+        "best": min(filter(None, bests), key=lambda best: float(best["val_loss"]), default=None),
     }

@@ -1,4 +1,4 @@
-"""Download what the instance lists as finished: each file by its digest, and none that is here already."""
+"""Download the files that the instance lists as finished and that are not here yet; verify each digest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpurun.lifecycle.artifacts.downloader import Downloader
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, file_fields, newest, spare, wanted
 from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import Context, Note, get_instance
-from gpurun.lifecycle.instance.job_folder import folder_way
+from gpurun.lifecycle.instance.job_folder import connect_to_folder
 from gpurun.planning.budget import egress_of
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal
@@ -26,15 +26,16 @@ LEASE_OVER = "collect.lease_over"
 
 
 def collect(state: RunState, context: Context) -> Iterator[Note]:
-    """Fetch the wanted files of the manifest into `artifacts/`; a file counts only once its digest is checked here.
+    """Download the wanted files into `artifacts/` and record them.
 
-    If the machine is gone, record the files that had come by then, and the others that it had finished as missing.
+    A file counts only after its digest is verified here. If the machine is gone, record the files that arrived before,
+    and its other finished files as missing. Raise if files are missing.
     """
     yield CollectIntended()
     started = context.clock.monotonic()
     instance, patience, inventory = get_instance(state), Patience(state, context), Inventory(context.folder)
-    # A job's files do not need the job: it may be over.
-    far = (state.shared and folder_way(instance, context)) or context.reach(instance)
+    # The files of a cluster's job can be read after the job has ended.
+    far = (state.shared and connect_to_folder(instance, context)) or context.reach(instance)
     manifest, gone = _listed(far, inventory, patience, state)
     keep = context.plan.job.more_kept
     due, rest = wanted(manifest, keep), spare(manifest, keep)
@@ -47,17 +48,17 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
 
         downloads = Downloader(far, inventory, patience, context.clock, progress)
         downloads.gone = gone
-        yield from _no_room(downloads, due)
+        yield from _download_with_notes(downloads, due)
         if all(file.name in downloads.here for file in newest(manifest)):
             downloads.find(rest)
         else:
-            yield from _no_room(downloads, rest)
+            yield from _download_with_notes(downloads, rest)
             budget.note(rest)
     done = {*downloads.here, *downloads.missing}
     unpublished = state.unpublished if gone is None else {}
     lost = [str(file["name"]) for file in unpublished.get("first", ())]
     missing_bytes = sum(file.bytes for file in (*due, *rest) if file.name in downloads.missing)
-    left = [file.name for file in rest if file.name not in done]  # With the latest one here they are not needed.
+    left = [file.name for file in rest if file.name not in done]  # Not needed if the latest checkpoint is here.
     more: Json = {"left": left} if left else {}
     more |= {"missing_bytes": missing_bytes + unpublished.get("bytes", 0)} if downloads.missing or lost else {}
     more |= {"unpublished": unpublished} if unpublished else {}
@@ -69,15 +70,15 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
         latest=manifest.latest,
         best=manifest.best.model_dump(mode="json") if manifest.best else None,
         seconds=round(context.clock.monotonic() - started, 3),
-        **_egress(context, budget, downloads.again_bytes),
+        **_egress(context, budget, downloads.repeated_bytes),
         **more,
     )
     if gone is not None or downloads.missing:
-        raise gone or _failed(next(iter(downloads.missing.values())), downloads.missing, missing_bytes, state)
+        raise gone or _as_collect_error(next(iter(downloads.missing.values())), downloads.missing, missing_bytes, state)
 
 
-def _no_room(downloads: Downloader, files: Sequence[ManifestFile]) -> Iterator[Note]:
-    """Download files while the lease lasts; note each disk-full error once."""
+def _download_with_notes(downloads: Downloader, files: Sequence[ManifestFile]) -> Iterator[Note]:
+    """Download files while the lease lasts. Yield each disk-full error once."""
     noted: set[str] = set()
     for full in downloads.each(files):
         if full.what not in noted:
@@ -85,8 +86,8 @@ def _no_room(downloads: Downloader, files: Sequence[ManifestFile]) -> Iterator[N
             yield Incident(code=full.code, message=f"{full.what} {full.hint}")
 
 
-def _failed(why: GpurunError, names: Collection[str], size_bytes: int, state: RunState) -> GpurunError:
-    """Return a far side's refusal or nonsense as the error that it means here: files were not downloaded."""
+def _as_collect_error(why: GpurunError, names: Collection[str], size_bytes: int, state: RunState) -> GpurunError:
+    """Return a refusal or download error as a CollectFailed with the missing files; return others unchanged."""
     if not isinstance(why, FarRefusal | CollectFailed):
         return why
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
@@ -96,7 +97,7 @@ def _failed(why: GpurunError, names: Collection[str], size_bytes: int, state: Ru
 
 
 def _hint(why: GpurunError, state: RunState) -> str:
-    """Return what to do: while the machine is held, a collect may still fetch the files."""
+    """Return the hint: while the machine is held, `gpurun collect` may still download the files."""
     hint = "What was downloaded before is kept." if isinstance(why, FarRefusal) else why.hint
     is_held = state.hold_s and why.code != LEASE_OVER
     return f"{hint} While the machine is held: gpurun collect {state.run}" if is_held else hint
@@ -105,15 +106,15 @@ def _hint(why: GpurunError, state: RunState) -> str:
 def _listed(
     far: FarSide, inventory: Inventory, patience: Patience, state: RunState
 ) -> tuple[Manifest, TrainingFailed | None]:
-    """Return what is finished there; if the machine is gone, its last list, and the error that says so."""
+    """Return the machine's list of finished files. If the machine is gone, return its last list and the error."""
     try:
-        # Not limited by the room here: what fits is downloaded, and there may be room for the rest later.
+        # Not limited by this disk's free space, which may grow later.
         manifest = patience.until_done(partial(far.manifest, MOST_ANNOUNCED_BYTES))
-        with suppress(OSError):  # Only a restarted supervisor needs it; a full disk is waited for elsewhere.
+        with suppress(OSError):  # Only a restarted supervisor needs the stored list.
             inventory.remember(manifest)
         return inventory.with_whole(manifest), None
     except FarRefusal as refusal:
-        raise _failed(refusal, (), 0, state) from refusal
+        raise _as_collect_error(refusal, (), 0, state) from refusal
     except TrainingFailed as gone:
         known = inventory.remembered()
         if known is None:
@@ -121,10 +122,10 @@ def _listed(
         return known, gone
 
 
-def _egress(context: Context, budget: EgressBudget, again_bytes: int) -> Json:
-    """Return what left the machine over the whole run, and its cost, if the provider charges for it."""
+def _egress(context: Context, budget: EgressBudget, repeated_bytes: int) -> Json:
+    """Return the bytes that left the machine during the run, and their cost; {} if they are free."""
     if budget.limit_bytes is None:
         return {}
     sizes = [path.stat().st_size for path in (context.folder.log, context.folder.events) if path.exists()]
-    left_bytes = budget.spent_bytes + again_bytes + sum(sizes)
+    left_bytes = budget.spent_bytes + repeated_bytes + sum(sizes)
     return {"left_bytes": left_bytes, "egress_micros": egress_of(context.plan.offer, left_bytes)}

@@ -1,4 +1,4 @@
-"""Request one instance, and know whether it exists: intent first, one at most, nothing forgotten."""
+"""Request one instance, and find out whether it exists, even if the reply is lost."""
 
 from __future__ import annotations
 
@@ -45,19 +45,20 @@ from gpurun.providers.errors import RejectedFor
 from gpurun.remote.key_pairs import make_keys
 
 ATTEMPTS = 3
-# How much longer than its settling time a provider that answers only sometimes is read.
+# Seconds to continue after the settling time if some of the provider's replies were lost.
 LOOK_S = 300.0
 LOOK_ON_S = 20.0
 SEEN_S = 60.0
 LATE_S = 60.0
 UNSEEN = "create.unseen"
-_MOST_TOLD = 3
+_MOST_SHOWN = 3
 
 
 def create(state: RunState, context: Context) -> Iterator[Note]:
-    """Send one create, after its intent is on disk; or, if an earlier reply is missing, look for what it made.
+    """Send one create request, after its intent is on disk.
 
-    If this offer certainly cannot be had, the next attempt is for the next approved one, with its own token.
+    If an earlier reply is missing, look for its machine instead. If the provider cannot fill this offer, the next
+    attempt uses the next approved offer and a new token.
     """
     if state.token:
         yield from _look_for(state, context)
@@ -65,19 +66,19 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
     if state.attempt - state.attempts_before - state.passed_over >= ATTEMPTS:
         raise NoOffer(
             "create.gave_up",
-            f"{context.provider.name} made no instance in {ATTEMPTS} attempts{_said_last(context)}.",
+            f"{context.provider.name} created no instance in {ATTEMPTS} attempts{_last_reply(context)}.",
             hint="Try again later, or another provider with --provider.",
         )
     check_price(context.plan, context.provider, context.clock)
-    account = _account_asked(context.provider)
+    account = _account_mark(context.provider)
     _refuse_beside_copy(state, context)
     context.raise_if_stopped(state)
-    spent = _spent_before(state, context)
+    spent = _spent_so_far(state, context)
     order, asked_wall = _order(spent, state, context), context.clock.wall()
     yield _intent(order, spent, context, account, asked_wall + context.plan.lease.queue_s + order.lease_s)
     unsent = ""
     if context.clock.wall() > asked_wall + LATE_S:
-        unsent = "it was not sent: this machine slept, so its deadline is too near"
+        unsent = "it was not sent: this computer slept, so the deadline is too near"
     elif context.wants_stop(state):
         unsent = "it was not sent: a stop was requested"
     if unsent:
@@ -95,8 +96,8 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
         yield CreateRefused(token=order.token, reason=reason, message=str(error))
         if reason in PASSES_OVER and context.has_offer(state.passed_over + 1):
             return
-        raise _last_word(error, context) from error
-    except Throttled as error:  # Each try got "too many requests": none was accepted.
+        raise _final_error(error, context) from error
+    except Throttled as error:  # All tries were refused as too many requests.
         yield CreateRefused(token=order.token, reason="not_sent", message=str(error))
         return
     except Unknown as error:
@@ -113,7 +114,7 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _hold(order: Order, state: RunState, context: Context) -> None:
-    """Let each budget set the worst case aside, until a refusal or a proven end gives the actual cost."""
+    """Reserve the worst case in each budget, until a refusal or a proven end gives the actual cost."""
     for token, asked in state.asked.items():
         if asked.answer == "refused":
             context.budgets.settle(token, Micros(0))
@@ -139,7 +140,7 @@ def _refuse_beside_copy(state: RunState, context: Context) -> None:
             doubt = str(error)
         else:
             return
-    raise NoOffer("create.cannot_look", f"{doubt}.", hint="Nothing was made. Try again, or another --provider.")
+    raise NoOffer("create.cannot_look", f"{doubt}.", hint="Nothing was rented. Try again, or another --provider.")
 
 
 def _other_providers(state: RunState, context: Context) -> list[str]:
@@ -151,8 +152,8 @@ def _other_providers(state: RunState, context: Context) -> list[str]:
     return [name for name in names if name != context.provider.name]
 
 
-def _account_asked(provider: Provider) -> str:
-    """Return the mark of the account that the machine will be requested from; "" if the provider has no accounts."""
+def _account_mark(provider: Provider) -> str:
+    """Return the mark of the account that will rent the machine; "" if the provider has no accounts."""
     if not isinstance(provider, HasAccounts):
         return ""
     try:
@@ -160,41 +161,41 @@ def _account_asked(provider: Provider) -> str:
     except Unknown as error:
         raise NoOffer(
             "account.unknown",
-            f"{provider.name} did not say whose account the key belongs to: {error}.",
-            hint="Nothing was made. Try again, or another --provider.",
+            f"{provider.name} did not say to which account the key belongs: {error}.",
+            hint="Nothing was rented. Try again, or another --provider.",
         ) from error
 
 
 def _reason_of(refusal: NoCapacity | Rejected) -> str:
-    """Return the journal's word for why nothing was made."""
+    """Return the journal's reason code for a refused create request."""
     if isinstance(refusal, NoCapacity):
         return "no_capacity"
     return "offer_rejected" if refusal.of_offer else "rejected"
 
 
-def _last_word(refusal: NoCapacity | Rejected, context: Context) -> GpurunError:
-    """Return the error that ends the run: the last refusal, and what was said about the offers tried before."""
-    before = _before(str(refusal), context)
+def _final_error(refusal: NoCapacity | Rejected, context: Context) -> GpurunError:
+    """Return the error that ends the run: the last refusal, and the refusals of the offers tried before."""
+    before = _earlier_refusals(str(refusal), context)
     if isinstance(refusal, RejectedFor):
         error = refusal.error
         return type(error)(error.code, error.what + before, hint=error.hint)
     code = "create.no_capacity" if isinstance(refusal, NoCapacity) else "create.rejected"
     return NoOffer(
         code,
-        f"{context.provider.name} refused to make the instance: {str(refusal).rstrip('.')}.{before}",
-        hint="Nothing was made and nothing is billed. Try another --provider or --gpu.",
+        f"{context.provider.name} refused to create the instance: {str(refusal).rstrip('.')}.{before}",
+        hint="Nothing was rented and nothing is billed. Try another --provider or --gpu.",
     )
 
 
-def _said_last(context: Context) -> str:
-    """Return the provider's reply to the last create, from the journal."""
+def _last_reply(context: Context) -> str:
+    """Return a clause with the provider's last reply, from the journal."""
     answers = [record.typed for record in read_journal(context.folder.journal).records]
     messages = [answer.message for answer in answers if isinstance(answer, CreateRefused | CreateUnknown)]
     return f"; the last reply was: {messages[-1].rstrip('.')}" if messages and messages[-1] else ""
 
 
-def _before(last: str, context: Context) -> str:
-    """Return the refusals of earlier offers, each reason once; "" if all were refused in the same words."""
+def _earlier_refusals(last: str, context: Context) -> str:
+    """Return a sentence with earlier offers' refusals, each reason once; "" if `last` is the only reason."""
     refusals: dict[str, str] = {}
     name = ""
     for record in read_journal(context.folder.journal).records:
@@ -205,19 +206,19 @@ def _before(last: str, context: Context) -> str:
             case CreateRefused(reason=reason, message=message) if reason in PASSES_OVER:
                 refusals.setdefault(message.rstrip("."), name)
     refusals.pop(last.rstrip("."), None)
-    shown = [f"{name}: {message}" for message, name in refusals.items()][:_MOST_TOLD]
+    shown = [f"{name}: {message}" for message, name in refusals.items()][:_MOST_SHOWN]
     return f" Before that, {'; '.join(shown)}." if shown else ""
 
 
-def _spent_before(state: RunState, context: Context) -> Micros:
-    """Return the most that the machines before this one cost: one that is gone is paid as well."""
+def _spent_so_far(state: RunState, context: Context) -> Micros:
+    """Return the upper bound of what the run's earlier machines cost, those that are gone included."""
     if state.leg == 1 and not any(asked.answer == "made" for asked in state.asked.values()):
         return Micros(0)
     return spent_at_most(state, read_journal(context.folder.journal).records, state.leg)
 
 
 def _order(spent: Micros, state: RunState, context: Context) -> Order:
-    """Return an order with a new token and an absolute deadline, checked against the cap once more."""
+    """Return an order with a new token and an absolute deadline. Raise NoOffer if it could exceed the cap."""
     plan = context.plan
     worst = total(plan.worst_micros, spent)
     if plan.cap_micros is not None and worst > plan.cap_micros:
@@ -242,21 +243,21 @@ def _order(spent: Micros, state: RunState, context: Context) -> Order:
 
 
 def _their_wall(context: Context) -> float:
-    """Return the time by the machine's clock, requested again: the clock here may have been set a moment ago."""
+    """Return the time on the provider's clock. Request it again, because the local clock may have been set just now."""
     if isinstance(context.provider, TellsTime):
-        with contextlib.suppress(Unknown):  # If the provider does not answer now, the create that follows reports it.
+        with contextlib.suppress(Unknown):  # The create request will report a provider that does not answer.
             context.provider.ask_time()
     return their_wall(context.provider, context.clock)
 
 
 def disk_gb_of(plan: Plan) -> int:
-    """Return the disk size to order, as priced."""
+    """Return the disk size to order, in GB, as priced in the plan."""
     return disk_gb_on(plan.offer.provider, plan.job.disk_gb)
 
 
 def _intent(order: Order, spent: Micros, context: Context, account: str, deadline_wall: float) -> CreateIntended:
     plan = context.plan
-    # The earlier legs' cost is already off what this leg may cost.
+    # The cost of earlier legs is already subtracted from this leg's cap.
     beside = left_of(spent, plan.leg.spent_micros) if plan.leg is not None else spent
     hourly, once_only = beside_rate(plan.offer, plan.job.home_bytes, order.disk_gb)
     intent = CreateIntended(
@@ -281,24 +282,24 @@ def _intent(order: Order, spent: Micros, context: Context, account: str, deadlin
 
 
 def _look_for(state: RunState, context: Context) -> Iterator[Note]:
-    """Find what a create of unknown outcome made, and adopt the oldest; or conclude that there is none.
+    """Look for the machine of a create request without a clear reply. Adopt the oldest, or record that there is none.
 
-    Absence is believed only after the provider's whole settling time of steady lists; one lost reply in between
-    restarts the wait.
+    Absence is believed only if all lists during the provider's whole settling time are empty. A lost reply restarts the
+    wait.
     """
     traits, is_seeing = context.provider.traits, False
     looked_late = context.looks_late(state)
     unclear, steady_since = "no reply came", float("inf")
     for elapsed in ticks(context.clock, traits.poll_s, traits.settle_s + LOOK_S):
         if context.seconds_left(state) <= 0:
-            return  # A machine may have lived and ended since: prove its end, do not conclude its absence.
+            return  # A machine may have run and ended since, so its end must be proven.
         try:
-            found = _carrying(context.provider.find(state.token), state.token)
+            found = _with_token(context.provider.find(state.token), state.token)
             notes = [] if found or is_seeing else check_account(state, context)
         except (Unknown, SetupError) as error:
             unclear, steady_since = str(error), float("inf")
-            # A list that was read only in part may show it: then it is adopted, but its absence is never concluded.
-            found, notes = _carrying(error.found, state.token) if isinstance(error, Unknown) else [], []
+            # A partial list may show the machine, but cannot prove its absence.
+            found, notes = _with_token(error.found, state.token) if isinstance(error, Unknown) else [], []
             if not found:
                 continue
         is_seeing = True
@@ -311,14 +312,14 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
         if elapsed - steady_since >= traits.settle_s and looked_late:
             raise NoOffer(
                 UNSEEN,
-                f"The look for {state.token} came too late, and now it does not exist: it may have lived meanwhile.",
-                hint="The machine is proven gone, and counted as if it had lived. Train again: gpurun train.",
+                f"gpurun looked for {state.token} too late. It does not exist now, but it may have run before.",
+                hint="The machine is proven gone, and its worst case is counted. Train again: gpurun train.",
             )
         if elapsed - steady_since >= traits.settle_s:
             if not _pays_for_another(state, context):
-                yield from _look_on(state, context)
+                yield from _look_until_deadline(state, context)
             else:
-                yield _absent(state)
+                yield _absent_note(state)
             return
     by_hand = f" It can be ended by hand: {traits.console_url}." if traits.console_url else ""
     raise MayBeBilling(
@@ -328,21 +329,21 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
     )
 
 
-def _look_on(state: RunState, context: Context) -> Iterator[Note]:
-    """Look until the deadline, since the cap does not pay for a second machine beside one that may still show up.
+def _look_until_deadline(state: RunState, context: Context) -> Iterator[Note]:
+    """Look until the deadline, because the cap does not cover a second machine while the first may still appear.
 
-    NoOffer if every list until then was empty: then no machine was made.
+    Raise NoOffer if every list until then was empty: then no machine was created.
     """
-    what = f"{context.provider.name} did not answer the create of {state.token} and does not show it yet; it is looked "
-    message = f"{what}for until its deadline, since the cap does not pay for a second machine beside it"
+    what = f"{context.provider.name} did not answer the create request for {state.token} and does not show it yet; "
+    message = f"{what}gpurun looks until its deadline, because the cap does not cover a second machine"
     yield from once(Incident(code=UNSEEN, message=message), context)
     is_steady = True
     while context.seconds_left(state) > 0 and is_steady:
         context.clock.sleep(min(LOOK_ON_S, max(0.0, context.seconds_left(state))))
         try:
-            found = _carrying(context.provider.find(state.token), state.token)
+            found = _with_token(context.provider.find(state.token), state.token)
         except (Unknown, SetupError) as error:
-            found = _carrying(error.found, state.token) if isinstance(error, Unknown) else []
+            found = _with_token(error.found, state.token) if isinstance(error, Unknown) else []
             is_steady = bool(found)
         if found:
             yield CreateObserved(token=state.token, instance=SeenMachine.of(found[0]), adopted=True)
@@ -350,20 +351,20 @@ def _look_on(state: RunState, context: Context) -> Iterator[Note]:
         if context.wants_stop(state):
             return
     if is_steady:
-        yield _absent(state)
-        raise NoOffer(UNSEEN, f"{context.provider.name} made nothing.", hint="Train again: gpurun train.")
+        yield _absent_note(state)
+        raise NoOffer(UNSEEN, f"{context.provider.name} created no machine.", hint="Train again: gpurun train.")
 
 
-def _carrying(listed: Sequence[Instance], token: str) -> list[Instance]:
-    """Return what a create with this token made: the living ones, else those that lived, ended and cost money."""
-    return living(listed, token) or [one for one in listed if one.token == token]
+def _with_token(listed: Sequence[Instance], token: str) -> list[Instance]:
+    """Return the machines with this token: the living ones, otherwise those that have ended, which cost money too."""
+    return living(listed, token) or [machine for machine in listed if machine.token == token]
 
 
-def _absent(state: RunState) -> Note:
+def _absent_note(state: RunState) -> Note:
     return CreateRefused(token=state.token, reason="absent", message="not found by its token")
 
 
 def _pays_for_another(state: RunState, context: Context) -> bool:
-    """Return whether the cap pays for a further machine, or no machine is wanted any more."""
+    """Return whether the cap covers another machine, or no other machine is needed because the run stops."""
     plan = context.plan
     return bool(state.stop or state.failure) or pays_for_another(state, plan.cap_left_micros, plan.worst_micros)

@@ -1,4 +1,4 @@
-"""End the run's machine: by its provider, by its own timer if the provider refuses, or by leaving the user's box."""
+"""End the run's machine: through its provider, or with its own guard if the provider refuses. Leave a user's box."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from gpurun.view.number_format import format_files
 
 LEAVE_S = 60.0
 ANSWER_S = 10.0
-"""How long a machine that is told to end itself has to reply: its timer reads its time every five seconds."""
+"""Seconds that a machine has to accept that it ends itself: its guard reads the time every five seconds."""
 
 
 def destroy(state: RunState, context: Context) -> Iterator[Note]:
-    """Destroy the machine in the journal and every other one that carries the run's token."""
+    """Destroy the machine in the journal and every other machine with the run's token, and prove that they are gone."""
     identifier = state.instance.id if state.instance else ""
     reason = "failure" if state.failure or state.moves_on else state.stop or state.outcome or "lease"
-    # A timer on the machine is no guarantee: root there can stop it, and the provider can refuse its request.
+    # A timer on the machine is not a guarantee: root there can stop it, and the provider can refuse its request.
     is_limited = context.provider.traits.ends_by is EndsBy.PROVIDER
     yield DestroyIntended(id=identifier, token=state.token, reason=reason, timer=is_limited)
     if context.plan.box is not None:
-        yield from _leave(state, context)
+        yield from _leave_box(state, context)
     hidden_s, check = context.hidden_s(state), partial(check_account, state, context)
     cloud, clock, begin = context.provider, context.clock, context.begin
     refused = partial(_end_itself, state, context)
@@ -59,24 +59,24 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
             yield note
 
 
-def _leave(state: RunState, context: Context) -> Iterator[Note]:
-    """Leave the user's box: end the training there and remove the run's folder, as far as the box can be reached.
+def _leave_box(state: RunState, context: Context) -> Iterator[Note]:
+    """Leave the user's box: end the training there and remove the run's folder, if the box can be reached.
 
-    What the trainer wrote and is not here stays: it is the only copy, unless the user wants none of it.
+    Files that were not downloaded stay there as the only copy, unless the user gave them up.
     """
     is_unwanted = state.stop == "destroy" and state.reason != "lease"
     lost = "it was never tried"
     for _ in ticks(context.clock, RETRY_S, LEAVE_S):
         try:
             far = context.reach(get_instance(state))
-            kept = "" if is_unwanted else _only_there(far, context)
+            kept = "" if is_unwanted else _files_only_there(far, context)
             unlisted = 0 if is_unwanted else int(state.unpublished.get("files", 0))
             far.farewell(keep_results=bool(kept), keep_work=unlisted > 0)
-        except GpurunError as error:  # Its host key changed, or ours is gone: the run need not stay open for that.
+        except GpurunError as error:  # For example a changed host key; the run need not stay open for it.
             lost = error.what.rstrip(".")
             continue
         if unlisted:
-            message = f"{format_files(unlisted)} that the command finished and could not list are"
+            message = f"{format_files(unlisted)} that the command finished but could not list are"
             message = f"{message} kept on the box, in ~/.gpurun/{state.token}/{WORK}"
             yield from once(Incident(code="box.work_left", message=message), context)
         if kept:
@@ -87,12 +87,12 @@ def _leave(state: RunState, context: Context) -> Iterator[Note]:
     yield from once(Incident(code="box.not_left", message=message), context)
 
 
-def _only_there(far: FarSide, context: Context) -> str:
-    """Return in words what is finished there, wanted and not here; "" if nothing is."""
+def _files_only_there(far: FarSide, context: Context) -> str:
+    """Return a phrase about finished files on the box that are not here; "" if there are none."""
     try:
         manifest = far.manifest(MOST_ANNOUNCED_BYTES)
     except FarRefusal as refusal:
-        return f"what it has finished cannot be listed ({refusal.what.rstrip('.')}) and is"
+        return f"its finished files cannot be listed ({refusal.what.rstrip('.')}) and are"
     inventory = Inventory(context.folder)
     left = [file for file in wanted(manifest) if not inventory.has(file)]
     total_bytes = sum(file.bytes for file in left)
@@ -100,9 +100,10 @@ def _only_there(far: FarSide, context: Context) -> str:
 
 
 def _end_itself(state: RunState, context: Context, trouble: Exception) -> list[Note]:
-    """Tell the machine over SSH to end itself soon; return a record of when it will, or of why it cannot.
+    """Tell the machine over SSH to end itself soon. Return a note that says when it will, or why it cannot.
 
-    `trouble` is why its provider does not end it. [] if its agent was never reached, or its timer accepted this before.
+    `trouble` is the provider's error when it was asked to end the machine. Return [] if the agent was never reached, or
+    if the guard has already accepted.
     """
     state = context.latest(state)
     folder = context.timer_of(state)
@@ -110,15 +111,15 @@ def _end_itself(state: RunState, context: Context, trouble: Exception) -> list[N
         return []
     instance = get_instance(state)
     if isinstance(trouble, SetupError) and _shares_key(state, context):
-        return [_cannot(f"{instance.id} cannot end itself either: its timer uses the same key")]
+        return [_cannot_end_note(f"{instance.id} cannot end itself either: its timer uses the same key")]
     try:
         ended = context.reach(instance).end(folder, context.clock.wall() + state.clock_ahead_s + ANSWER_S)
     except MachineLost:
         return []
     except GpurunError as error:
-        return [_cannot(f"{instance.id} could not be told to end itself: {error.what}")]
+        return [_cannot_end_note(f"{instance.id} could not be told to end itself: {error.what}")]
     if not ended.taken or ended.deadline is None:
-        return [_cannot(f"{instance.id} did not accept that it should end itself: {ended.message}")]
+        return [_cannot_end_note(f"{instance.id} did not accept that it should end itself: {ended.message}")]
     ends_wall = ended.deadline - state.clock_ahead_s
     now_wall, plan = context.clock.wall(), context.plan
     most = spent_by(read_journal(context.folder.journal).records, ends_wall + plan.lease.kill_allowance_s)
@@ -128,18 +129,18 @@ def _end_itself(state: RunState, context: Context, trouble: Exception) -> list[N
 
 
 def _how_it_ends(provider: Provider, when: str, most: str) -> str:
-    """Return what will happen at that time, and on whom it depends."""
+    """Return a sentence that says what will happen at that time and on what it depends."""
     if provider.traits.ends_by is EndsBy.REQUEST:
         return f"at {when} it will ask {provider.name} to end it; if that works, it costs at most {most} in all"
     return f"it will end itself at {when}, at most {most} in all, unless something on it prevents that"
 
 
 def _shares_key(state: RunState, context: Context) -> bool:
-    """Return whether the timer uses the key of the create, by the record: keys may have changed since."""
+    """Return whether the guard uses the create request's key, as the journal says: keys may have changed."""
     if state.timer_shares_key is not None:
         return state.timer_shares_key
     return isinstance(context.provider, Guarded) and context.provider.guard_shares_key
 
 
-def _cannot(message: str) -> Note:
+def _cannot_end_note(message: str) -> Note:
     return Incident(code="machine.not_told", message=message)

@@ -1,7 +1,7 @@
 """Keep a machine for a while if ending it would lose finished files that are not here yet.
 
-The lease pays for it: nothing is reserved, no deadline moves, and the machine's own timer knows nothing of it. The time
-of its end is on record, so that a restarted supervisor holds no longer than the first one.
+A hold uses the time that is left in the lease: it reserves nothing and changes neither the deadline nor the machine's
+guard. The end of the hold is recorded, so that a restarted supervisor does not hold longer.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from gpurun.view.number_format import format_bytes, format_files
 
 LOOK_S, CALL_S = 2.0, 30.0
 MARGIN_S = 2.0
-"""How long before the lease a hold ends, so that its end counts as the hold's, not as a stop by the lease."""
+"""Seconds before the end of the lease at which a hold ends, so that it does not count as a stop by the lease."""
 _MOST_NAMED = 20
-_OF_FILES = ("files", "missing", "listed", "missing_files", "missing_bytes")
+_FILE_FIELDS = ("files", "missing", "listed", "missing_files", "missing_bytes")
 
 
 def hold(state: RunState, context: Context) -> Iterator[Note]:
-    """Hold the machine until everything missing is here, its time is over, or it no longer runs."""
-    lacking = _Lacking.of(state, context)
+    """Hold the machine until all missing files are here, the hold's time is over, or the machine no longer runs."""
+    missing = _MissingFiles.of(state, context)
     if state.held_at is None:
         left_s = max(0.0, min(state.hold_s, context.seconds_left(state) - MARGIN_S))
-        yield HoldIntended(until_wall=round(context.clock.wall() + left_s, 3), **lacking.fields(state))
+        yield HoldIntended(until_wall=round(context.clock.wall() + left_s, 3), **missing.as_fields(state))
     started_mono, call_mono, how = context.clock.monotonic(), float("-inf"), "over"
     while (left_s := context.hold_left_s(state)) > 0:
         context.raise_if_stopped(state)
-        if (collected := lacking.at_home()) is not None:
+        if (collected := missing.collected_now()) is not None:
             yield collected
-            lacking = _Lacking.of(state, context)
+            missing = _MissingFiles.of(state, context)
             if not state.elsewhere:
                 how = "home"
                 break
@@ -48,13 +48,13 @@ def hold(state: RunState, context: Context) -> Iterator[Note]:
             if _is_gone(state, context):
                 how = "gone"
                 break
-            lacking = lacking.listed(state, context)
+            missing = missing.listed(state, context)
         context.clock.sleep(min(left_s, LOOK_S))
     yield HoldObserved(how=how, seconds=round(context.clock.monotonic() - started_mono, 3))
 
 
 def _is_gone(state: RunState, context: Context) -> bool:
-    """Return whether the machine no longer runs. The call also shows the machine's agent that a client is alive."""
+    """Return whether the machine no longer runs. The call also shows the agent that a client is alive."""
     try:
         context.reach(get_instance(state)).poll({})
     except MachineLost:
@@ -65,19 +65,19 @@ def _is_gone(state: RunState, context: Context) -> bool:
 
 
 @dataclass(frozen=True)
-class _Lacking:
-    """What is finished on the machine and not here: files that a collect may still fetch, and others by name."""
+class _MissingFiles:
+    """The finished files on the machine that are not here: `files` can still be downloaded, `names` has all names."""
 
     collected: CollectObserved | None
     files: tuple[ManifestFile, ...]
     names: tuple[str, ...]
     inventory: Inventory
     here: set[str] = field(default_factory=set)
-    """Names of those that were found here: each digest is computed once."""
+    """Names of files that have arrived, so that each digest is computed once."""
 
     @classmethod
-    def of(cls, state: RunState, context: Context) -> _Lacking:
-        """Return it by the record of the collect step, and the machine's last list."""
+    def of(cls, state: RunState, context: Context) -> _MissingFiles:
+        """Return the missing files, from the record of the collect step and the machine's last list."""
         records = read_journal(context.folder.journal).records
         collected, inventory = last_typed(records, CollectObserved), Inventory(context.folder)
         announced = {file.name: file for file in getattr(inventory.remembered(), "files", ())}
@@ -85,8 +85,8 @@ class _Lacking:
         files = tuple(announced[name] for name in names if name in announced)
         return cls(collected, files, names, inventory)
 
-    def listed(self, state: RunState, context: Context) -> _Lacking:
-        """Return it with the machine's list if the collect step had none; another collect fetches those files."""
+    def listed(self, state: RunState, context: Context) -> _MissingFiles:
+        """Return the files on the machine's list if the collect step has no record, else self."""
         if self.collected:
             return self
         try:
@@ -96,10 +96,10 @@ class _Lacking:
         files = tuple(wanted(manifest, context.plan.job.more_kept))
         best = manifest.best.model_dump(mode="json") if manifest.best else None
         none_yet = CollectObserved(files=[], missing=[], latest=manifest.latest, best=best, seconds=0.0)
-        return _Lacking(none_yet, files, tuple(file.name for file in files), self.inventory)
+        return _MissingFiles(none_yet, files, tuple(file.name for file in files), self.inventory)
 
-    def fields(self, state: RunState) -> Json:
-        """Return what the hold is for, in figures and in words."""
+    def as_fields(self, state: RunState) -> Json:
+        """Return the record's fields that say which files the hold is for."""
         size = sum(file.bytes for file in self.files)
         count = max(len(self.names), int(state.unpublished.get("files", 0)))
         what = []
@@ -113,8 +113,8 @@ class _Lacking:
         return {"files": count, "bytes": size, "first": list(self.names[:_MOST_NAMED]), "elsewhere": state.elsewhere,
                 "message": f"{', and '.join(what)}: {cure}"}  # fmt: skip
 
-    def at_home(self) -> CollectObserved | None:
-        """Return the record of a collect once every missing file is here, by digest; None before, or without any."""
+    def collected_now(self) -> CollectObserved | None:
+        """Return a collect record if every missing file has arrived; None if one has not, or if none was missing."""
         for file in self.files:
             if file.name not in self.here and self.inventory.has(file):
                 self.here.add(file.name)
@@ -126,5 +126,5 @@ class _Lacking:
             *read_stated_files(folder, collected.files, collected.listed),
             *(file.as_json() for file in self.files),
         ]
-        rest = {key: value for key, value in collected.as_data().items() if key not in _OF_FILES}
+        rest = {key: value for key, value in collected.as_data().items() if key not in _FILE_FIELDS}
         return CollectObserved(**rest, **file_fields(folder, files, []))

@@ -1,4 +1,4 @@
-"""Put the shards into the bucket, once, before anything is rented; files that are there are not sent again."""
+"""Upload the shards to the bucket before anything is rented. Files that the bucket has are not sent again."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ PATIENCE_S = 900.0
 
 
 def stage(state: RunState, context: Context) -> Iterator[Note]:
-    """Read every file worth staging once, and send those that the bucket lacks.
+    """Read every file worth staging once, and upload those that the bucket lacks.
 
-    A bucket that does not answer for a while is waited for: nothing is billed yet. SetupError if it refuses, or if this
-    home cannot note what was sent.
+    Wait for a bucket that does not answer, because nothing is billed yet. Raise SetupError if the bucket refuses, or if
+    this home cannot note which files were sent.
     """
     seen = surveyed(context.plan, context.trainer)
     seen.demand_clean()
@@ -44,8 +44,8 @@ def stage(state: RunState, context: Context) -> Iterator[Note]:
     yield StageIntended(url=str(bucket.address), files=len(files), bytes=_total(files))
     started = context.clock.monotonic()
     _patiently(state, context, bucket.look)
-    # This also finds a key that may not write, even if every file is there already.
-    _patiently(state, context, partial(bucket.put, _marker(bucket, context), _mark(context)))
+    # This also finds a key without write access, even if the bucket has every file.
+    _patiently(state, context, partial(bucket.put, _marker(bucket, context), _marker_content(context)))
     try:
         with moving(context.folder, context.clock, "stage", _total(files)) as tell:
             sending = _Staging(state, context, bucket, tell)
@@ -75,8 +75,8 @@ def _marker(bucket: Bucket, context: Context) -> str:
     return bucket.address.key("runs", context.plan.run, "run.json")
 
 
-def _mark(context: Context) -> bytes:
-    """Return what says whose the folder is, without secrets."""
+def _marker_content(context: Context) -> bytes:
+    """Return the content of the file that names the folder's run; it has no secrets."""
     plan = hashlib.sha256(context.folder.plan.read_bytes()).hexdigest()
     return canonical({"v": 1, "run": context.plan.run, "plan_sha256": plan})
 
@@ -84,14 +84,17 @@ def _mark(context: Context) -> bytes:
 def _patiently(
     state: RunState, context: Context, attempt: Callable[[], T], moved: Callable[[], object] = lambda: None
 ) -> T:
-    """Wait for a bucket as long as a user would, since nothing is billed yet; a request to stop ends the wait."""
+    """Call `attempt` until the bucket answers, at most PATIENCE_S without progress. Raise after a stop request."""
     return patiently(
         context.clock, PATIENCE_S, attempt, raise_if_stopped=partial(context.raise_if_stopped, state), moved=moved
     )
 
 
 class _Staging:
-    """The files of one run on their way to the bucket; `there_` counts those found there, `sent_bytes` those sent."""
+    """Uploads one run's files.
+
+    `there_files` and `there_bytes` count files found in the bucket, `sent_bytes` those sent.
+    """
 
     def __init__(self, state: RunState, context: Context, bucket: Bucket, tell: Tell) -> None:
         self.there_files = self.there_bytes = self.sent_bytes = 0
@@ -100,14 +103,14 @@ class _Staging:
         self._counting = threading.Lock()
 
     def read_all(self, files: list[PackedFile]) -> Iterator[tuple[PackedFile, FileDigests]]:
-        """Yield every file with its digests, in order; several are read at the same time."""
+        """Yield every file with its digests, in order. Several files are read at the same time."""
         with ThreadPoolExecutor(READ_AT_ONCE) as pool:
             yield from zip(
                 files, pool.map(partial(digests_of, raise_if_stopped=self._raise_if_stopped), files), strict=True
             )
 
     def stage(self, file: PackedFile, digests: FileDigests) -> StagedFile:
-        """Send one file, unless it is there."""
+        """Upload one file unless the bucket has it; return its entry."""
         find_it = partial(find_staged, self._bucket, digests.sha256, file.bytes)
         index = _patiently(self._state, self._context, find_it)
         if index is not None:

@@ -1,7 +1,7 @@
-"""Send the trainer, the recipe and the shards; the far side checks every digest before anything starts.
+"""Upload the trainer, the recipe and the shards. The agent checks every digest before anything starts.
 
-The machine pulls staged files from the bucket; whatever it cannot pull goes over SSH. Public shards it downloads
-itself; if they do not arrive, the run ends.
+The machine pulls staged files from the bucket; files that it cannot pull are sent over SSH. It downloads public shards
+from their source; if they do not arrive, the run ends.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from gpurun.remote.s3.staged_files import StagedFile, read_staged
 from gpurun.view.number_format import format_bytes, format_duration
 
 PATIENCE_S = 60.0
-"""A minute of the machine costs less than sending from here what a bucket that soon recovers would deliver."""
+"""Seconds to wait for a bucket: a minute of the machine costs less than sending its files from here."""
 
 
 def ship(state: RunState, context: Context) -> Iterator[Note]:
-    """Send the pack to the agent in parts; all of it is in place and verified there, or none."""
+    """Send the pack to the agent in parts. The agent puts it in place only when all of it is verified."""
     if context.plan.choices.trainer:
         from gpurun.jobs.training.changed_trainer import require_unchanged_trainer
 
@@ -48,12 +48,12 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
     _check_room(seen.total_bytes, state, disk_gb=context.plan.job.disk_gb)
     started = context.clock.monotonic()
     far = context.reach(get_instance(state))
-    pack, pulled = Pack(seen), PullResult()  # A retry sends only what the far side has not verified yet.
+    pack, pulled = Pack(seen), PullResult()  # A retry sends only what the agent has not verified yet.
     if context.plan.data.public:
         _download(state, context, far)
     yield from pull_staged(state, context, far, pack, pulled)
     patience, there_most = Patience(state, context, limit_s=context.plan.lease.ship_s), 0
-    if pulled.missing_bytes:  # Sending what the bucket did not deliver takes longer, at the cost of training.
+    if pulled.missing_bytes:  # Sending these files over SSH may take training time.
         patience.limit_s += context.plan.lease.train_s
     with moving(context.folder, context.clock, "ship", seen.total_bytes) as tell:
 
@@ -76,10 +76,7 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _download(state: RunState, context: Context, far: FarSide) -> None:
-    """Let the machine download the public shards. NoOffer if they do not arrive in time.
-
-    It has twice the planned time; beyond that the run is not worth its money.
-    """
+    """Let the machine download the public shards. Raise NoOffer if that takes more than twice the planned time."""
     data, came, began_mono = context.plan.data, PullResult(), context.clock.monotonic()
     limit_s = SHIP_START_S + 2 * download_s(data.public_bytes)
     patience = Patience(state, context, limit_s=limit_s)
@@ -100,14 +97,14 @@ def _download(state: RunState, context: Context, far: FarSide) -> None:
                 raise why("data.slow", f"it was not done after {format_duration(limit_s)}, twice the planned time")
 
         order = partial(have_downloaded, far, data.public, data.public_origin, came, on_progress=on_progress)
-        for _ in _while_it_may_come(came, context):
+        for _ in _pull_tries(came, context):
             patience.until_done(lambda: order(timeout_s=patience.left_s))
     for first in came.failed.values():
         raise why(f"data.{first.code}", first.message)
 
 
 def _check_room(size: int, state: RunState, *, disk_gb: int) -> None:
-    """Refuse an upload that would fill the far disk: a tenth must stay free, as measured when the agent looked."""
+    """Raise SetupError if the upload would not leave a tenth of its size free on the machine's disk."""
     free, needed = state.facts.get("disk_free_bytes"), size * 11 // 10
     if isinstance(free, int) and needed > free:
         ask_gb = disk_gb + ceil((needed - free) / 1e9)
@@ -119,16 +116,17 @@ def _check_room(size: int, state: RunState, *, disk_gb: int) -> None:
 
 
 def pull_staged(state: RunState, context: Context, far: FarSide, pack: Pack, came: PullResult) -> Iterator[Note]:
-    """Let the machine pull all staged files of the pack; `came` collects which arrived. Failures are noted, not raised.
+    """Let the machine pull the pack's staged files from the bucket, and collect the results in `came`.
 
-    Only errors that SSH would not fix are raised: a full disk there (FarRefusal), a lost machine, a request to stop.
+    Failures are recorded, not raised, because the files are then sent over SSH. Only errors that SSH would not fix are
+    raised: a full disk on the machine (FarRefusal), a lost machine, a stop request.
     """
     files = _staged_of(state, context, pack)
     if not files:
         return
     if "zstd" not in (state.facts.get("codecs") or ("zstd",)):
         came.missing_bytes = sum(file.bytes for file in files)
-        yield _note_of("stage.no_zstd", "the machine has no zstd to unpack the staged files", files)
+        yield _over_ssh_note("stage.no_zstd", "the machine has no zstd to unpack the staged files", files)
         return
     bucket, lease = Bucket(parse_address(context.plan.choices.stage), context.clock, is_paid=True), context.plan.lease
     try:
@@ -138,37 +136,37 @@ def pull_staged(state: RunState, context: Context, far: FarSide, pack: Pack, cam
         def on_progress() -> None:
             patience.moved()
             context.raise_if_stopped(state)
-            pace.demand_worth()
+            pace.require_speed()
 
         order = partial(have_pulled, far, bucket, files, came, on_progress=on_progress)
-        for _ in _while_it_may_come(came, context):
+        for _ in _pull_tries(came, context):
             patience.until_done(lambda: order(timeout_s=patience.left_s))
     except FarRefusal as refusal:
         if refusal.reason == "disk_full":
             raise
-        yield _note_of("stage.not_pulled", refusal.what.rstrip("."), _missing(files, came))
+        yield _over_ssh_note("stage.not_pulled", refusal.what.rstrip("."), _missing(files, came))
     except (SetupError, BucketLost, TrainingFailed) as error:  # If the machine is lost, SSH will show it.
-        yield _note_of("stage.not_pulled", f"{error.code}: {error.what.rstrip('.')}", _missing(files, came))
+        yield _over_ssh_note("stage.not_pulled", f"{error.code}: {error.what.rstrip('.')}", _missing(files, came))
     else:
-        yield from _what_failed(files, came)
+        yield from _failure_notes(files, came)
         yield from _forget_altered(bucket, files, came)
     came.missing_bytes = sum(file.bytes for file in _missing(files, came))
 
 
 class _Pace:
-    """How fast the bucket delivers. While that is faster than SSH it is not abandoned, however slow it is."""
+    """Measures how fast the bucket delivers, and abandons it only if SSH would be faster."""
 
     def __init__(self, came: PullResult, context: Context) -> None:
         self._came, self._clock, self._uplink = came, context.clock, context.plan.uplink
         self._since_mono = self._heard_mono = float("-inf")
         self._since_bytes = 0
 
-    def demand_worth(self) -> None:
-        """Raise SetupError `stage.slow` if PATIENCE_S delivered less than the upload over SSH would."""
+    def require_speed(self) -> None:
+        """Raise SetupError `stage.slow` if the last PATIENCE_S delivered less than an upload over SSH would have."""
         now_mono, came_bytes = self._clock.monotonic(), self._came.sent_bytes
         was_away, self._heard_mono = now_mono - self._heard_mono > AWAY_S, now_mono
         seconds, brought_bytes = now_mono - self._since_mono, came_bytes - self._since_bytes
-        if was_away:  # The lid was closed, or the line down: what arrived meanwhile is not known yet.
+        if was_away:  # After a closed lid or a lost line, start a new measurement.
             self._since_mono, self._since_bytes = now_mono, came_bytes
         elif seconds >= PATIENCE_S:
             if 8 * brought_bytes < self._uplink.bits_per_s * seconds:
@@ -177,8 +175,8 @@ class _Pace:
             self._since_mono, self._since_bytes = now_mono, came_bytes
 
 
-def _while_it_may_come(came: PullResult, context: Context) -> Iterator[None]:
-    """Yield for one try, and for more while the machine cannot reach the bucket, until nothing came for PATIENCE_S."""
+def _pull_tries(came: PullResult, context: Context) -> Iterator[None]:
+    """Yield once per try. Continue while the machine cannot reach the bucket, until nothing arrived for PATIENCE_S."""
     retry, sent_bytes = Retry(context.clock, AGAIN_S, limit_s=PATIENCE_S), came.sent_bytes
     while True:
         yield
@@ -191,7 +189,7 @@ def _while_it_may_come(came: PullResult, context: Context) -> Iterator[None]:
 
 
 def _staged_of(state: RunState, context: Context, pack: Pack) -> list[StagedFile]:
-    """Return the staged files of the pack that have not changed here; their digests need not be computed again."""
+    """Return the pack's staged files that have not changed here, and give the pack their digests."""
     staged = read_staged(context.folder.staged) if context.plan.choices.stage else None
     by_name, raise_if_stopped = (
         {file.name: file for file in pack.survey.files},
@@ -204,7 +202,10 @@ def _staged_of(state: RunState, context: Context, pack: Pack) -> list[StagedFile
 
 
 def _is_same(staged: StagedFile, file: PackedFile, raise_if_stopped: Callable[[], None]) -> bool:
-    """Return whether a file is as it was staged. One touched since is read again: that is faster than SSH."""
+    """Return whether a file is as it was staged.
+
+    A touched file is read again, which is faster than sending it over SSH.
+    """
     return staged.is_of(file) or (
         staged.bytes == file.bytes and digests_of(file, raise_if_stopped).sha256 == staged.sha256
     )
@@ -214,11 +215,11 @@ def _missing(files: Sequence[StagedFile], came: PullResult) -> list[StagedFile]:
     return [file for file in files if file.sha256 not in came.files]
 
 
-def _what_failed(files: Sequence[StagedFile], came: PullResult) -> Iterator[Note]:
-    """Yield one note for each reason."""
+def _failure_notes(files: Sequence[StagedFile], came: PullResult) -> Iterator[Note]:
+    """Yield one note for each reason why files could not be pulled."""
     reasons = Counter((failure.code, failure.message) for failure in came.failed.values())
     for code, message in reasons:
-        yield _note_of(f"stage.{code}", message, [f for f in files if _is_failed(f, came, code, message)])
+        yield _over_ssh_note(f"stage.{code}", message, [f for f in files if _is_failed(f, came, code, message)])
 
 
 def _is_failed(file: StagedFile, came: PullResult, code: str, message: str) -> bool:
@@ -236,7 +237,7 @@ def _forget_altered(bucket: Bucket, files: Sequence[StagedFile], came: PullResul
             yield Incident(code="stage.kept", message=f"its index could not be removed: {error.what}")
 
 
-def _note_of(code: str, why: str, files: Sequence[StagedFile]) -> Note:
+def _over_ssh_note(code: str, why: str, files: Sequence[StagedFile]) -> Note:
     first, size = files[0], sum(file.bytes for file in files)
     what = first.name if len(files) == 1 else f"{first.name} and {len(files) - 1} more"
     message = f"{what} ({size:,} bytes) could not be pulled from the bucket: {why}; sent over SSH instead"

@@ -1,7 +1,7 @@
-"""Start the trainer on the instance and watch it: the far side works alone; this only reads, and may request a stop.
+"""Start the trainer on the instance and watch it. The agent works alone; this step only reads and passes on stops.
 
-After the first steps the measured throughput replaces the plan's estimate, and is compared with cap and lease. Nothing
-is prolonged and nothing more is spent: only the forecast changes.
+After the first training steps, the measured throughput replaces the plan's estimate and is compared with cap and lease.
+That changes only the forecast: neither the lease nor the cost grows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpurun.lifecycle.artifacts.log_copy import Drain, Tail, bytes_before, is_be
 from gpurun.lifecycle.connect import BY_USER, Patience
 from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.instance.job_folder import last_status
-from gpurun.lifecycle.instance.job_signs import UNHEARD, IdleSoon, Outage, Silence, lost_training, outcome_of
+from gpurun.lifecycle.instance.job_signs import END_UNKNOWN, IdleSoon, Outage, Silence, lost_training, outcome_of
 from gpurun.lifecycle.instance.terminate import once
 from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of, secrets_of
 from gpurun.planning.budget import expected_end_s, rental_cost
@@ -39,23 +39,23 @@ from gpurun.remote.ssh import HostKeyMismatch
 
 POLL_S, ENDING_POLL_S = 0.5, 0.1
 LATE_SHARE = 0.1
-"""The trainer's end is seen late by at most this share of the seconds since the last step; the looks are as sparse."""
+"""After the last step, wait this share of the time since then between two polls, so that the end is seen soon."""
 SILENCE_S = 60.0
 PAUSE_S = 30.0
 MARGIN = 1.05
-"""A suggested cap holds a little more than was measured."""
-GRACE_S = 15.0  # For the agent to end the trainer and report it.
+"""A suggested cap allows 5 % more time than was measured."""
+GRACE_S = 15.0  # Time for the agent to end the trainer and report it.
 
 
 def start_job(state: RunState, context: Context) -> Iterator[Note]:
-    """Start the trainer, detached; a second request does not start a second one."""
+    """Start the trainer as a detached process. Repeating the request does not start a second one."""
     far, patience, pushed = context.reach(get_instance(state)), Patience(state, context), state.pushed
     try:
         pushed = patience.until_done(Pushing(state, context, far).give)
     except (SetupError, BucketLost) as error:
         message = f"the machine pushes no checkpoints to the bucket: {error.what}"
         yield Incident(code="stage.no_push", message=message)
-    # In the intent too: whether or not the start is answered, its checkpoints are looked for there.
+    # The intent has the folder too, so that checkpoints are found even if the start's reply is lost.
     place: Json = {"pushed": pushed} if pushed else {}
     job = job_of(state.model_copy(update={"pushed": pushed}), context)
     stops: Json = {key: job[key] for key in ("soft_stop_wall", "hard_stop_wall", "linger_s") if key in job}
@@ -70,15 +70,15 @@ def start_job(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def watch(state: RunState, context: Context) -> Iterator[Note]:
-    """Copy events and log as they come until the trainer has ended; pass on a recorded stop.
+    """Copy events and log until the trainer has ended, and pass recorded stops on to the agent.
 
-    Unreachable is not dead: only the provider, the lease or the agent's own report ends the watch. StoreFull while the
-    copies here cannot be read: training does not need them.
+    An unreachable machine may be alive, so only the provider, the lease or the agent's report ends the watch. Raise
+    StoreFull if the copies here cannot be read or written; training continues without them.
     """
     instance = get_instance(state)
     far = context.reach(instance)
     is_elsewhere = instance.address is not None and instance.address.kind != "folder"
-    is_attended = context.plan.job.is_attended  # Users may change their files again: each state is kept.
+    is_attended = context.plan.job.is_attended  # Users may change their files later, so each state is downloaded.
     budget = EgressBudget.of(context.folder, context.plan)
     source = far if context.brings_early and (is_elsewhere or is_attended) else None
     with BackgroundDownload(source, context.folder, budget, context.clock, is_attended) as background:
@@ -105,7 +105,7 @@ def _watch(
     while context.seconds_left(state) > _reserve_s(context):
         context.raise_if_stopped(state)
         if sent_stop != state.stop:
-            sent_stop = _tell(far, state.stop)
+            sent_stop = _send_stop(far, state.stop)
         hearing.ask()
         try:
             poll = tail.bring()
@@ -115,31 +115,35 @@ def _watch(
         except MachineLost as lost:
             why = context.is_down(state)
             if why:
-                yield from _gone(why, state, context)
+                yield from _lost_machine(why, state, context)
                 return
             if isinstance(lost, HostKeyMismatch):
                 yield from once(Incident(code=lost.code, message=lost.what), context)
-            yield from outage.lasts(lost, is_said_to_run=why is not None)
+            yield from outage.note_silence(lost, is_said_to_run=why is not None)
             if outage.is_given_up:
                 yield lost_training(outage.why_given_up)
                 return
             context.clock.sleep(POLL_S)
             continue
         except FarRefusal:
-            # One bad reply (say, for want of memory) does not end a training; a minute of them does.
+            # One bad reply (for example out of memory) does not end a training; a minute of bad replies does.
             if hearing.is_refused_too_long():
                 raise
             context.clock.sleep(POLL_S)
             continue
         hearing.hear(poll, events)
-        yield from outage.ends()
+        yield from outage.note_answer()
         yield from silence.hear(poll.status)
         yield from idle_soon.hear(poll.status)
         if cards := [card.model_dump() for card in poll.status.gpus]:
             write_gpus(context.folder, context.clock.wall(), cards)
         rating.hear(events)
-        # The end is not believed before all output is here, but a flood of it is not paid for without end.
-        if drain.goes_on(poll) if poll.status.state == "exited" else any(is_behind(poll, name) for name in poll.chunks):
+        # Accept the end only when all output is here, but do not pay for an endless flood of output.
+        if (
+            drain.may_continue(poll)
+            if poll.status.state == "exited"
+            else any(is_behind(poll, name) for name in poll.chunks)
+        ):
             continue
         yield from rating.notes(state)
         if poll.status.state == "exited":
@@ -147,7 +151,7 @@ def _watch(
             seen: Json = {"gpu_tally": tally.model_dump()} if tally and tally.looks else {}
             seen |= {"sessions": poll.status.sessions.model_dump()} if poll.status.sessions else {}
             if left := drain.left(poll):
-                message = f"{left} stay on the machine: after training, only a limited part is fetched"
+                message = f"{left} stay on the machine: after training, only a limited amount is downloaded"
                 yield from once(Incident(code="log.left", message=message), context)
             ended = outcome_of(poll.status, context).model_copy(update={**seen, **drain.record()})
             is_lost = _is_signalled(ended, poll.status) and _is_ending(state, context)
@@ -158,11 +162,14 @@ def _watch(
             return
         context.clock.sleep(hearing.pause_s())
     if context.seconds_left(state) > 0:
-        yield _last_word(tail, context)
+        yield _last_poll(tail, context)
 
 
-def _gone(why: str, state: RunState, context: Context) -> Iterator[Note]:
-    """Yield the end of a training whose machine no longer runs; a job's folder may show that it was done before."""
+def _lost_machine(why: str, state: RunState, context: Context) -> Iterator[Note]:
+    """Yield the end of a training whose machine no longer runs.
+
+    A cluster job's folder may show that training was done.
+    """
     why += f"; {ends_unwatched(state)}" if state.linger_s else ""
     message = f"the machine {get_instance(state).id} no longer runs: {why}"
     if (status := last_status(get_instance(state), context)) is not None:
@@ -196,22 +203,25 @@ def _as_lost(ended: TrainObserved, why: str, state: RunState, context: Context) 
     return ended.model_copy(update={**lost, "message": why + BY_USER if is_by_user else why})
 
 
-def _last_word(tail: Tail, context: Context) -> TrainObserved:
-    """Return what became of the training by one last look, once only the time to collect is left."""
+def _last_poll(tail: Tail, context: Context) -> TrainObserved:
+    """Return the training's end after one last poll, when only the time for the download is left."""
     try:
         status = tail.bring().status
-        return outcome_of(status, context) if status.state == "exited" else UNHEARD
+        return outcome_of(status, context) if status.state == "exited" else END_UNKNOWN
     except (GpurunError, OSError):
-        return UNHEARD
+        return END_UNKNOWN
 
 
 def _reserve_s(context: Context) -> float:
-    """Return how much of the lease the watch leaves for the download; the agent has ended the trainer by then."""
+    """Return the seconds of the lease that the watch leaves for the download."""
     return context.collect_s - min(GRACE_S, context.collect_s / 4)
 
 
-def _tell(far: FarSide, how: str) -> str:
-    """Tell the agent to stop; return "" if it could not be reached, so that the next look repeats it."""
+def _send_stop(far: FarSide, how: str) -> str:
+    """Tell the agent to stop, and return `how`.
+
+    Return "" if the agent was not reached, so that the caller repeats it.
+    """
     try:
         far.stop(now=how != "save", reason="user")
     except (MachineLost, FarRefusal):
@@ -220,32 +230,32 @@ def _tell(far: FarSide, how: str) -> str:
 
 
 class Hearing:
-    """How long nothing new was heard, and when to poll again: sooner after the last step, since idle time is billed.
+    """Measures how long the agent was silent, and decides when to poll again.
 
-    Silence ends when the agent was polled, not when its reply was read: a reply that arrived while the laptop slept
-    says nothing about the time until it was read.
+    After the last training step it polls more often, because idle time is billed. Silence is counted up to the poll,
+    not up to the reading of its reply, because a reply may have arrived while the laptop slept.
     """
 
     def __init__(self, context: Context) -> None:
         self._clock, self._beat = context.clock, 0.0
         self._asked_mono = self._beat_mono = self._clock.monotonic()
         self._refused_mono = self._refused_last_mono = float("-inf")
-        self._last_step = context.plan.job.steps or -1  # A command's last step may be unknown.
+        self._last_step = context.plan.job.steps or -1  # A command may not know its last step.
         self._ending_mono: float | None = None
 
     def ask(self) -> None:
-        """Note that the agent is polled now."""
+        """Note the time of a poll."""
         self._asked_mono = self._clock.monotonic()
 
     def is_refused_too_long(self) -> bool:
-        """Return whether it has only refused for a while, this time included, without an outage in between."""
+        """Count a refusal. Return whether the agent has only refused for SILENCE_S, without an outage in between."""
         if self._asked_mono - self._refused_last_mono > PAUSE_S:
             self._refused_mono = self._asked_mono
         self._refused_last_mono = self._asked_mono
         return self._asked_mono - self._refused_mono > SILENCE_S
 
     def hear(self, poll: Poll, events: Iterable[TrainerEvent]) -> None:
-        """Take in its reply and the events in it; every event after the last step names that step."""
+        """Process a reply and its events. Every event after the last step has that step's number."""
         self._refused_last_mono = float("-inf")
         if poll.status.wall != self._beat:
             self._beat, self._beat_mono = poll.status.wall, self._clock.monotonic()
@@ -254,44 +264,44 @@ class Hearing:
             self._ending_mono = self._clock.monotonic()
 
     def is_silent(self) -> bool:
-        """Return whether its last heartbeat is old."""
+        """Return whether the agent's last heartbeat is older than SILENCE_S."""
         return self._asked_mono - self._beat_mono > SILENCE_S
 
     def pause_s(self) -> float:
-        """Return the seconds until the next look."""
+        """Return the seconds until the next poll."""
         if self._ending_mono is None:
             return POLL_S
         return min(POLL_S, max(ENDING_POLL_S, LATE_SHARE * (self._clock.monotonic() - self._ending_mono)))
 
 
 class Rating:
-    """Reads the trainer's events during the watch, and reports once how fast it really is."""
+    """Measures the trainer's speed from its events during the watch, and records it once."""
 
     def __init__(self, state: RunState, context: Context) -> None:
         plan = context.plan
         self._context = context
         self._meter = Meter(plan.job.resolved, 0 if plan.job.terms.has_model else plan.job.steps)
         self._is_reported = state.rated
-        self._found: MeasuredSpeed | None = None
+        self._measured: MeasuredSpeed | None = None
         if not self._is_reported:
-            with suppress(OSError):  # Events from before a restart; without them, later ones give the rate.
+            with suppress(OSError):  # Events from before a restart; later events suffice.
                 for event in events_of(context.folder.events):
                     self._meter.take(event)
 
     def hear(self, new: Iterable[TrainerEvent]) -> None:
-        """Take in the trainer's new events; of several measurements the last one counts."""
+        """Process the trainer's new events; the last measurement counts."""
         for event in () if self._is_reported else new:
-            self._found = self._meter.take(event) or self._found
+            self._measured = self._meter.take(event) or self._measured
 
     def notes(self, state: RunState) -> Iterator[Note]:
-        """Yield the one record of the rate, as soon as it is known."""
-        if self._found is not None and not self._is_reported:
+        """Yield the record of the speed once, as soon as it is known."""
+        if self._measured is not None and not self._is_reported:
             self._is_reported = True
-            yield verdict(self._found, state, self._context)
+            yield verdict(self._measured, state, self._context)
 
 
 def verdict(measured: MeasuredSpeed, state: RunState, context: Context) -> RateObserved:
-    """Return what the measured rate means for lease and cap: when training ends, at which step, at what cost."""
+    """Return the forecast from the measured speed: when training ends, at which step, and at what cost."""
     plan, lease = context.plan, context.plan.lease
     limit_s = max(0.0, context.seconds_left(state) - context.collect_s - plan.job.save_s)
     if lease.hours_s is not None:
@@ -319,7 +329,7 @@ def verdict(measured: MeasuredSpeed, state: RunState, context: Context) -> RateO
 
 
 def _cost(context: Context, seconds: float) -> Micros:
-    """Return the cost of a rental of that many seconds, with what comes on top of its rate and the earlier legs."""
+    """Return the cost of a rental of that many seconds, with disk, egress and the cost of earlier legs."""
     plan, offer = context.plan, context.plan.offer
     if not offer.rate_micros_per_hour:
         return Micros(0)

@@ -14,7 +14,7 @@ from gpurun.core.clock import SystemClock
 from gpurun.core.paths import RunFolder
 from gpurun.lifecycle.artifacts.downloader import Downloader
 from gpurun.lifecycle.artifacts.inventory import Inventory, wanted
-from gpurun.lifecycle.artifacts.on_demand import Brief, _InBucket
+from gpurun.lifecycle.artifacts.on_demand import Brief, _BucketSource
 from gpurun.remote.agent import s3_push
 from gpurun.remote.agent.s3_push import Pusher
 from gpurun.remote.s3 import push_slots
@@ -62,7 +62,7 @@ class Command:
 
         monkeypatch.setattr(Bucket, "stream", counted)
         (into / "artifacts").mkdir(parents=True)
-        source = _InBucket(self.bucket, PLACE, pushed)
+        source = _BucketSource(self.bucket, PLACE, pushed)
         inventory = Inventory(RunFolder(into))
         downloads = Downloader(source, inventory, Brief(SystemClock()), SystemClock())
         downloads.bring(wanted(pushed.manifest))
