@@ -115,14 +115,15 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/core/stop_request.py": (("return unread if os.path.exists(folder.control) else None", "return None"),),
     "gpurun/lifecycle/context.py": (
         (
-            "if request is not None and STRENGTH[request.how] > STRENGTH[state.stop]:\n            state",
+            "if request is not None and STRENGTH[request.how] > STRENGTH[state.stop_of_user]:\n            state",
             "if False:\n            state",
         ),
         ('state.stop == "destroy" or ', ""),
         ("is_known_late or ", ""),
         (" - taken_s) / burn", " - taken_s)"),
         (" - taken_s) / burn", ") / burn"),
-        ("max(rental.micros, attempt.worst_micros) if attempt and is_unclear else rental.micros", "rental.micros"),
+        ("spent.append(max(rental.micros, whole))", "spent.append(rental.micros)"),
+        ("rental.longest_gpu_hours if _is_unclear(rental, state, leg) else rental.most_gpu_hours", "0.0"),
         (" + (tail_s if extra.ended is None else 0.0)", ""),
         ('one.answer == "unseen" or ', ""),
         ("return min(by_wall, ask_wall", "return max(by_wall, ask_wall"),
@@ -159,11 +160,13 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         (" and (offer.provider, offer.region) not in standing.avoided", ""),
         ("cap=standing.left_micros", "cap=plan.cap_micros"),
         ("plan.choices.weak_lease or not is_weak(offer)", "True"),
-        ("if lease.train_s < min(least_s, (hours or inf) * SECONDS_PER_HOUR):", "if False:"),
+        ("if not lease.limit_s and lease.train_s < min(least_s, (hours or inf) * SECONDS_PER_HOUR):", "if False:"),
     ),
     "gpurun/ledger/run_state.py": (
-        ("if not state.legs or state.stop or state.stays:", "if not state.legs or state.stays:"),
-        ("if not state.legs or state.stop or state.stays:", "if not state.legs or state.stop:"),
+        ("not state.legs or state.stop_of_user or state.stays", "not state.legs or state.stays"),
+        ("state.stop_of_user or state.stays or state.cancelled", "state.stop_of_user or state.cancelled"),
+        (" or state.stays or state.cancelled:", " or state.stays:"),
+        ("return state.limited and is_only_late and", "return is_only_late and"),
         ('failure.code in _LOST and state.outcome in ("", "done")', "failure.code in _LOST"),
     ),
     "gpurun/ledger/audit/event_sequence.py": (
@@ -178,7 +181,10 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "gpurun/lifecycle/connect.py": (
         ("if down is None:", "if False:"),
-        ("        if down:\n            raise make_taken_error(down)\n", ""),
+        (
+            "        if down:\n            raise make_taken_error(down",
+            "        if False:\n            raise make_taken_error(down",
+        ),
         ("        if self._context.seconds_left(self._state) <= 0:\n", "        if False:\n"),
         ("is_late or self._unheard_s > self._most_unheard_s()", "is_late"),
         ("slow_s > self.limit_s or ", ""),
