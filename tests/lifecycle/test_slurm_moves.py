@@ -26,6 +26,7 @@ from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle import job_spec
 from gpurun.lifecycle.artifacts import on_demand
 from gpurun.lifecycle.context import Context
+from gpurun.lifecycle.steps import move_run
 from tests.command_line import gpurun
 from tests.emulators.slurm import ScriptedSlurm
 from tests.emulators.slurm.programs import OWNER
@@ -142,7 +143,7 @@ def test_cancelled_at_any_record_it_continues_in_one_other_job(
     child = begin(home)
     moments = {
         "submitted": recorded(folder, Event.CREATE_INTENDED),
-        "queued": lambda: moved_to_queue(folder),
+        "queued": lambda: is_moving(folder, "queued"),
         "booting": lambda: (slurm.state / "jobs" / "1" / "started").exists(),
         "training": recorded(folder, Event.TRAIN_STARTED),
         "collecting": recorded(folder, Event.COLLECT_INTENDED),
@@ -160,9 +161,10 @@ def test_cancelled_at_any_record_it_continues_in_one_other_job(
     assert [row.problems for row in audit(home).rows] == [()]
 
 
-def moved_to_queue(folder: RunFolder) -> bool:
-    words = read_moving(folder, CLOCK.wall())
-    return words is not None and "queued" in words.words
+def is_moving(folder: RunFolder, words: str) -> bool:
+    """Whether what the run waits for is shown in these words."""
+    shown = read_moving(folder, CLOCK.wall())
+    return shown is not None and words in shown.words
 
 
 @pytest.mark.parametrize("word", ["PREEMPTED", "NODE_FAIL", "TIMEOUT"])
@@ -188,7 +190,7 @@ def test_a_job_that_its_own_user_cancels_ends_the_run(
         slurm.set("hold", "Priority")
     folder = opened(home, tmp_path)
     child = begin(home)
-    until(moment, lambda: moved_to_queue(folder) if moment == "queued" else saved(slurm))
+    until(moment, lambda: is_moving(folder, "queued") if moment == "queued" else saved(slurm))
     slurm.cancel("1", OWNER)
     assert ended(child, home) == (ExitCode.NO_OFFER if moment == "queued" else ExitCode.TRAINING_FAILED)
     assert slurm.jobs == ["1"]
@@ -238,16 +240,15 @@ def test_a_cap_that_pays_for_no_second_start_up_ends_it_and_the_plan_says_so(
 
 
 def test_what_the_jobs_before_took_is_off_what_the_next_one_may_take(
-    home: Home, slurm: ScriptedSlurm, tmp_path: Path
+    home: Home, slurm: ScriptedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first job has run for an hour by its cluster's own account: a cap of 1.1 hours pays for no second one."""
+    """Of 1.1 hours the first job took one: what is left pays for no second start-up."""
+    monkeypatch.setattr(move_run, "gpu_hours_at_most", lambda *_: 1.0)
     folder = opened(home, tmp_path, max_gpu_hours=1.1)
     child = begin(home)
     until("a checkpoint", lambda: saved(slurm))
-    started = slurm.state / "jobs" / "1" / "started"
-    started.write_text(str(float(started.read_text()) - 3300))
     slurm.cancel("1")
-    until("the wait", lambda: read_moving(folder, CLOCK.wall()) is not None and not slurm.jobs[1:])
+    until("the wait at no cost", lambda: is_moving(folder, "$0.00 an hour"))
     ask_to_stop(folder, "destroy", by="user", reason="seen")
     ended(child, home)
     assert slurm.jobs == ["1"]
