@@ -230,7 +230,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ('closes and int(record["data"]["exit_code"]) != ExitCode.MAY_BE_BILLING', "closes"),
     ),
     "gpurun/lifecycle/reaper.py": (
-        ("one for one in found if one.state is not InstanceState.GONE", "listed for listed in found"),
+        ("one for one in found if one.state is not InstanceState.GONE", "one for one in found"),
         ('orphan.fate == "overdue" or (is_named and', "True or (is_named and"),
         ("instance.id in others or (destroy_all and orphan.owner.is_here)", "destroy_all"),
         ('fate: Fate = "owned" if owner.whose == "supervisor" else ', "fate: Fate = "),
