@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from gpurun.core.installed_files import recipe_file
+from gpurun.core.journal_events import Event, LegPlanned
+from gpurun.core.journal_records import Record
 from gpurun.core.paths import Home
 from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.ledger.audit import AuditRow, audit
-from gpurun.ledger.audit.contradictions import _Rates, contradictions
+from gpurun.ledger.audit.contradictions import _listen, _Rates, _step_problems, contradictions
 from gpurun.ledger.log_facts import BY_ITS_WORD, NOT_A_PROVIDER, RENTED, SMOKE
 from gpurun.ledger.signing import payload_of
 from tests.refusals import lacking
@@ -257,6 +259,30 @@ def test_a_loss_holds_by_either_of_two_processes_unjudged_beyond(
     tell_steps(run, {120: others[1:]})
     problems = [problem for problem in run.row().problems if "loss" in problem]
     assert bool(problems) == is_known, problems  # The checkpoint says 2.0.
+
+
+@pytest.mark.parametrize(("reached", "accused"), [(40, False), (50, True)], ids=["lost with it", "never lost"])
+def test_steps_lost_between_the_log_and_a_newer_checkpoint_accuse_no_run(
+    tmp_path: Path, reached: int, accused: bool
+) -> None:
+    """The machine was taken after its checkpoint was in the bucket, and before the log of its last steps came home."""
+    folder = Home(tmp_path).run("fox-41")
+    folder.path.mkdir(parents=True)
+    told: list[dict[str, Any]] = [{"kind": "start", "step": 0}]
+    told += [{"kind": "step", "step": step, "loss": 2.0} for step in (1, 10, 20, 30, 40)]
+    told += [{"kind": "start", "step": 50, "resumed_from": 50}, {"kind": "step", "step": 60, "loss": 2.0}]
+    folder.events.write_text("".join(f"{json.dumps(event)}\n" for event in told))
+    leg = LegPlanned(
+        number=2, plan="legs/1.json", plan_sha256="0" * 64, token="t-1", step=50, reached=reached, spent_micros=1,
+        left_micros=1,
+    )  # fmt: skip
+    record = Record(
+        seq=1, prev="", wall=0.0, mono=0.0, boot_id="here", event=Event.LEG_PLANNED, data=leg.as_data()
+    )  # fmt: skip
+    plan = {"resolved": {"train": {"log_every": 10}}}
+    receipt = {"training": {"outcome": "lost"}, "checkpoint": {"files": []}, "asked": {}}
+    problems = list(_step_problems(_listen(folder), [record], receipt, plan))
+    assert problems == ["the events have no loss of step 50, which the trainer reports"] * accused
 
 
 def test_what_is_kept_of_thirty_thousand_events_is_bounded(home: Home) -> None:

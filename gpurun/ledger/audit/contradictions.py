@@ -18,7 +18,7 @@ from typing import Any
 from gpurun.core.installed_files import cards, recipe_file
 from gpurun.core.installed_files import recipe as schema
 from gpurun.core.job_terms import terms_in
-from gpurun.core.journal_events import Incident, ReadyObserved, TrainIntended, TrainObserved
+from gpurun.core.journal_events import Incident, LegPlanned, ReadyObserved, TrainIntended, TrainObserved
 from gpurun.core.journal_records import Record, all_typed
 from gpurun.core.paths import RunFolder
 from gpurun.core.receipt_rules import stated_trainer
@@ -290,7 +290,8 @@ def _step_problems(
 ) -> Iterator[str]:
     """Check that the events have each step that the trainer reports: the first, every `log_every` and the last.
 
-    After the last reported step, lines may be lost with a machine; a run that is done lost none.
+    After the last reported step, lines may be lost with a machine; a run that is done lost none. A checkpoint may come
+    from a bucket and be newer than the lines that came home before its machine was lost.
     """
     every = whole(plan.get("resolved", {}).get("train", {}).get("log_every"))
     if not every or not events.starts or not events.losses.last or stated_trainer(predicate).startswith("changed"):
@@ -304,6 +305,8 @@ def _step_problems(
     due = [1] * (begun == 0 and last > 0) + [
         step for step in range(begun + 1, last + 1) if step > 1 and step % every == 0
     ]
+    legs = list(all_typed(records, LegPlanned))
+    due = [step for step in due if not any(leg.reached < step <= leg.step for leg in legs)]
     if missing := [step for step in due if not events.losses.has(step)]:
         more = f", nor of {len(missing) - 1:,} others" if len(missing) > 1 else ""
         yield f"the events have no loss of step {missing[0]}{more}, which the trainer reports"
