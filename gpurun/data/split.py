@@ -23,7 +23,7 @@ def hash_text(text: str) -> int:
 
 
 def bound_for(fraction: float) -> int:
-    """Return the bound below which keys are held out, such that about this fraction of many documents is held out."""
+    """Return the bound below which a key's document is held out: over many documents, about this fraction of them."""
     return int(fraction * EVERY)
 
 

@@ -103,7 +103,7 @@ def marked_documents(span: FileSpan) -> Iterator[Document]:
 
 
 def _text(file: SourceFile, place: int, raw: bytes) -> str:
-    """Return a document's text, without a byte-order mark or the rest of a mark's line; lines end in \\n."""
+    """Return a document's text without a byte-order mark or the rest of the separator's line; lines end in \\n."""
     try:
         text = raw.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
     except UnicodeDecodeError as error:

@@ -18,7 +18,7 @@ from gpurun.jobs.earlier_run import EarlierRun, find_earlier_run, on_the_same_pl
 from gpurun.jobs.sweep import FOLDER, TABLE, SweepJob
 
 _SWEEP_FOLDER = f"outputs/{FOLDER}/"
-"""The folder of a sweep's files among the downloaded files."""
+"""The subfolder of the downloads that holds a sweep's files."""
 _MOST_CHARS = 200
 
 

@@ -164,7 +164,7 @@ class SweepJob(Job):
         return {f"bundle/{EARLIER}/{name}": path for name, path in files}
 
     def _axes(self) -> Iterator[tuple[str, Any]]:
-        """Yield the settings by name, because a grid must use the same order whichever version wrote the plan."""
+        """Yield the settings sorted by name, so a grid's order does not depend on the version that wrote the plan."""
         yield from sorted(self.sweep.space.items())
 
     def digest(self, plan: Plan, trainer: Path) -> str:

@@ -37,7 +37,7 @@ AWAY_S = 30.0
 LONGEST_TRY_S = 90.0
 LEAST_UNHEARD_S = 900.0
 MOVED_S = 180.0
-"""Seconds to retry a machine that restarted and no longer trains, in order to download its finished results."""
+"""For how long to try to reach a machine that restarted and no longer trains, so that its results can be downloaded."""
 HOLD_S = 5.0
 
 

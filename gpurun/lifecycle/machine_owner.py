@@ -162,7 +162,7 @@ def refuse_beside_copy(provider: Provider, state: RunState, context: Context, ou
 
 
 def _state_of(owner: Owner, home: Home) -> RunState | None:
-    """Return the state of a run of this home that is not driven and whose journal is undamaged, else None."""
+    """Return the state of a run in this home if no process drives it and its journal is undamaged; otherwise None."""
     if owner.run is None:
         return None
     folder = home.run(owner.run)

@@ -187,7 +187,7 @@ def choose_best(quoted: Quote, request: Request, *, by_gpu: bool = False) -> Can
 
 
 def _require_strong_lease(quoted: Quote, request: Request) -> None:
-    """Raise NoOffer if only machines could be rented that do not end automatically."""
+    """Raise NoOffer if none of the machines that could be rented would end automatically."""
     if any(candidate.lease is not None for candidate in quoted.candidates):
         return
     weak = [candidate for candidate in quoted.candidates if candidate.obstacle == "consent"]

@@ -294,7 +294,7 @@ def _settled(request: Request, login: Login, home: Home, clock: Clock, *, asks: 
 
 
 def _entry(host: str, identity: str = "") -> Entry | None:
-    """Return the entry of ~/.ssh/config that a host names; None for user@host, or if there is no such entry."""
+    """Return the ~/.ssh/config entry called `host`; None if `host` is user@host or has no entry."""
     from gpurun.remote.ssh.openssh import NAME, read_entry
 
     return read_entry(host, "" if identity == AGENT else identity) if NAME.fullmatch(host) else None

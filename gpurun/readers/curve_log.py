@@ -141,7 +141,7 @@ def figures_in(rows: Sequence[Row]) -> Iterator[tuple[str, float, Row]]:
 
 
 def log_curve(home: Home, run: str, clock: Clock) -> None:
-    """Log each of a run's figures once, until the run ends or no process drives it."""
+    """Follow a run and log each new figure exactly once; stop when the run ends or no process drives it."""
     done: set[tuple[float | None, str]] = set()
     logs: list[CurveLog] = []
     while True:

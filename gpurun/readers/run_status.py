@@ -43,7 +43,7 @@ def billing_advice(sight: Sight, now: float) -> str:
 
 
 def run_row(sight: Sight, now: float) -> RunRow:
-    """Return the row of a run in `ps`, for people."""
+    """Return a run's row of `ps` as a person reads it."""
     state, plan = sight.state, sight.plan
     ends_wall = _ends_wall(sight)
     is_overdue = ends_wall is not None and now > ends_wall

@@ -314,7 +314,7 @@ class Gets(Protocol):
     """The part of a remote side that downloads need."""
 
     def ask(self, verb: str, *options: str, sink: Arriving, timeout_s: float) -> tuple[bytes, bytes]:
-        """Make one call of the agent, whose answer goes to the sink."""
+        """Call the agent once, and write its answer to the sink."""
         ...
 
 

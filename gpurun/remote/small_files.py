@@ -92,7 +92,7 @@ class Gathers(Protocol):
     """The part of a remote side that this module needs."""
 
     def ask(self, verb: str, *, stdin: list[bytes], sink: Gathering, timeout_s: float) -> tuple[bytes, bytes]:
-        """Make one call of the agent, whose answer goes to the sink."""
+        """Call the agent once, and write its answer to the sink."""
         ...
 
 

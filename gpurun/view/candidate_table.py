@@ -37,7 +37,7 @@ _COLUMNS: tuple[Column, ...] = (
     Column("dies by", leaves=5),
 )
 _OF_COMMANDS = ("", "Provider", "GPU", "Region", "$/h", "time", "boot", "dies by")
-"""The columns that have values for a command of the user."""
+"""The columns that apply if the job is the user's own command."""
 _LEGEND = {
     "fit": "fit: sequences at once on a GPU (or CPU) / GiB that they need",
     "slow $": "slow $: the cost at the slow end of the estimate",
@@ -49,7 +49,7 @@ _SHORT_DEATHS = (
     (re.compile(r"yes · (power-off) .*"), r"\1"),
     (re.compile(r"yes · ([^,]+).*"), r"\1"),
 )
-"""The short forms of what ends a machine: they fit beside the other columns of a narrow terminal."""
+"""Short names of what ends a machine, which fit beside the other columns of a narrow terminal."""
 _OBSTACLES = {
     "cap": "over cap",
     "hours": "over the hours",

@@ -43,7 +43,7 @@ REFUSED_S = 60.0
 
 CLUSTER = "cluster:"
 NAMED = "account:"
-"""The prefix of account marks that come from the provider. A user cannot, and need not, confirm such an account."""
+"""The prefix of account identifiers from the provider. The user cannot confirm such an account, and need not."""
 
 # Returns [], or notes to record, if the key belongs to the account with the machine; raises if not, or if unknown.
 CheckAccount = Callable[[], list[Note]]

@@ -48,7 +48,7 @@ from gpurun.providers.catalog import rows_for
 from gpurun.remote.messages import ManifestFile
 
 USUAL_WAIT_S = 900
-"""How long the run waits for a machine without --wait and --until: clouds are usually sold out for minutes."""
+"""How long a run waits for a machine without --wait or --until: a cloud is usually sold out for minutes."""
 LOOK_S, LATER_S, TURN_S = 30.0, 600.0, 5.0
 AGAIN_S = 300.0
 """After this time the wait is interrupted by a look for a machine that appears late, which would be billed unseen."""

@@ -34,7 +34,7 @@ BUSY_PERCENT, BUSY_SHARE = 5, 0.05
 OURS = ("status.json", "MANIFEST.json", "outputs")
 """Files that gpurun itself writes into out/, whether or not the job does anything."""
 PASSED_OVER = frozenset(("wandb", ".git", ".venv", "node_modules", "__pycache__"))
-"""Folders that do not show work: a helper writes to them (wandb logs the load every 15 s), or no program does."""
+"""Folders whose changes are not a sign of work: only helpers (wandb logs every 15 s) or nothing write there."""
 WATCHES = b"nvidia-smi"
 """Programs that read the GPUs do not count as work, including the agent's own."""
 

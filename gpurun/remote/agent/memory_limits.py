@@ -37,7 +37,7 @@ def oom_kills() -> Optional[int]:
 
 
 def memory_bytes() -> int:
-    """Return the smallest memory limit of this cgroup, at most the machine's memory."""
+    """Return the smallest memory limit of this cgroup and its parents, and no more than the machine's memory."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for folder in folders():
         for name in ("memory.max", "memory.limit_in_bytes"):

@@ -24,7 +24,7 @@ TRAFFIC_S, KEEP_ALIVE_BYTES = 60.0, 1000
 SHELL_OF = b"GPURUN_SHELL_OF="
 """The variable by which a shell that `gpurun ssh` has opened names the run's folder."""
 SERVERS = (b"sshd", b"sshd-session", b"nvidia-smi", b"dropbear")
-"""Programs that carry people's work, or read the GPUs, and are not work themselves."""
+"""Programs that only host a user's work, such as a shell, or read the GPUs; they do not count as work themselves."""
 ESTABLISHED, INET_DIAG_INFO, DUMP, SOCK_DIAG_BY_FAMILY, DONE = 1 << 1, 2, 0x301, 20, 3
 MESSAGE_BYTES, ACKED_AT, RECEIVED_AT = 72, 120, 128
 

@@ -19,7 +19,7 @@ FAMILIES = (
     r"(NCCL|GLOO|UCX|FI|TORCH|HF_HUB|PIP|UV|SSL_CERT|XDG|MKL|OMP)_\w+|HF_HOME|HF_ENDPOINT|REQUESTS_CA_BUNDLE"
     r"|CURL_CA_BUNDLE|\w+_proxy|\w+_PROXY"
 )
-"""Variables that a machine's owner sets for programs like the job: network, caches, proxies."""
+"""Variables that a machine's owner sets and that the job should inherit: network, caches, proxies."""
 OF_A_SET_UP = r"PYTHONPATH|VIRTUAL_ENV|CONDA_\w+"
 """Variables that `module load` and `conda activate` set for a Python: passed on if a cluster job's set-up made them."""
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASS|CREDENTIAL|APIKEY|(^|_)(KEY|AUTH|USERNAME)($|_)).*"

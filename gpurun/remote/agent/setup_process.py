@@ -131,7 +131,7 @@ def launch_script(root: str) -> Any:
 
 
 def setups(root: str) -> Set[int]:
-    """Return the live processes of the script, with those that it left running, and its supervising process."""
+    """Return the live processes of the set-up script: its own, those that it left running, and its supervisor."""
     return find_marked(root, b"GPURUN_SETUP_OF=", RECORD, "pid")
 
 

@@ -59,7 +59,7 @@ class AsksForPull(Protocol):
     def ask(
         self, verb: str, *options: str, stdin: Iterable[bytes], sink: Sink, site: bool, timeout_s: float
     ) -> tuple[bytes, bytes]:
-        """Make one call of the agent, whose answer goes to the sink."""
+        """Call the agent once, and write its answer to the sink."""
         ...
 
 

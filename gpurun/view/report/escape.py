@@ -14,7 +14,7 @@ def escaped(text: object) -> str:
 
 
 def lines_escaped(lines: Iterable[str]) -> str:
-    """Return several lines for an element that keeps line ends and blanks."""
+    """Return the lines, escaped, for an element that keeps line breaks and spaces."""
     return "\n".join(escaped(line) for line in lines)
 
 

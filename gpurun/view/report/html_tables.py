@@ -64,7 +64,7 @@ def _what(run: RunMaterial) -> str:
 
 
 def _whole(figure: str) -> str:
-    """Return a figure that does not break before its unit."""
+    """Return a number and its unit, joined so that no line break separates them."""
     return tag("span", escaped(figure), class_="whole")
 
 

@@ -146,7 +146,7 @@ class PublishedOutputs:
     def publish_newest(
         self, units: list[list[str]], finished: dict[str, Stamp], step: int, is_last: bool
     ) -> list[str]:  # fmt: skip
-        """Publish the newest complete checkpoint; if it cannot be published at the end, the one before it is."""
+        """Publish the newest complete checkpoint. If that fails at the end of the run, publish the one before it."""
         for files in reversed(units):
             if finished.keys() >= set(files):
                 if self.publish_checkpoint(files, finished, step, is_last):
