@@ -47,7 +47,7 @@ _AGAIN = "Download it again from the notebook, and do not unpack it."
 _LOST = {"outcome": "lost", "reason": "lost", "message": "its evidence was packed before its training had ended"}
 
 
-class _Told(Frozen):
+class _Stated(Frozen):
     """The facts that a notebook's evidence adds to the trainer's files; cells in notebook_file.py write them."""
 
     v: Literal[1]
@@ -69,7 +69,7 @@ class _Evidence:
     """A notebook's evidence that was read and checked."""
 
     card: EvidenceCard
-    told: _Told
+    stated: _Stated
     resolved: ResolvedRecipe
     sha256: str
 
@@ -77,7 +77,7 @@ class _Evidence:
     def origin(self) -> dict[str, str]:
         """Return the run's origin, as it is recorded in the journal."""
         events = hashlib.sha256(self.card.files[EVENTS]).hexdigest()
-        facts = {"platform": self.told.platform, "gpurun_version": plain_line(self.told.gpurun_version)[:40]}
+        facts = {"platform": self.stated.platform, "gpurun_version": plain_line(self.stated.gpurun_version)[:40]}
         return {**facts, "evidence_sha256": self.sha256, "events_sha256": events}
 
 
@@ -107,7 +107,7 @@ def import_run(path: Path, name: str, home: Home, clock: Clock) -> tuple[RunFold
             place.parent.mkdir(exist_ok=True)
             write_atomic(place, content)
     folder = home.run(name)
-    request = Request(recipe=evidence.told.recipe, overrides=evidence.told.overrides)
+    request = Request(recipe=evidence.stated.recipe, overrides=evidence.stated.overrides)
     plan = _plan_of(name, request, evidence, _shards(staged.data, folder.data, evidence), staged.events)
     write_atomic(staged.request, request.to_json().encode())
     write_atomic(staged.plan, plan.to_json().encode())
@@ -142,16 +142,16 @@ def _read(path: Path, home: Home) -> _Evidence:
     if not {PLAN, LOG, EVENTS, "data/data.json"} <= card.files.keys() | card.large.keys():
         raise NoCard("it has no plan, log, events or shards; perhaps the last cell ran before training began")
     try:
-        told = _Told.from_json(card.files[PLAN])
-        tables = schema.parse_recipe(told.resolved)
+        stated = _Stated.from_json(card.files[PLAN])
+        tables = schema.parse_recipe(stated.resolved)
     except (ValidationError, schema.RecipeError, RecursionError) as error:
         raise NoCard("its description of the recipe is not a notebook's, or is a newer gpurun's") from error
-    resolved = ResolvedRecipe(name=plain_line(told.recipe)[:80], form="full", processes=1, tables=tables)
-    if resolved.sha256 != told.recipe_sha256 or resolved.record != told.resolved:
+    resolved = ResolvedRecipe(name=plain_line(stated.recipe)[:80], form="full", processes=1, tables=tables)
+    if resolved.sha256 != stated.recipe_sha256 or resolved.record != stated.resolved:
         raise NoCard("its recipe does not have the digest that it states")
     with open_regular(path) as content:
         sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-    evidence = _Evidence(card, told, resolved, sha256)
+    evidence = _Evidence(card, stated, resolved, sha256)
     _refuse_foreign(evidence, home)
     return evidence
 
@@ -177,7 +177,7 @@ def _shards(there: Path, later: Path, evidence: _Evidence) -> DataSummary:
     tables = evidence.resolved.tables
     found, manifest = inspect_data(there)
     require_fitting_shards(there, manifest, tokenizer=tables.data.tokenizer, vocab_size=tables.model.vocab_size)
-    if found.sha256 != evidence.told.data_sha256:
+    if found.sha256 != evidence.stated.data_sha256:
         what = "Its shards differ from the shards in the notebook."
         raise VerificationFailed("import.other_data", what, hint=_AGAIN)
     return found.model_copy(update={"folder": str(later)})
@@ -185,12 +185,12 @@ def _shards(there: Path, later: Path, evidence: _Evidence) -> DataSummary:
 
 def _plan_of(run: str, request: Request, evidence: _Evidence, data: DataSummary, events: Path) -> Plan:
     """Return the plan that corresponds to the notebook's training, on the GPUs that its trainer reported."""
-    told, tables = evidence.told, evidence.resolved.tables
+    stated, tables = evidence.stated, evidence.resolved.tables
     start = next((event for event in events_of(events) if isinstance(event, StartEvent)), None)
     card = start.cuda_name if start else None
     count = (start.world_size or 1) if start and card else 0
     offer = Offer(
-        provider=told.platform, type_id="notebook", gpu=card or "cpu", gpu_count=count, vram_gb=0, region="any",
+        provider=stated.platform, type_id="notebook", gpu=card or "cpu", gpu_count=count, vram_gb=0, region="any",
         rate_micros_per_hour=usd(0), billing_unit_s=1, boot_s=0, price_source="not observed",
         dies_by_itself="yours to end",
     )  # fmt: skip
@@ -201,7 +201,7 @@ def _plan_of(run: str, request: Request, evidence: _Evidence, data: DataSummary,
         offer=offer, estimate=estimate, lease=Lease(boot_s=0, ship_s=0, train_s=0, collect_s=0, destroy_s=0),
         expected_micros=usd(0), worst_micros=usd(0), finishes=True,
     )  # fmt: skip
-    trainer = told.trainer_sha256 if re.fullmatch("[0-9a-f]{64}", told.trainer_sha256) else UNKNOWN
+    trainer = stated.trainer_sha256 if re.fullmatch("[0-9a-f]{64}", stated.trainer_sha256) else UNKNOWN
     resolved = evidence.resolved
     job = TrainerJob(
         recipe=resolved.name,
@@ -232,10 +232,10 @@ def _write_journal(folder: RunFolder, plan: Plan, evidence: _Evidence, home: Hom
     """Write the journal, up to the record of the downloaded files; VerificationFailed if it contradicts itself."""
     journal = Journal.open(folder.journal, clock)
     journal.append(opening(plan, folder, home, endpoint="", imported=evidence.origin))
-    journal.append(TrainObserved(**_training_outcome(folder.events, evidence.told), ended_wall=None))
+    journal.append(TrainObserved(**_training_outcome(folder.events, evidence.stated), ended_wall=None))
     files = list(_listed_files(evidence.card, folder.artifacts))
     steps = {file["step"] for file in files}
-    best = evidence.told.best or {}
+    best = evidence.stated.best or {}
     val_loss = number(best.get("val_loss"))
     is_kept = type(best.get("step")) is int and best["step"] in steps and val_loss is not None
     journal.append(
@@ -266,7 +266,7 @@ def _listed_files(card: EvidenceCard, artifacts: Path) -> Iterator[FileBrought]:
             yield {"name": name, "bytes": size, "sha256": sha256, "kind": _KINDS[kind], "step": int(step)}
 
 
-def _training_outcome(events: Path, notebook: _Told) -> dict[str, Any]:
+def _training_outcome(events: Path, notebook: _Stated) -> dict[str, Any]:
     """Return the training's outcome from the trainer's last event; without that event, the outcome is `lost`."""
     last: StopEvent | None = None
     for event in events_of(events):

@@ -59,7 +59,7 @@ def audit_roster(
     if replay or require_replay:
         _replay_cards(rows, place, clock, say)
     for row in rows:
-        if require_replay and row.told and row.replayed in ("", NOT_REPLAYED):
+        if require_replay and row.predicate and row.replayed in ("", NOT_REPLAYED):
             row.problems.append("nothing of its training was recomputed")
         row.verdict = NO if row.problems and row.verdict != UNREADABLE else row.verdict
     return rows
@@ -67,7 +67,7 @@ def audit_roster(
 
 def _replay_cards(rows: Sequence[CardRow], place: Path, clock: Clock, say: Callable[[str], None]) -> None:
     """Recompute the cards that include a checkpoint; add a note to the other cards."""
-    judged = [row for row in rows if row.told and row.verdict != TWICE]
+    judged = [row for row in rows if row.predicate and row.verdict != TWICE]
     ends_mono, why = clock.monotonic() + MORE_S + MEAN_S * len(judged), ""
     for number, row in enumerate(judged, start=1):
         row.replayed, left_s = NOT_REPLAYED, ends_mono - clock.monotonic()
@@ -106,4 +106,4 @@ def _replay_card(row: CardRow, place: Path, say: Callable[[str], None], limit_s:
         folder = lay_out(card, Path(own))
         card.unpack_large(folder.artifacts)
         recipe = parse_object(card.files[PLAN])["resolved"]
-        return replay_run(folder, row.told, recipe, folder.artifacts / "data", say, limit_s=limit_s)
+        return replay_run(folder, row.predicate, recipe, folder.artifacts / "data", say, limit_s=limit_s)

@@ -30,7 +30,7 @@ _ENDED = {"failed": "failed", "cut off": "was cut off", "never started": "never 
 def material_of(home: Home, sight: Sight, now: float) -> RunMaterial:
     """Return everything that the report needs about one run; unreadable lines in the machine's files are skipped."""
     plan = sight.plan
-    told = hear(lines_of(sight.folder.events), spending_of(sight))
+    history = hear(lines_of(sight.folder.events), spending_of(sight))
     receipt, why = _receipt_or_reason(home, sight)
     return RunMaterial(
         run=sight.folder.name,
@@ -43,11 +43,11 @@ def material_of(home: Home, sight: Sight, now: float) -> RunMaterial:
         resolved=plan.job.resolved,
         shards=safe_line(f"{plan.data.source}, sha256 {short_hash(plan.data.sha256)}".removesuffix(", sha256 ")),
         tokenizer_sha256=plan.data.tokenizer_sha256,
-        history=told,
+        history=history,
         receipt=receipt,
         no_receipt=why,
         spent_micros=None if receipt else spent_by(sight.records, now),
-        notes=tuple(_notes(sight, told, receipt)),
+        notes=tuple(_notes(sight, history, receipt)),
         terms=plan.job.terms,
         argv=plan.job.argv,
         folder_sha256=plan.bundle_sha256,
@@ -113,7 +113,7 @@ def spending_of(sight: Sight) -> Callable[[float], Micros | None]:
     return lambda seconds: total(before, spent_by(records, began + seconds))
 
 
-def _notes(sight: Sight, told: RunHistory, receipt: Receipt | None) -> Iterator[str]:
+def _notes(sight: Sight, history: RunHistory, receipt: Receipt | None) -> Iterator[str]:
     """Yield notes that a reader needs to interpret the figures."""
     terms = sight.plan.job.terms
     if sight.plan.mode is Mode.REHEARSAL:
@@ -135,20 +135,20 @@ def _notes(sight: Sight, told: RunHistory, receipt: Receipt | None) -> Iterator[
     # For a command it is unknown which output belongs to that loss.
     if (
         terms.has_model
-        and told.best is not None
+        and history.best is not None
         and not sight.unfinished
-        and told.best.step not in steps_at_home(sight)
+        and history.best.step not in steps_at_home(sight)
     ):
-        yield f"Its best validation loss was at step {told.best.step:,}, {NOT_HERE}."
-    if not told.losses.seen:
+        yield f"Its best validation loss was at step {history.best.step:,}, {NOT_HERE}."
+    if not history.losses.seen:
         yield "It reported no loss."
-    if told.unreadable:
-        yield f"{told.unreadable:,} lines of its events could not be read and are left out."
-    if told.not_finite:
-        yield f"{told.not_finite:,} losses were not finite numbers and are left out."
+    if history.unreadable:
+        yield f"{history.unreadable:,} lines of its events could not be read and are left out."
+    if history.not_finite:
+        yield f"{history.not_finite:,} losses were not finite numbers and are left out."
     dropped = LocalCopy(sight.folder.events).dropped_bytes
     if dropped:
         yield f"{format_bytes(dropped)} in the middle of its events were too large to keep."
-    if told.stop_reason not in ("", "done"):
-        said = told.stop_message or f"{terms.worker} stopped: {told.stop_reason}"
+    if history.stop_reason not in ("", "done"):
+        said = history.stop_message or f"{terms.worker} stopped: {history.stop_reason}"
         yield f"{said[:1].upper()}{said[1:].rstrip('.')}."

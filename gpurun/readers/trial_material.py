@@ -27,11 +27,14 @@ def materials_of(home: Home, sight: Sight, now: float) -> list[RunMaterial]:
             events[event.trial] = [*kept, later_of_trial(before[-1] if before else None, event)]
     if not isinstance(job, SweepJob) or not events:
         return [whole]
-    paid_s = {number: 0.0 if told[-1].is_restored else told[-1].seconds or 0.0 for number, told in events.items()}
+    paid_s = {
+        number: 0.0 if trial_events[-1].is_restored else trial_events[-1].seconds or 0.0
+        for number, trial_events in events.items()
+    }
     cost, all_s = whole.cost_micros, sum(paid_s.values())
     found = [
-        _trial_material(whole, job, told, None if cost is None else share_of(cost, paid_s[number], all_s))
-        for number, told in sorted(events.items(), key=lambda pair: (pair[1][-1].rank, pair[0]))
+        _trial_material(whole, job, trial_events, None if cost is None else share_of(cost, paid_s[number], all_s))
+        for number, trial_events in sorted(events.items(), key=lambda pair: (pair[1][-1].rank, pair[0]))
     ]
     notes = [note for note in whole.notes if note != "It reported no loss."]
     return [replace(one, notes=tuple(notes) if one is found[0] else ()) for one in found]
@@ -61,22 +64,24 @@ def _trial_material(whole: RunMaterial, job: SweepJob, events: list[TrialEvent],
 
 def _trial_curves(events: list[TrialEvent], micros: Micros | None) -> RunHistory:
     """Return one trial's curves, with its own steps, tokens and seconds, and its share of the cost."""
-    told, last = RunHistory(), events[-1]
-    told.steps, told.seconds = last.steps, last.seconds or 0.0
+    trial_events, last = RunHistory(), events[-1]
+    trial_events.steps, trial_events.seconds = last.steps, last.seconds or 0.0
     validated = None
     for event in events:
         if event.step is None:
             continue
         seconds = event.seconds or 0.0
-        spent = None if micros is None else share_of(micros, min(seconds, told.seconds), told.seconds)
+        spent = None if micros is None else share_of(micros, min(seconds, trial_events.seconds), trial_events.seconds)
         if event.loss is not None:
-            told.losses.add(Mark(event.step, event.loss, event.tokens, seconds, spent))
+            trial_events.losses.add(Mark(event.step, event.loss, event.tokens, seconds, spent))
         if event.val_loss is not None and event.val_loss != validated:
             validated = event.val_loss
             mark = Mark(event.step, validated, event.tokens, seconds, spent)
-            told.validation.add(mark)
-            told.best = mark if told.best is None or mark.loss < told.best.loss else told.best
-    return told
+            trial_events.validation.add(mark)
+            trial_events.best = (
+                mark if trial_events.best is None or mark.loss < trial_events.best.loss else trial_events.best
+            )
+    return trial_events
 
 
 def _fill_placeholders(word: str, params: dict[str, str]) -> str:

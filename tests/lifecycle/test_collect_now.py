@@ -335,9 +335,11 @@ def test_after_the_end_the_newest_is_the_newest_whole_one_here(
     )
     if isinstance(expected, tuple):
         with refusal(UsageError, "checkpoint.none", *expected):
-            collect_checkpoints._at_home(sight, only, collected)
+            collect_checkpoints._verify_downloaded(sight, only, collected)
     else:
-        assert [file["step"] for file in collect_checkpoints._at_home(sight, only, collected).data["here"]] == expected
+        assert [
+            file["step"] for file in collect_checkpoints._verify_downloaded(sight, only, collected).data["here"]
+        ] == expected
 
 
 def test_what_the_end_brings_and_what_it_leaves_are_told_apart(
@@ -350,7 +352,7 @@ def test_what_the_end_brings_and_what_it_leaves_are_told_apart(
     texts = {}
     for only in ("last", "best", "all"):
         instance.save(10, 20, 30, best=10)
-        texts[only] = collect_checkpoints._brought(sight, only, bring(instance, folder, only)).text
+        texts[only] = collect_checkpoints._download_result(sight, only, bring(instance, folder, only)).text
     assert lacking(texts["last"], "gpurun stop", "2 files") == [], "the best one would be lost"
     assert "gpurun stop" not in texts["best"]
     assert "(checkpoints/000020.weights, checkpoints/000020.state)" in texts["best"]

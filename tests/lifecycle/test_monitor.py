@@ -286,7 +286,7 @@ def test_a_run_another_machine_opened_continues_only_when_asked(
     sight = look_at_run(world.home, "fox-41")
     confirm_resume_here(Session(home=world.home), sight)
     monkeypatch.setattr("gpurun.cli.run_control.machine_id", lambda: "another")
-    with refusal(UsageError, "input.needed", "another machine"):
+    with refusal(UsageError, "input.needed", "fox-41", "--here"):
         confirm_resume_here(Session(home=world.home), sight)
 
 

@@ -21,6 +21,8 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.write_receipt import read_receipt
+from gpurun.remote.key_pairs import make_keys
+from tests.emulators import sshd
 from tests.emulators.slurm import missing
 from tests.emulators.slurm.engine import Engine, running
 from tests.later import LATER
@@ -75,13 +77,13 @@ def unbroken(tmp_path: Path) -> dict[str, object]:
     return dict(json.loads((whole / "out/ckpt.json").read_text()))
 
 
-def begin(home: Home, lab: Path, *words: str) -> subprocess.Popen[bytes]:
+def begin(home: Home, lab: Path, *words: str, pause: str = "0.3", **environment: str) -> subprocess.Popen[bytes]:
     """Begin a run of it that may continue in another job."""
     own = ("--gpu", "cpu", "--accept-cpu", "--yes", "--name", "fox-41", "--max-gpu-hours", "3", "--keep-going")
     files = ("--checkpoint-glob", "out/ckpt.json", "--outputs", "out/ckpt.json", "--resume-arg=--resume")
     return subprocess.Popen(
-        [sys.executable, "-m", "gpurun", "run", *words, *own, *files, "--", "python", "train.py", "0.3"],
-        env={**os.environ, "GPURUN_HOME": str(home.root)}, cwd=lab, stdin=subprocess.DEVNULL,
+        [sys.executable, "-m", "gpurun", "run", *words, *own, *files, "--", "python", "train.py", pause],
+        env={**os.environ, "GPURUN_HOME": str(home.root), **environment}, cwd=lab, stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
@@ -134,3 +136,42 @@ def test_cancelled_by_root_the_run_continues_with_the_loss_of_an_unbroken_one(
         assert len(intents) == 2, told()
     if moment == "a checkpoint":
         assert read_receipt(home, folder).predicate["legs"][1]["step"] >= 20
+
+
+def test_taken_by_one_cluster_the_run_continues_on_another(engine: Engine, tmp_path: Path, lab: Path) -> None:
+    """One is on this machine, the other behind a login node; the first one takes its job back and takes no other."""
+    home, keys = Home(tmp_path / "home").prepare(), make_keys(tmp_path / "keys")
+    with running(tmp_path / "annex") as annex:
+        login = sshd.Sshd(
+            tmp_path / "sshd", host_keys=[tmp_path / "keys" / "host"], authorized_keys=[keys.client_public],
+            options=[f"SetEnv SLURM_CONF={annex.conf}"],
+        )  # fmt: skip
+        python = tiny_python(home.root)
+        home.config.write_text(
+            f'[slurm.lab]\nhost = "local"\nworkdir = "{engine.work}"\npython = "{python}"\n'
+            f'[slurm.annex]\nhost = "127.0.0.1"\nport = {login.port}\nuser = "{login.user}"\n'
+            f'identity = "{tmp_path / "keys" / "client"}"\nworkdir = "{annex.work}"\npython = "{python}"\n'
+        )
+        try:
+            both = ("--provider", "slurm:lab", "--provider", "slurm:annex")
+            path = f"{engine.root / 'bin'}:{os.environ['PATH']}"
+            child, folder = begin(home, lab, *both, pause="1", PATH=path), home.run("fox-41")
+            clusters = {"lab": engine, "annex": annex}
+            for _ in ticks(CLOCK, 0.05, 200):
+                if any(has_saved(cluster, folder) for cluster in clusters.values()):
+                    break
+            (first,) = [record for record in records(folder) if record.event is Event.CREATE_INTENDED]
+            taken = first.data["offer"]["region"]
+            clusters[taken].ask("/usr/bin/scontrol", "update", "partitionname=main", "state=down")
+            clusters[taken].ask("/usr/bin/scancel", "-u", "root")
+            story = lambda: [f"{one.event} {dict(one.data)}"[:400] for one in records(folder)]  # noqa: E731
+            assert child.wait(timeout=500) == ExitCode.DONE, story()
+        finally:
+            engine.ask("/usr/bin/scontrol", "update", "partitionname=main", "state=up")
+            login.close()
+        assert json.loads((folder.artifacts / "outputs/out/ckpt.json").read_text()) == unbroken(tmp_path)
+        assert [row.problems for row in audit(home).rows] == [()]
+        legs = read_receipt(home, folder).predicate["legs"]
+        assert [leg["region"] for leg in legs] == [taken, *(clusters.keys() - {taken})]
+        assert legs[1]["step"] >= 20
+        assert [list(cluster.work.iterdir()) for cluster in clusters.values()] == [[], []]

@@ -384,7 +384,7 @@ def test_a_table_that_leads_to_another_cluster_proves_no_death(
         another.set("name", "other")
         ask_to_stop(folder, "destroy", by="user", reason="a test")
         assert drive(home) == ExitCode.MAY_BE_BILLING
-        assert "leads to" in (home.root / "driven.txt").read_text()
+        assert "account.other" in (home.root / "driven.txt").read_text()
     assert Event.DEATH_PROVEN not in events_of(folder)
     assert home.config.read_text() == before
     assert drive(home) == ExitCode.INTERRUPTED

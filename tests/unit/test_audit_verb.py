@@ -223,7 +223,7 @@ def test_the_bill_of_a_perhaps_living_machine_is_not_settled(
 
 @pytest.mark.parametrize(
     ("provider", "cause"),
-    [(Billing(None), "yet"), (object(), "one machine"), (None, "key")],
+    [(Billing(None), "yet"), (object(), "machine"), (None, "key")],
     ids=["too early", "tells none", "no key"],
 )
 def test_a_bill_that_cannot_be_had_is_unknown_and_says_why(

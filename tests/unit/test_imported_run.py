@@ -159,7 +159,7 @@ def test_what_was_packed_before_training_had_ended_says_so(notebook: Notebook) -
         (lambda files: {**files, "checkpoints/000300.model.safetensors": b"few"}, "3 bytes"),
         (lambda files: {**files, "../../evil": b""}, "../../evil"),
         (lambda files: {**files, "run.log": bytes(64 << 20)}, "run.log"),
-        (lambda files: {**files, "checkpoints/000001.optim.safetensors": bytes(80 << 20)}, "file holds"),
+        (lambda files: {**files, "checkpoints/000001.optim.safetensors": bytes(80 << 20)}, "4 GB"),
         (lambda files: {name: one for name, one in files.items() if name != "events.jsonl"}, "events"),
     ],
 )
@@ -212,7 +212,7 @@ def test_an_import_that_was_killed_is_finished(
     path, synced, home = notebook.train(), list[Path](), Home(own_home)
     with monkeypatch.context() as patched:
         patched.setattr("gpurun.readers.imported_run.fsync_folder", synced.append)
-        patched.setattr("gpurun.readers.imported_run.close_import", lambda *_: 1 / 0)
+        patched.setattr("gpurun.readers.imported_run.finish_import", lambda *_: 1 / 0)
         gpurun("import", str(path), "--name", "fox-41")
     assert home.runs in synced  # A power cut does not take the run's name away again.
     assert "fox-41" in gpurun("ps").stdout

@@ -268,8 +268,8 @@ def test_catalogue_prices_are_marked_and_keyless_clouds_kept(tmp_path: Path, mon
 
 def test_a_spot_plan_says_the_catalogue_has_no_spot_prices(tmp_path: Path) -> None:
     spot = planned(tmp_path, "60", gpu=parse_gpu("8xA100"), choices=Choices(spot=True))
-    assert "--spot" in spot.notes[0]
-    assert "--spot" not in " ".join(planned(tmp_path, "60").notes)
+    assert "on-demand" in spot.notes[0]
+    assert "on-demand" not in planned(tmp_path, "60").notes[0]
 
 
 def test_a_lambda_the_users_key_ends_is_no_weak_catalogue_lease(tmp_path: Path) -> None:

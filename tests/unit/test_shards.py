@@ -263,7 +263,7 @@ def test_two_files_are_a_parallel_text_wherever_it_is_run(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("recipe", "prompt", "says"),
     [
-        ("mini-gpt", "", "tokeniser char"),
+        ("mini-gpt", "", "char"),
         ("annotated-transformer", "a man sees the dog " * 8, r"40 tokens.* 22\b"),
     ],
 )

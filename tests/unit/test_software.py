@@ -88,5 +88,5 @@ def test_what_is_beside_torch_is_reported_as_pip_freeze_has_it(tmp_path: Path) -
 
 
 def test_the_hugging_face_trainer_trains_in_one_process() -> None:
-    with refusal(UsageError, "recipe.does_not_add_up", "8 processes"):
+    with refusal(UsageError, "recipe.does_not_add_up", "huggingface", "8"):
         resolve(load_recipe("tiny-hf"), "full", processes=8)

@@ -76,7 +76,7 @@ class CardRow:
     saved: set[str] = field(default_factory=set)
     place: tuple[str, int, str] = ("", 0, "")
     """The id of the receipt's chain, its position there, and the digest of the previous receipt."""
-    told: Mapping[str, Any] = field(default_factory=dict)
+    predicate: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check_class(
@@ -120,8 +120,8 @@ def _check_card(path: Path, roster: Roster | None, official: str) -> CardRow:
 
 def lay_out(card: EvidenceCard, root: Path) -> RunFolder:
     """Create a run's folder with only the card's small files, and return it; NoCard for an invalid run name."""
-    told = parse_object(payload_of(parse_object(card.files[RECEIPT])))
-    name = told["predicate"]["run"]
+    statement = parse_object(payload_of(parse_object(card.files[RECEIPT])))
+    name = statement["predicate"]["run"]
     if not isinstance(name, str) or not RUN_NAME.fullmatch(name):
         raise NoCard("its run has an impossible name")
     folder = Home(root).run(name)
@@ -141,11 +141,11 @@ def _check_files(row: CardRow, card: EvidenceCard, root: Path) -> None:
     folder = lay_out(card, root)
     keys = parse_public_key(card.files[KEY])
     content = card.files[RECEIPT]
-    told = parse_object(payload_of(parse_object(content)))["predicate"]
-    row.told, row.run, row.receipt_sha256 = told, folder.name, hashlib.sha256(content).hexdigest()
-    if told["signing"]["keyid"] not in keys:
+    predicate = parse_object(payload_of(parse_object(content)))["predicate"]
+    row.predicate, row.run, row.receipt_sha256 = predicate, folder.name, hashlib.sha256(content).hexdigest()
+    if predicate["signing"]["keyid"] not in keys:
         row.problems.append("its signature does not belong to the public key in it")
-    link = {"run": row.run, "seq": told["seq"], "prev": told["prev"], "receipt_sha256": row.receipt_sha256}
+    link = {"run": row.run, "seq": predicate["seq"], "prev": predicate["prev"], "receipt_sha256": row.receipt_sha256}
     found = audit_run(
         folder, {row.run: link}, keys, journal_lines(folder.journal), must_be_signed=True, has_travelled=True
     )
@@ -157,30 +157,34 @@ def _check_files(row: CardRow, card: EvidenceCard, root: Path) -> None:
         row.problems += found.problems
         row.notes += [*found.warnings, *(f"{name} was left out: {card.left_out[name]}" for name in left_out)]
         row.verdict = found.verdict
-    figures, start = told["training"]["figures"], told["training"]["start"]["event"] or {}
-    row.recipe, row.data = (plain_line(str(one)) for one in (told["asked"]["recipe"], told["digests"]["data"]))
-    row.steps = max((one["step"] for one in told["checkpoint"]["files"] if type(one.get("step")) is int), default=0)
-    row.trainer = stated_trainer(told)
-    row.device = plain_line(str(start.get("cuda_name") or told["training"]["device"]))
+    figures, start = predicate["training"]["figures"], predicate["training"]["start"]["event"] or {}
+    row.recipe, row.data = (
+        plain_line(str(one)) for one in (predicate["asked"]["recipe"], predicate["digests"]["data"])
+    )
+    row.steps = max(
+        (one["step"] for one in predicate["checkpoint"]["files"] if type(one.get("step")) is int), default=0
+    )
+    row.trainer = stated_trainer(predicate)
+    row.device = plain_line(str(start.get("cuda_name") or predicate["training"]["device"]))
     row.loss, row.val_loss = (number(figures.get(key)) for key in ("last_loss", "last_val_loss"))
     row.cost_micros, row.cost_is = found.measured_micros, found.measured_is
-    row.challenge = str(told["asked"].get("challenge", ""))
+    row.challenge = str(predicate["asked"].get("challenge", ""))
     row.marks = {*found.marks}
-    row.place = (str(told["signing"]["keyid"]), int(told["seq"]), str(told["prev"]))
-    listed = {str(one["name"]): str(one["sha256"]) for one in told["checkpoint"]["files"]}
+    row.place = (str(predicate["signing"]["keyid"]), int(predicate["seq"]), str(predicate["prev"]))
+    listed = {str(one["name"]): str(one["sha256"]) for one in predicate["checkpoint"]["files"]}
     for name, sha256 in card.large.items():
         if not name.startswith("data/") and listed.get(name) != sha256:
             row.problems.append(f"{plain_line(name)} differs from the file that its receipt lists")
-    row.saved = {str(one["sha256"]) for one in told["checkpoint"]["files"] if is_saved_model(one)}
-    row.weights = {str(one["sha256"]) for one in told["checkpoint"]["files"] if one["kind"] == "weights"}
+    row.saved = {str(one["sha256"]) for one in predicate["checkpoint"]["files"] if is_saved_model(one)}
+    row.weights = {str(one["sha256"]) for one in predicate["checkpoint"]["files"] if one["kind"] == "weights"}
 
 
 def _compare_with_class(row: CardRow, roster: Roster | None, official: str) -> None:
     """Check that a card has a challenge of the class, and that its training is the class's task."""
-    if not row.told:
+    if not row.predicate:
         return
     is_official = row.trainer.startswith(OFFICIAL)
-    if is_official and official and row.told["digests"]["trainer"] != official:
+    if is_official and official and row.predicate["digests"]["trainer"] != official:
         row.notes.append(f"not checked: {row.trainer} belongs to another release of gpurun")
     if roster is None:
         return
@@ -190,7 +194,7 @@ def _compare_with_class(row: CardRow, roster: Roster | None, official: str) -> N
         row.problems.append(f"its challenge {word!r} is not one of {roster.name}" if word else "it has no challenge")
         return
     row.student = student.name
-    asked = row.told["timeline"]["asked"]
+    asked = row.predicate["timeline"]["asked"]
     if asked != "unknown" and datetime.fromisoformat(str(asked)).timestamp() < roster.made_wall - _DAY_S:
         row.problems.append(f"it claims to have begun before {roster.name} had its challenges")
     row.problems += _differences(roster.task, row)
@@ -207,13 +211,13 @@ def _differences(task: ClassTask, row: CardRow) -> Iterator[str]:
     if task.trainer == OFFICIAL and not row.trainer.startswith(OFFICIAL):
         used = f"a {row.trainer}" if row.trainer else "another program"
         yield f"it used {used}, but the class was given the official trainer"
-    if task.trainer not in ("", OFFICIAL) and not str(row.told["digests"]["trainer"]).startswith(task.trainer):
+    if task.trainer not in ("", OFFICIAL) and not str(row.predicate["digests"]["trainer"]).startswith(task.trainer):
         yield f"it did not use the trainer that the class was given ({task.trainer[:12]}…)"
 
 
 def _compare_cards(rows: Sequence[CardRow], *, is_class: bool) -> None:
     """Add a problem to cards that share what must be unique: challenge, key, rental, log, receipt, weights."""
-    judged = _latest_runs(_without_duplicates([row for row in rows if row.told]))
+    judged = _latest_runs(_without_duplicates([row for row in rows if row.predicate]))
     for mark, owners in _groups_sharing((mark, row) for row in judged for mark in row.marks):
         _add_problem(owners, f"{mark} is shared with {{others}}")
     for word, owners in _groups_sharing((row.challenge.rpartition(":")[0], row) for row in judged if row.challenge):

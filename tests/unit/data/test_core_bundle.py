@@ -95,7 +95,7 @@ def test_questions_and_examples_are_the_first_after_shuffling(shards: Path) -> N
         ({"core": YAML.replace("schema", "essay")}, "'essay'"),
         ({"core": YAML.replace("knowledge/animals", "../../animals")}, "animals"),
         ({"core": YAML.replace("[2]", "[7]")}, "animals has 7 "),
-        ({"eval_meta_data": META.replace("25", "100")}, "impossible place"),
+        ({"eval_meta_data": META.replace("25", "100")}, "animals"),
         ({"eval_meta_data": "Eval Task\n"}, "eval_meta_data.csv"),
         ({"animals": None}, "eval_data/knowledge/animals.jsonl"),
         ({"animals": "[]\n" * 9}, "animals.jsonl"),

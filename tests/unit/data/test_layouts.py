@@ -204,9 +204,9 @@ def test_json_without_texts_among_others_is_skipped_and_counted(tmp_path: Path) 
     source = opened(tmp_path)
     assert source.passed_over == {"JSON without 'text'": 2, "table without 'text'": 1}
     assert [file.name for file in source.files] == ["a.ts"]
-    refused(tmp_path / "tsconfig.json", "data.no_text_column", "there are: compilerOptions")
+    refused(tmp_path / "tsconfig.json", "data.no_text_column", "compilerOptions")
     (tmp_path / "a.ts").unlink()
-    refused(tmp_path, "data.no_text_column", "list.json", "there are: id")
+    refused(tmp_path, "data.no_text_column", "list.json", ": id")
 
 
 def test_globs_choose_files_and_one_that_fits_none_is_refused(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def test_a_sender_that_falls_silent_is_given_up(box: Box) -> None:
     argv = box.agent_argv("receive", "--codec", "gzip", "--sha256", wire.id)
     reply = box.machine.call(argv, stdin=slow(), timeout_s=20)
     error = json.loads(reply.stdout)["error"]
-    assert (error["code"], "1 s" in error["message"]) == ("stalled", True)
+    assert (error["code"], "1 s" in error["message"]) == ("cut_stream", True)
     assert shipped_tree(box) == {}
 
 

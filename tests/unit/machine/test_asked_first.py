@@ -251,7 +251,7 @@ def test_an_agent_shows_its_keys_in_turn(place: Place, tmp_path: Path, monkeypat
         subprocess.run(["ssh-add", "-q", place.client], check=True)
         assert place.machine(client_key="agent").call(["true"], timeout_s=20).exit_code == 0
     code, said = asked(place, place.server.port, "agent", "plan")
-    assert (code, "ssh.identity" in said) == (4, True)
+    assert (code, "ssh.agent" in said) == (4, True)
 
 
 def test_a_password_only_box_is_not_told_to_add_a_key(place: Place) -> None:

@@ -133,7 +133,7 @@ TROUBLES: dict[str, Trouble] = {
     ),
     "no torch for the driver": (
         {"init": "The NVIDIA driver on your system is too old (found version 12020)."}, card(), "box.driver_mismatch",
-        SetupError, ("too old (found version 12020)", "made for CUDA 12.8", "--image"),
+        SetupError, ("too old (found version 12020)", "CUDA 12.8", "--image"),
     ),
 }  # fmt: skip
 
