@@ -99,7 +99,7 @@ def _data(answer: bytes) -> dict[str, Any]:
 
 
 def _environment(base_url: str) -> dict[str, str]:
-    """Return the environment of the SDK: the address, the proxies, and no .netrc, because that could replace the key."""
+    """Return the SDK's environment: the address, the proxies, and no .netrc, because that could replace the key."""
     proxies = {f"{scheme.upper()}_PROXY": url for scheme, url in getproxies().items() if scheme in ("https", "no")}
     here = {"RUNPOD_API_BASE_URL": base_url, "NETRC": os.devnull, "PYTHONPATH": str(Path(__file__).parents[3])}
     return child_environment({**proxies, **here})

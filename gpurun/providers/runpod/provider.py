@@ -45,8 +45,8 @@ _USER_QUERY = {"query": "query{myself{id}}"}
 class RunPodProvider:
     """The `runpod` provider, for one key.
 
-    `base_url` is the origin of the API, without a path. `spot` adds spot pods to the offers. `region` limits the offers to
-    a data centre.
+    `base_url` is the origin of the API, without a path. `spot` adds spot pods to the offers. `region` limits the offers
+    to a data centre.
     """
 
     name = "runpod"
@@ -72,7 +72,7 @@ class RunPodProvider:
         self._http = Http(self._base_url, headers=headers, clock=clock, name="runpod")
 
     def verify(self) -> Account:
-        """Check the key by listing pods and deleting a pod that does not exist: only a key with full access may do both."""
+        """Check the key by listing pods and deleting a pod that does not exist, which needs full access."""
         list(self._pods())
         probe = self._http.request("DELETE", "/v2/pods/gpurun-none")
         missing = ("write access to pods",) if probe.status in (401, 403) else ()
@@ -83,7 +83,7 @@ class RunPodProvider:
         )
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """Return the known rows at their live price in both clouds, and with `spot` also as spot pods at the lowest bid."""
+        """Return the known rows at their live price in both clouds; with `spot` also as spot pods at the lowest bid."""
         now = self._clock.wall()
         if not need.count:
             return cpu_offers(self._http, known, now, self._region)
@@ -99,11 +99,11 @@ class RunPodProvider:
             return create_spot(order, self._key, self._base_url, guard)
         answer = self._post(make_pod_body(order, self._base_url, guard, as_args=False))
         if answer.status == 422 and any(field in describe_runpod_error(answer) for field in ("entrypoint", "cmd")):
-            # No pod was created: this API does not have the newer fields for the first program, so use the older one.
+            # No pod was created: this API lacks the newer fields for the first program, so use the older one.
             answer = self._post(make_pod_body(order, self._base_url, guard, as_args=True))
             if answer.status == 422 and "args" in describe_runpod_error(answer):
                 raise Rejected(
-                    f"RunPod accepts no start command, so the pod could not end itself ({describe_runpod_error(answer)})"
+                    f"RunPod accepts no start command, so no pod could end itself ({describe_runpod_error(answer)})"
                 )
         if answer.status not in (200, 201, 202):
             raise judge_create_answer(answer)
@@ -155,7 +155,7 @@ class RunPodProvider:
             raise explain_runpod_answer(answer)
 
     def charges(self, instance_id: str, from_wall: float, to_wall: float) -> Charge | None:
-        """Return what RunPod billed for these hours; None if it has no record. Settled an hour after the last one ended."""
+        """Return what RunPod billed for these hours, settled an hour after their end; None if it has no record."""
         begin, end = _hour(from_wall), _hour(to_wall) + timedelta(hours=1)
         window = {"startTime": _stamp(begin), "endTime": _stamp(end), "bucketSize": "hour"}
         answer = self._http.request("GET", "/v2/billing/pods", query={"podId": check_pod_id(instance_id), **window})
@@ -218,7 +218,7 @@ class RunPodProvider:
         return self._http.request("POST", "/v2/pods", body=body, timeout_s=_CREATE_LIMIT_S)
 
     def _pods(self) -> Iterator[Any]:
-        """Yield every pod of the account; Unknown if the list is incomplete, because a missing pod must really be gone."""
+        """Yield every pod of the account; Unknown if the list is incomplete: a missing pod must really be gone."""
         query: dict[str, str] = {}
         for _ in range(_MOST_PAGES):
             answer = self._http.request("GET", "/v2/pods", query=query)
