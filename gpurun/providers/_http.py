@@ -1,8 +1,8 @@
-"""JSON over HTTPS for the clouds without an SDK: one request, one answer, and every doubt raised as `Unknown`.
+"""Sends JSON requests over HTTPS to the clouds without an SDK. An unclear outcome is raised as `Unknown`.
 
-A key is sent only over verified TLS (or to this machine, for tests), never to the target of a redirect, and is in no
-exception. The provider decides what an answer means, including server errors; "too many requests" is waited out, and a
-read at which the server failed is retried.
+A key is sent only over verified TLS (or to this machine, for tests). It is never sent to the target of a redirect, and
+never part of an exception. The caller interprets the answer, including server errors. Requests are retried after "too
+many requests"; a GET is also retried after a server error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MOST_TURNS = 60
 
 @dataclass(frozen=True)
 class Answer:
-    """A server's answer, with header names in lower case."""
+    """A server's answer. The header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -59,7 +59,7 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """Return the body as JSON, None if it is not; a number with a point is a Decimal, because it may be a price."""
+        """Return the parsed body, None if it is not JSON. Fractions are Decimals, because they may be prices."""
         try:
             return json.loads(self.text, parse_float=Decimal, parse_constant=_refuse_constant)
         except (ValueError, ArithmeticError, RecursionError):
@@ -67,7 +67,7 @@ class Answer:
 
 
 class Gap:
-    """The least time between two requests, kept by all processes of this machine that name the same file."""
+    """Keeps a minimum time between requests, shared by all processes of this machine that use the same file."""
 
     def __init__(self, seconds: float, clock: Clock, path: Path | None = None) -> None:
         self._seconds = seconds
@@ -76,15 +76,15 @@ class Gap:
         self._free_mono = float("-inf")
 
     def wait(self) -> None:
-        """Take the next turn, and wait for it."""
+        """Reserve the next turn and wait until it comes."""
         self._clock.sleep(self._turn_mono() - self._clock.monotonic())
 
     def begin(self) -> None:
-        """Start the gap now at the earliest: the request of the last turn took until now."""
+        """Restart the gap now, because the request of the last turn took until now."""
         self._turn_mono(is_taken=True)
 
     def _turn_mono(self, *, is_taken: bool = False) -> float:
-        """Return when the next turn is, and reserve it; a file that cannot be used is ignored."""
+        """Reserve the next turn and return its time. A file that cannot be used is ignored."""
         if self._path is not None:
             with suppress(OSError):
                 make_private(self._path.parent)
@@ -101,7 +101,7 @@ class Gap:
         return turn_mono
 
     def _free_at(self, text: str) -> float:
-        """Return when the next turn is free; a time of an earlier boot, when the clock started elsewhere, is over."""
+        """Parse when the next turn is free. A time from before a reboot is ignored, because the clock has restarted."""
         try:
             free_mono = float(text)
         except ValueError:
@@ -110,10 +110,10 @@ class Gap:
 
 
 class Http:
-    """One server, one key: requests keep a minimum gap, have limits on time and size, and are never redirected."""
+    """Sends requests to one server with one key, with a minimum gap and limits on time and size, without redirects."""
 
     clock_ahead_s: float | None = None
-    """How far this machine's clock is ahead of the server's, by the last Date header; None before the first."""
+    """How many seconds this machine's clock is ahead of the server's, by the last Date header; None without one."""
 
     def __init__(
         self, base_url: str, *, headers: Mapping[str, str], clock: Clock, name: str, gap: Gap | None = None
@@ -136,10 +136,11 @@ class Http:
         timeout_s: float = 30.0,
         patience_s: float = 60.0,
     ) -> Answer:
-        """Send one request and return the answer, whatever its status; `timeout_s` is for the whole exchange.
+        """Send a request and return the answer, whatever its status. `timeout_s` limits the whole exchange.
 
-        A 429 is repeated as the server asks, within `patience_s`; a GET at which the server failed (5xx) twice, within
-        ten seconds. Raises Unknown if there is no complete answer: the request may have been carried out.
+        After a 429, the request is retried when the server allows it, for up to `patience_s`. After a server error
+        (5xx), a GET is retried twice within ten seconds. Raises Unknown if there is no complete answer, because the
+        server may have carried out the request.
         """
         url = f"{self._base}{path}" + (f"?{urlencode(query)}" if query else "")
         slow = Retry(self._clock, 1.0, longest_s=_LONGEST_PAUSE_S, limit_s=patience_s, jitter=0.25)
@@ -148,12 +149,12 @@ class Http:
             answer = self._send(method, url, body, timeout_s)
             if answer.status == 429:
                 throttled = Throttled(f"{self._name} accepts no more requests for now (429)")
-                slow.wait(throttled, at_least_s=_asked_pause_s(answer, self._clock.wall()))
+                slow.wait(throttled, at_least_s=_retry_after_s(answer, self._clock.wall()))
             elif method != "GET" or answer.status < 500 or not failed.pauses():
                 return answer
 
     def _send(self, method: str, url: str, body: Any, timeout_s: float) -> Answer:
-        """Make one exchange; Unknown if its answer is not complete."""
+        """Send one request and return the answer; Unknown if the answer is not complete."""
         if self._gap is not None:
             self._gap.wait()
         data = None if body is None else json.dumps(body).encode()
@@ -170,23 +171,23 @@ class Http:
             except (OSError, HTTPException, UnicodeError) as error:
                 words = "it took too long" if limit.over else _words_of(error)
                 raise Unknown(f"{self._name} gave no complete answer: {words}") from error
-            if limit.over:  # A body without a length just ends when the connection is closed.
+            if limit.over:  # A body without a length looks complete when the connection is closed.
                 raise Unknown(f"{self._name} gave no complete answer: it took too long")
         crashpoint(f"after {place}")
         self._compare_clocks(answer, (sent_wall + self._clock.wall()) / 2)
         return answer
 
     def _compare_clocks(self, answer: Answer, wall: float) -> None:
-        """Remember the clock skew; a Date header cuts off a fraction of a second, half a second on average."""
+        """Store the clock skew. A Date header has whole seconds, so it is half a second early on average."""
         server_wall = _wall_of(answer.headers.get("date", ""))
         if server_wall is not None:
             self.clock_ahead_s = round(wall - server_wall - 0.5, 1)
 
 
 class _Limit:
-    """The time that one exchange may take in all; once it is over, its socket is closed, whatever that is doing.
+    """Limits the time of a whole exchange: when the time is over, the socket is shut down, whatever it is doing.
 
-    A socket's own time-out restarts with every byte, so a server that drips would hold the caller for ever.
+    A socket's own time-out restarts with every byte, so a server that sends byte by byte could block the caller.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -203,7 +204,7 @@ class _Limit:
         self._timer.cancel()
 
     def watch(self, sock: socket.socket) -> None:
-        """Take charge of a connected socket; raises TimeoutError, before anything is sent, if it is too late."""
+        """Watch a connected socket. Raises TimeoutError if the time is over, before anything is sent."""
         self._sock = sock
         if self.over:
             raise TimeoutError
@@ -211,12 +212,14 @@ class _Limit:
     def _end(self) -> None:
         self.over = True
         if self._sock is not None:
-            with suppress(OSError):  # It ended at this moment.
-                socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # Below TLS, which must not be used from here.
+            with suppress(OSError):  # The socket may be closed already.
+                socket.socket.shutdown(
+                    self._sock, socket.SHUT_RDWR
+                )  # Below TLS, which is not safe to use from this thread.
 
 
 class _Timed(Request):
-    """A request that knows its limit."""
+    """A request with the limit on its time."""
 
     limit: _Limit
 
@@ -232,7 +235,7 @@ class _Plain(HTTPConnection):
 
 
 class _Secure(_Plain, HTTPSConnection):
-    """The same over TLS: the limit watches the socket that TLS has wrapped."""
+    """A connection over TLS. The limit watches the wrapped socket."""
 
 
 class _PlainHandler(HTTPHandler):
@@ -252,7 +255,7 @@ class _SecureHandler(HTTPSHandler):
 
 
 class _NoJudging(HTTPErrorProcessor):
-    """Takes every status as an answer: nothing is raised for it, and nothing is followed."""
+    """Returns every status as an answer: raises no error and follows no redirect."""
 
     def http_response(self, request: Request, response: HTTPResponse) -> HTTPResponse:
         return response
@@ -261,14 +264,14 @@ class _NoJudging(HTTPErrorProcessor):
 
 
 def _opener(url: SplitResult) -> OpenerDirector:
-    """Return an opener with the user's proxies; not for this machine, because the key would leave it in the clear."""
+    """Return an opener with the user's proxies. Plain HTTP uses none, because the key would reach them unencrypted."""
     if url.scheme == "http":
         return build_opener(_PlainHandler(), _NoJudging(), ProxyHandler({}))
     return build_opener(_SecureHandler(), _NoJudging())
 
 
 def _checked_url(url: str, name: str) -> SplitResult:
-    """Refuse a base URL to which a key must not be sent."""
+    """Return the parsed base URL; SetupError if it is not safe to send a key to it."""
     try:
         parts = urlsplit(url)
         fits = bool(parts.hostname) and parts.port != 0 and not (parts.username or parts.query or parts.fragment)
@@ -284,7 +287,7 @@ def _checked_url(url: str, name: str) -> SplitResult:
 
 
 def _check_headers(headers: Mapping[str, str], name: str) -> None:
-    """Refuse a key that the standard library would refuse with the key in its message."""
+    """Raise a SetupError for a malformed key. The standard library's own error would contain the key."""
     if not all(value.isascii() and value.isprintable() for value in headers.values()):
         raise SetupError(
             "auth.bad_key",
@@ -301,14 +304,14 @@ def _is_loopback(host: str) -> bool:
 
 
 def _words_of(error: Exception) -> str:
-    """Return what went wrong, without the library's wrapping."""
+    """Return the reason of a network error, without the wrapping of urllib."""
     cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, OSError) else error
     reason = cause.strerror if isinstance(cause, OSError) else ""
     return reason or str(cause) or type(cause).__name__
 
 
 def _read(response: HTTPResponse) -> Answer:
-    """Return the complete answer; HTTPException if the body is cut or too large."""
+    """Read and return the whole answer; HTTPException if the body is truncated or too large."""
     data = response.read(BODY_LIMIT_BYTES + 1)
     if len(data) > BODY_LIMIT_BYTES:
         raise HTTPException(f"its body is larger than {BODY_LIMIT_BYTES} bytes")
@@ -318,8 +321,8 @@ def _read(response: HTTPResponse) -> Answer:
     return Answer(response.status, headers, data.decode("utf-8", errors="replace"))
 
 
-def _asked_pause_s(answer: Answer, wall: float) -> float:
-    """Return how long the server asks to wait after a 429."""
+def _retry_after_s(answer: Answer, wall: float) -> float:
+    """Return how many seconds to wait after a 429, by the header Retry-After; 0 without one."""
     header = answer.headers.get("retry-after", "").strip()
     until = _wall_of(header)
     if header.isascii() and header.isdigit():
@@ -328,7 +331,7 @@ def _asked_pause_s(answer: Answer, wall: float) -> float:
 
 
 def _wall_of(date: str) -> float | None:
-    """Return the moment that an HTTP date names; None if it is not one."""
+    """Return the wall time of an HTTP date; None if it is not a date."""
     try:
         return parsedate_to_datetime(date).timestamp()
     except (ValueError, TypeError, OverflowError):

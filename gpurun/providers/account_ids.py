@@ -1,4 +1,4 @@
-"""Marks of accounts: they show whether two keys belong to one customer, and reveal nothing else."""
+"""Computes marks of accounts. A mark shows whether two keys belong to the same account, and reveals nothing else."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _DIGITS = 16
 
 
 def mark_of_account(provider: str, identifier: str) -> str:
-    """Return `account:…`, from the provider's own id of its customer: the same for every key of that customer."""
+    """Return `account:…`, from the account's id at the provider. It is the same for every key of the account."""
     return f"account:{_digest('account', provider, identifier)}"
 
 
 def mark_of_key(provider: str, base_url: str, key: Secret) -> str:
-    """Return `key:…`, if a provider does not identify its customer: a new key of the same customer has another mark.
+    """Return `key:…`, for a provider that does not identify the account. Each key of an account has a different mark.
 
-    64 bits of a hash of much more than 64 random bits: the key cannot be found from it.
+    The mark has only 64 bits of a hash of a much longer random key, so the key cannot be recovered from it.
     """
     return f"key:{_digest('key', provider, base_url, key.reveal())}"
 

@@ -1,4 +1,4 @@
-"""What every provider promises: six verbs, three refusals, and a few figures on how far its answers can be trusted.
+"""Defines the provider interface: six verbs, three refusals, and the waiting times before an answer can be trusted.
 
 A new provider is one file with a class that follows `Provider`, one line in `registry.py`, and a pass of the contract
 suite in tests/contract.
@@ -19,13 +19,13 @@ from gpurun.core.run_plan import Choices, Lease
 
 
 class NoCapacity(Exception):
-    """The provider certainly made nothing, because it has no capacity left: another offer may be tried."""
+    """The provider has no capacity, so it certainly created nothing. Another offer may be tried."""
 
 
 class Rejected(Exception):
-    """The provider certainly made nothing, for a reason that a retry does not change.
+    """The provider refused, so it certainly created nothing. A retry would be refused, too.
 
-    `of_offer`: the reason may concern this offer alone, so another one may be tried.
+    With `of_offer`, the reason may concern this offer alone, so another offer may be tried.
     """
 
     def __init__(self, message: str = "", *, of_offer: bool = False) -> None:
@@ -34,13 +34,12 @@ class Rejected(Exception):
 
 
 class Unknown(Exception):
-    """The answer was lost or unclear: what was requested may exist. Never repeat the request before looking.
+    """The answer was lost or unclear, so the request may have been carried out. Look before you repeat it.
 
-    A list that could be read only in part has in `found` what it showed: enough to end a machine, never to believe that
-    there are no others. A create that its provider takes twice without making two has in `again` how to send the same
-    request once more; that gives the instance, or is Unknown. `left` are the things beside machines that were listed,
-    `regions` those that alone gave no answer, where the others gave their whole lists. `hint` is what to do about a
-    known reason.
+    `found` are the instances from a list that was only partly read. They may be destroyed, but others may exist.
+    `again` repeats a create if the provider recognises a repeated request: it returns the instance or raises Unknown.
+    `left` are the leftovers that were listed. `regions` are the only regions that did not answer, if all others
+    answered completely. `hint` is what to do, if the reason is known.
     """
 
     def __init__(
@@ -58,27 +57,29 @@ class Unknown(Exception):
 
 
 class Throttled(Unknown):
-    """No answer but "too many requests", for as long as gpurun waited."""
+    """The provider answered only "too many requests" for as long as gpurun retried."""
 
 
 class EndsBy(StrEnum):
-    """Who ends a machine at its deadline if the laptop does not."""
+    """What ends a machine at its deadline if the laptop does not."""
 
     PROVIDER = "provider"
-    """The provider itself, by its own time limit, whatever runs on the machine."""
+    """The provider's own time limit, whatever runs on the machine."""
     MACHINE = "machine"
-    """A program on the machine, which its root can stop."""
+    """A program on the machine, which root on the machine can stop."""
     REQUEST = "request"
-    """Such a program, and only if the provider accepts its request."""
+    """A program on the machine that must send a request, which the provider must accept."""
 
 
 @dataclass(frozen=True)
 class Traits:
-    """How a provider behaves over time; all of these are times to wait, not reasons to trust.
+    """The waiting times of a provider, and how its machines end.
 
-    `settle_s`: how long an instance may stay invisible after a create whose answer was lost.
-    `death_reads` readings of GONE, spread over `death_spread_s`, prove an end, together with absence from the list.
-    `ends_by`: who ends a machine at the deadline; only the provider's own time limit bounds an unseen cost.
+    `settle_s`: how long a new instance may stay invisible if the answer of its create was lost.
+    `poll_s`: the pause between two readings.
+    `death_reads` readings of GONE, spread over `death_spread_s`, prove an end if the list does not have it either.
+    `ends_by`: what ends a machine at its deadline. Only the provider's own time limit bounds the cost of a machine that
+    gpurun cannot see.
     """
 
     settle_s: float
@@ -91,62 +92,62 @@ class Traits:
 
     @property
     def takes_files(self) -> bool:
-        """Return whether the end of a machine removes its files; a box and a cluster's folder outlive a run."""
+        """Return whether destroying a machine removes its files. Those on your own box or a cluster stay."""
         return self.teardown is Teardown.DESTROYED or self.is_this_computer
 
     @property
     def takes_address(self) -> bool:
-        """Return whether the end of a machine also ends what answers at its address; a login node outlives a job."""
+        """Return whether a destroyed machine no longer answers at its address. A cluster's login node still does."""
         return self.teardown is Teardown.DESTROYED
 
     @property
     def is_this_computer(self) -> bool:
-        """Return whether it is this computer, so that everything outside a run's folder is at home already."""
+        """Return whether the machine is this computer, so that files outside a run's folder need no download."""
         return self.teardown is Teardown.PROCESSES_KILLED_HOST_KEPT
 
 
 class Provider(Protocol):
-    """One cloud. Every verb may raise `Unknown` (no clear answer) or a `SetupError` (key or permission)."""
+    """One provider. Every verb may raise `Unknown` (no clear answer) or a `SetupError` (key or permission)."""
 
     @property
     def name(self) -> str:
-        """Return its name in `--provider` and in journals."""
+        """Return the provider's name in `--provider` and in journals."""
         ...
 
     @property
     def traits(self) -> Traits:
-        """Return the waiting times and the kind of end of this provider."""
+        """Return the provider's waiting times, and how its machines end."""
         ...
 
     def verify(self) -> Account:
-        """Check that the key works, and report which permissions are missing; cheap."""
+        """Check that the key works. Return the account with its missing permissions; costs nothing."""
         ...
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """Return what can be rented for this need now, at its live price, with capacity as far as is known; read-only.
+        """Return what can be rented for this need now, at live prices, without what is known to be sold out.
 
-        `known` are the catalogue's rows of this provider for the card, in any number. A machine type that the catalogue
-        does not have is not offered, because its speed is unknown. A row gives all but price and region.
+        `known` are the catalogue's rows for this provider and card, with any number of cards. They give all facts but
+        price and region. Other machine types are not offered, because their speed is unknown. Changes nothing.
         """
         ...
 
     def create(self, order: Order) -> Instance:
-        """Request an instance that carries `order.token`, and return at once.
+        """Request an instance that carries `order.token`. Return it without waiting for its boot.
 
-        Raises NoCapacity or Rejected if certainly nothing was made, Unknown if something may exist.
+        Raises NoCapacity or Rejected if certainly nothing was created, Unknown if an instance may exist.
         """
         ...
 
     def find(self, token: str | None) -> list[Instance]:
-        """Return everything that carries the token (None: all of gpurun's), in every region and state, oldest first."""
+        """Return the instances with the token (None: any of gpurun's), in every region and state, oldest first."""
         ...
 
     def read(self, instance_id: str) -> Instance:
-        """Return one instance as the provider describes it; GONE if the provider says that there is none."""
+        """Return one instance as the provider describes it; GONE if the provider reports that it does not exist."""
         ...
 
     def destroy(self, instance_id: str) -> None:
-        """Request its end. Idempotent, and only a request: proof comes from `read` and `find`."""
+        """Request the end of an instance. Idempotent. Only `read` and `find` can prove the end."""
         ...
 
 
@@ -154,60 +155,60 @@ class Provider(Protocol):
 class Guarded(Protocol):
     """A provider whose machines end themselves by a timer that obeys a file (docs/FORMATS.md, "The guard's clock").
 
-    The timer goes with the create and starts at the machine's boot; it counts as armed only after it was read back.
+    The timer is part of the create and starts when the machine boots. It counts as armed only once it was read back.
     """
 
     @property
     def guard_shares_key(self) -> bool:
-        """Return whether the timer calls the provider with our own key: if that is refused, so is the timer."""
+        """Return whether the timer uses the user's own key. If the provider refuses that key, the timer fails, too."""
         ...
 
     def guard_folder(self, instance: Instance) -> str:
-        """Return the folder in which the timer of a machine keeps its time; "" if it has no timer."""
+        """Return the folder on the machine in which the timer keeps its time; "" without a timer."""
         ...
 
 
 @runtime_checkable
 class LetsIn(Protocol):
-    """A provider whose machines admit only this laptop's address, which may change."""
+    """A provider with a firewall that admits only this laptop's address, which may change."""
 
     def let_in(self, instance: Instance) -> None:
-        """Open an instance to the address that this laptop has now; cheap to repeat."""
+        """Admit this laptop's present address to an instance; cheap to repeat."""
         ...
 
 
 @runtime_checkable
 class HasAccounts(Protocol):
-    """A provider with separate accounts: what one account rented does not exist for another."""
+    """A provider with separate accounts. An account does not see what another account rented."""
 
     def account_mark(self) -> str:
-        """Return a short mark of the key's account, which reveals nothing secret. Raises what other verbs raise.
+        """Return a short mark of the account, which reveals no secret. Raises the same errors as the verbs.
 
-        `account:…` is the same for every key of an account. If the provider does not identify its customer, it is
-        `key:…`, and a new key of the same account has another mark.
+        `account:…` is the same for every key of an account. If the provider does not identify the account, the mark is
+        `key:…`, which is different for each key.
         """
         ...
 
 
 @runtime_checkable
 class ExplainsJobs(Protocol):
-    """A provider that may accept a job which never does its work, and explains why."""
+    """A provider that may accept a job that can never run, and that can explain why."""
 
     def never_runs(self, instance: Instance) -> GpurunError | None:
-        """Return the error of a job that is not admitted, or whose set-up failed; else None. May raise `Unknown`."""
+        """Return the error of a job that will never start or failed in its set-up; else None. May raise `Unknown`."""
         ...
 
     def setup_log(self, instance: Instance) -> bytes:
-        """Return the output of the job's own set-up, or its end if it is long; b"" without one. May raise `Unknown`."""
+        """Return the output of the job's set-up, only its end if it is long; b"" without one. May raise `Unknown`."""
         ...
 
 
 @runtime_checkable
 class LimitsJobs(Protocol):
-    """A provider that lets a job run for a limited time, however much its user may spend."""
+    """A provider that limits how long a job runs, whatever the cap is."""
 
     def lease_within(self, lease: Lease, offer: Offer, choices: Choices, cap: Micros | None) -> Lease:
-        """Return the lease of such a job, cut down to its caps and to the provider's limit; NoOffer if none is left.
+        """Return the lease, cut down to the caps and the provider's limit; NoOffer if no time is left to train.
 
         May raise `Unknown`.
         """
@@ -216,90 +217,90 @@ class LimitsJobs(Protocol):
 
 @runtime_checkable
 class TellsWhoEnded(Protocol):
-    """A provider that may know who ended a machine: others of its account, or its own user."""
+    """A provider that may record whether the user or another person ended a machine."""
 
     def was_ended_by_user(self, instance: Instance) -> bool:
-        """Return whether its own user ended it; False also if the provider keeps no record of that. Raises nothing."""
+        """Return whether the machine's own user ended it; False without a record of that. Raises nothing."""
         ...
 
 
 @runtime_checkable
 class ShowsQueue(Protocol):
-    """A provider whose instances wait in a queue, and which can report their place."""
+    """A provider with a queue for its instances, which can report an instance's place."""
 
     def queue_words(self, instance: Instance) -> str:
-        """Return why it waits, its place and its expected start, for people; may raise `Unknown`."""
+        """Return a line for the user: why the instance waits, its place, its expected start. May raise `Unknown`."""
         ...
 
 
 @runtime_checkable
 class KeyEnds(Protocol):
-    """A provider whose key may expire, as a session does: then this computer cannot end a machine any more."""
+    """A provider with keys that may expire. After that, this computer can no longer terminate a machine."""
 
     def key_ends_wall(self) -> float:
-        """Return when it expires, by the wall clock: infinity if it never does, 0 if it does at an unknown time."""
+        """Return when the key expires, by the wall clock; infinity if never, 0 if the time is not known."""
         ...
 
 
 @runtime_checkable
 class SpotNotice(Protocol):
-    """A provider whose spot machines can read a warning before they are taken away."""
+    """A provider with spot machines that can read a warning before the provider reclaims them."""
 
     @property
     def notice_url(self) -> str:
-        """Return where a machine reads that warning, answered like EC2's metadata service (IMDSv2)."""
+        """Return the URL at which a machine reads the warning, in the protocol of EC2's metadata service (IMDSv2)."""
         ...
 
 
 @runtime_checkable
 class TellsTime(Protocol):
-    """A provider whose answers carry its own time."""
+    """A provider that sends its own time with each answer."""
 
     @property
     def clock_ahead_s(self) -> float | None:
-        """Return how far this machine's clock is ahead of the provider's, by its last answer; None before the first."""
+        """Return how many seconds this machine's clock is ahead, by the provider's last answer; None without one."""
         ...
 
     def ask_time(self) -> None:
-        """Send a small request, to get an answer of this moment. May raise `Unknown` or SetupError."""
+        """Send a small request to learn the provider's present time. May raise `Unknown` or SetupError."""
         ...
 
 
 @runtime_checkable
 class HasRegions(Protocol):
-    """A provider whose machines are in regions that can be requested by name."""
+    """A provider with named regions."""
 
     def regions(self) -> tuple[str, ...]:
-        """Return the names that this account may request, with capacity or without. May raise `Unknown`."""
+        """Return the names of the regions that this account may use, even without capacity. May raise `Unknown`."""
         ...
 
 
 @runtime_checkable
 class FindsInRegions(Protocol):
-    """A provider that lists one region at a time."""
+    """A provider that can search some of its regions alone."""
 
     def find_in(self, regions: Sequence[str]) -> list[Instance]:
-        """Return everything of gpurun's in these regions, as `find(None)` does for all regions."""
+        """Return all of gpurun's instances in these regions, as `find(None)` does for all regions."""
         ...
 
 
 @runtime_checkable
 class HasEndpoint(Protocol):
-    """A provider whose requests can be sent to another address, for instance by an environment variable."""
+    """A provider that can be reached at another address, for instance set by an environment variable."""
 
     @property
     def endpoint(self) -> str:
-        """Return the address that is used instead of the provider's own; "" if none is. Raises nothing."""
+        """Return the address in use; "" if it is the provider's own. Raises nothing."""
         ...
 
 
 def endpoint_of(provider: Provider) -> str:
-    """Return where a provider's requests go, if not to its own address; "" otherwise, or if it sends none."""
+    """Return the address to which requests go; "" if it is the provider's own, or if there are no requests."""
     return provider.endpoint if isinstance(provider, HasEndpoint) else ""
 
 
 def their_wall(provider: Provider, clock: Clock) -> float:
-    """Return the time by the provider's clock, as far as its answers showed it; else by this machine's."""
+    """Return the time by the provider's clock, or by this machine's if no answer has shown the provider's."""
     ahead_s = provider.clock_ahead_s if isinstance(provider, TellsTime) else None
     return clock.wall() - (ahead_s or 0.0)
 
@@ -318,14 +319,14 @@ def clock_warning(provider: Provider) -> list[str]:
 
 @runtime_checkable
 class LeavesThings(Protocol):
-    """A provider where a rental leaves more than its machine."""
+    """A provider with resources, such as disks, that may stay after the machine is gone."""
 
     def leftovers(self, token: str | None) -> list[Leftover]:
-        """Return the side resources that carry the token (None: all of gpurun's), in every region, but no machines."""
+        """Return the resources that carry the token (None: any token of gpurun's), in every region, except machines."""
         ...
 
     def remove(self, leftover: Leftover) -> None:
-        """Request the removal of one; idempotent, and only a request."""
+        """Request the removal of a leftover. Idempotent. Only `leftovers` can prove the removal."""
         ...
 
 
@@ -334,5 +335,5 @@ class ReportsCharges(Protocol):
     """A provider that reports what it billed."""
 
     def charges(self, instance_id: str, from_wall: float, to_wall: float) -> Charge | None:
-        """Return what was billed for an instance in that time; None if the provider has no record of it yet."""
+        """Return what was billed for an instance in this period; None if the provider has no record of it yet."""
         ...

@@ -1,6 +1,6 @@
-"""What can be rented, from the packaged, dated catalogue (catalog.toml), and how people name a GPU.
+"""Reads the packaged, dated catalogue of offers (catalog.toml), and parses the names of GPUs.
 
-The catalogue is for plans and rehearsals, not for a cap: before anything is created, the live price is read.
+The catalogue is for plans and rehearsals. A cap never rests on it, because the live price is read before a create.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from gpurun.core.run_plan import Request
 _NODES = re.compile(r"(\d{1,4})\s*[x×*]\s*(cpu|\d{1,4}\s*[x×*].*)", re.IGNORECASE)
 _GPU = re.compile(r"(?:(\d{1,4})\s*[x×*]\s*)?([a-z][a-z0-9 ]*?|\d{4}(?: ?ada)?)(?:-(\d{1,4})\s*gb?)?", re.IGNORECASE)
 _BY_NAME_ONLY = {"GH200": "aarch64"}
-"""Cards in machines of another architecture, which are offered only if requested by name."""
+"""Cards in machines that are not x86_64. They are offered only if requested by name."""
 _TIERS = ("secure", "community")
-"""RunPod's two clouds, which take the place of a region: its price does not depend on a region."""
+"""RunPod's two clouds. They take the place of a region, because its prices do not depend on one."""
 
 
 @dataclass(frozen=True)
 class GpuModel:
-    """A kind of GPU: `tflops` is the dense 16-bit peak (fp16's without bf16), `mfu` the share of it to plan with.
+    """A kind of GPU.
 
-    `nvlink`: several cards in one machine are linked faster than by PCIe. `expected_mfu` is that of our own loop, and
-    `rests_on` is its source.
+    `tflops` is the dense 16-bit peak: of bf16 or, without bf16, of fp16. `mfu` is the range of its utilisation to plan
+    with. `nvlink`: the cards of one machine are linked faster than by PCIe. `expected_mfu` is the utilisation of
+    gpurun's own training loop, and `rests_on` is the source of that figure.
     """
 
     name: str
@@ -47,11 +48,11 @@ class GpuModel:
 
 @dataclass(frozen=True)
 class Terms:
-    """How a provider bills beside the hourly rate, how long its machines may take to boot, and what its image has.
+    """What a provider bills besides the hourly rate, and how long its machines may take to boot.
 
-    `with_guard` replaces `dies_by_itself` if the user puts a key on the machine to end it. `boot_s` is what a lease
-    plans and pays for, `patience` how long gpurun waits for a machine that is still coming up: both in seconds, by the
-    least number of GPUs.
+    `with_guard` replaces `dies_by_itself` if the user puts a key on the machine with which it ends itself. `boot_s` is
+    the boot time that a lease includes. `patience` is how long gpurun waits for a machine that is still booting. Both
+    are in seconds; each key is the smallest number of GPUs to which its value applies.
     """
 
     billing_unit_s: int
@@ -66,11 +67,11 @@ class Terms:
     least_billed_s: int = 0
 
     def boot_limit_s(self, gpu_count: int) -> int:
-        """Return the planned time from create to a shell, for a machine with so many GPUs."""
+        """Return the planned seconds from create to login for a machine with this number of GPUs."""
         return _by_count(self.boot_s, gpu_count)
 
     def patience_s(self, gpu_count: int) -> int:
-        """Return how long gpurun waits for a machine with so many GPUs; 0 if nothing beyond the plan is known."""
+        """Return how many seconds gpurun waits for such a machine to boot; 0 if the catalogue has no figure."""
         return _by_count(self.patience, gpu_count)
 
 
@@ -88,7 +89,7 @@ def _catalog() -> dict[str, Any]:
 
 @cache
 def cards() -> dict[str, GpuModel]:
-    """Return every kind of GPU that the catalogue knows, by its name in an offer."""
+    """Return every kind of GPU with a known speed, by its name in an offer."""
     expected = _catalog()["expected"]
     return {
         kind: GpuModel(
@@ -106,21 +107,21 @@ def cards() -> dict[str, GpuModel]:
 
 
 def card_of(gpu: str) -> GpuModel | None:
-    """Return the card of an offer; None if its speed is not known."""
+    """Return the card with this name in an offer; None if its speed is not known."""
     return cards().get(gpu)
 
 
 @cache
 def card_names() -> dict[str, str]:
-    """Return what --gpu calls each kind of card, including those whose speed was never measured."""
+    """Return the name in --gpu of each kind of card, including cards of unknown speed."""
     return {kind: facts["name"] for kind, facts in (_catalog()["gpus"] | _catalog()["unmeasured"]).items()}
 
 
 @cache
 def terms_of(provider: str, region: str = "") -> Terms:
-    """Return a provider's terms; one that the catalogue does not have (`local`, `ssh`) bills nothing beside its rate.
+    """Return a provider's terms. A provider without an entry in the catalogue (`local`, `ssh`) bills only its rate.
 
-    Without a region, disk and egress are those of the usual regions; in others they may cost more.
+    Without a region, the prices of disk and egress are those of the usual regions. Other regions may cost more.
     """
     facts = _catalog()["providers"].get(provider)
     if facts is None:
@@ -144,7 +145,7 @@ def terms_of(provider: str, region: str = "") -> Terms:
 
 @cache
 def all_offers() -> tuple[Offer, ...]:
-    """Return every row of the catalogue, in its order."""
+    """Return every offer of the catalogue, in the order of the file."""
     date = _catalog()["date"]
     offers = []
     for provider, type_id, gpu, count, gb, dollars, place, source in _catalog()["offers"]["rows"]:
@@ -174,23 +175,23 @@ def all_offers() -> tuple[Offer, ...]:
 def offers_for(need: GpuNeed) -> list[Offer]:
     """Return the catalogue's offers for a need, cheapest first; an empty list if there are none.
 
-    A GPU's name covers all its forms (PCIe, SXM) and, if the need has no size, all memory sizes.
+    A GPU's name covers all its forms (PCIe, SXM). If the need has no memory size, it covers all sizes, too.
     """
-    found = [offer for offer in all_offers() if offer.gpu_count == need.count and _is_meant(offer, need)]
+    found = [offer for offer in all_offers() if offer.gpu_count == need.count and _has_card(offer, need)]
     return sorted(found, key=lambda offer: (offer.rate_micros_per_hour, offer.provider, offer.type_id, offer.region))
 
 
 def rows_for(need: GpuNeed, provider: str = "") -> list[Offer]:
-    """Return the rows of one provider, or of all, for the card of a need, in any number, to look up live prices.
+    """Return the rows for the needed card with any number of cards, of one provider or of all. They need live prices.
 
-    Cards that were never measured are among them; they have no price in the catalogue.
+    Cards of unknown speed are included. The catalogue has no price for them.
     """
     rows = [*all_offers(), *_unmeasured()]
-    return [offer for offer in rows if provider in ("", offer.provider) and _is_meant(offer, need)]
+    return [offer for offer in rows if provider in ("", offer.provider) and _has_card(offer, need)]
 
 
-def _is_meant(offer: Offer, need: GpuNeed) -> bool:
-    """Return whether an offer has the card of a need, in any number; `any` does not cover another architecture."""
+def _has_card(offer: Offer, need: GpuNeed) -> bool:
+    """Return whether an offer has the needed card, in any number. `any` covers only x86_64 machines."""
     if not need.count or not offer.gpu_count:
         return need.count == offer.gpu_count
     if need.is_any:
@@ -200,7 +201,7 @@ def _is_meant(offer: Offer, need: GpuNeed) -> bool:
 
 @cache
 def _unmeasured() -> tuple[Offer, ...]:
-    """Return the rows of cards whose speed is not known, without a price: only a live price makes them offers."""
+    """Return the rows of cards of unknown speed. They have no price, so only a live price makes them offers."""
     terms = terms_of("runpod")
     return tuple(
         Offer(
@@ -221,27 +222,27 @@ def _unmeasured() -> tuple[Offer, ...]:
 
 
 def counts_of(need: GpuNeed, providers: Sequence[str] = ()) -> list[int]:
-    """Return in which numbers the catalogue, or these providers, have this GPU, for the refusal."""
-    found = (offer for offer in all_offers() if offer.gpu_count and _is_meant(offer, need))
+    """Return the numbers of this GPU in one machine that the catalogue, or these providers, offer."""
+    found = (offer for offer in all_offers() if offer.gpu_count and _has_card(offer, need))
     return sorted({offer.gpu_count for offer in found if not providers or offer.provider in providers})
 
 
 def asked_as(offer: Offer) -> str:
-    """Return what --gpu takes to request an offer's machine: `8xA100`, `cpu`."""
+    """Return the value of --gpu that requests an offer's machine, such as `8xA100` or `cpu`."""
     name = card_names().get(offer.gpu, offer.gpu) if offer.gpu_count else "cpu"
     return str(GpuNeed(count=offer.gpus_per_node, name=name, nodes=offer.nodes * offer.jobs))
 
 
 def kind_of(cuda_name: str) -> str | None:
-    """Return the catalogue's kind of a card by its CUDA name; None if that name is not known."""
+    """Return the catalogue's kind of a card by its name in CUDA; None if the name is not known."""
     kinds = [kind for kind in cards() if re.search(peaks.PEAKS[kind][0], cuda_name)]
     return next((kind for kind in kinds if kind.split()[-1] in cuda_name), kinds[0] if kinds else None)
 
 
 def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:
-    """Read `8xA100`, `A100` (one), `8xA100-80GB`, `any` or `cpu`, and `2x8xA100` or `2xcpu` for two nodes.
+    """Parse `8xA100`, `A100` (one card), `8xA100-80GB`, `any` or `cpu`, and `2x8xA100` or `2xcpu` for two nodes.
 
-    For an unknown GPU, a UsageError suggests the nearest.
+    Raises a UsageError for anything else. For an unknown GPU, it suggests the most similar name.
     """
     if together := _NODES.fullmatch(text.strip()):
         single = parse_gpu(together[2], name=name)
@@ -278,16 +279,16 @@ def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:
 
 
 def demand_one_node(need: GpuNeed | None) -> None:
-    """Refuse several nodes where only one machine is possible: a cloud's machines are never joined for a run."""
+    """Raise a UsageError if the need has several nodes. gpurun joins nodes only on a Slurm cluster."""
     if need is None or need.nodes == 1:
         return
     what = f"{need} is {need.nodes} nodes, and only `gpurun train` and `gpurun run` on a cluster with Slurm join nodes."
     single = need.model_copy(update={"nodes": 1})
-    raise UsageError("gpu.nodes", what, hint=f"Ask for one: --gpu {single}. For a cluster, add --provider slurm.")
+    raise UsageError("gpu.nodes", what, hint=f"Request one node: --gpu {single}. For a cluster, add --provider slurm.")
 
 
 def _known_name(typed: str, where: str, count: int) -> str:
-    """Return the catalogue's spelling of a GPU's name."""
+    """Return the catalogue's spelling of a GPU's name; UsageError, with a suggestion, if it is unknown."""
     known = {name.lower(): name for name in (*card_names().values(), "any")}
     plain = typed.lower().replace(" ", "")
     for candidate in (plain, f"rtx{plain}", plain.removeprefix("rtx")):
@@ -305,12 +306,12 @@ def _known_name(typed: str, where: str, count: int) -> str:
 
 
 def catalogue_words() -> str:
-    """Return the name of the catalogue: `packaged catalogue 2026-11-20`."""
+    """Return the name of the catalogue, such as `packaged catalogue 2026-11-20`."""
     return f"packaged {all_offers()[0].price_source.split(' (')[0]}"
 
 
 def catalogued(request: Request, need: GpuNeed) -> list[Offer]:
-    """Return the catalogue's offers for a need, within the request's clouds and region; NoOffer if there are none."""
+    """Return the catalogue's offers for a need in the requested clouds and region; NoOffer if there are none."""
     clouds = _clouds(request)
     offers = [offer for offer in offers_for(need) if not clouds or offer.provider in clouds]
     if not offers:
@@ -321,7 +322,7 @@ def catalogued(request: Request, need: GpuNeed) -> list[Offer]:
             what = f"The catalogue has no price for {need}"
             hint = "With a key RunPod reports one (gpurun auth set runpod). The speed is not known: add --hours."
         raise NoOffer("offer.none", f"{what}.", hint=hint)
-    here = _left(offers, request)
+    here = _requested(offers, request)
     if not here:
         regions = ", ".join(sorted({offer.region for offer in offers}))
         hint = f"The catalogue has: {regions}."
@@ -330,31 +331,32 @@ def catalogued(request: Request, need: GpuNeed) -> list[Offer]:
 
 
 def others(request: Request, need: GpuNeed, *, on_cpu: bool, asked: Collection[str] | None = None) -> list[Offer]:
-    """Return what else the catalogue has: other GPUs, and for the need itself the offers of clouds not in `asked`.
+    """Return the catalogue's alternatives: offers of other GPUs, and those for the need from clouds not in `asked`.
 
-    A machine without a GPU is among them only with `on_cpu`.
+    `asked` are the clouds that were queried for live offers; None for all. Machines without a GPU are included only
+    with `on_cpu`.
     """
     own = {offer for offer in offers_for(need) if asked is None or offer.provider in asked}
-    return _left([offer for offer in all_offers() if offer not in own and (offer.gpu_count or on_cpu)], request)
+    return _requested([offer for offer in all_offers() if offer not in own and (offer.gpu_count or on_cpu)], request)
 
 
 def _clouds(request: Request) -> list[str]:
     return [name for name in request.providers if name != "local"]
 
 
-def _left(offers: list[Offer], request: Request) -> list[Offer]:
-    """Return the offers in the request's clouds and region, with who ends them under the user's choices."""
+def _requested(offers: list[Offer], request: Request) -> list[Offer]:
+    """Return the offers in the requested clouds and region. Their `dies_by_itself` follows the user's choices."""
     clouds, region = _clouds(request), request.choices.region
     here = [offer for offer in offers if not clouds or offer.provider in clouds]
     here = [offer for offer in here if region is None or offer.region in (region, "any")]
-    # Types that differ only in their name are one offer to choose from, the first.
+    # Of machine types that differ only in their name, the user is offered the first.
     found: dict[tuple[object, ...], Offer] = {}
     for offer in here:
         found.setdefault((offer.provider, offer.label, offer.place, offer.rate_micros_per_hour), offer)
-    return [_guarded(offer, request) for offer in found.values()]
+    return [_with_guard(offer, request) for offer in found.values()]
 
 
-def _guarded(offer: Offer, request: Request) -> Offer:
-    """Return the offer, ended by a key on the machine if the user wants that and the cloud supports it."""
+def _with_guard(offer: Offer, request: Request) -> Offer:
+    """Return the offer with a guard key on the machine, if the user chose that and the cloud supports it."""
     words = terms_of(offer.provider).with_guard if request.choices.guard else ""
     return offer.model_copy(update={"dies_by_itself": words}) if words else offer

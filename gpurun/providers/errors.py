@@ -1,6 +1,7 @@
-"""What clouds refuse, in one set of words: a code, the cloud's own reason, and exactly what would fix it.
+"""Builds the errors for refusals by a cloud: a code, the cloud's own reason, and how to fix it.
 
-A key or a permission is a SetupError, money and quota are a NoOffer, a region that does not exist is a UsageError.
+A wrong key or a missing permission is a SetupError, too little money or quota a NoOffer, an unknown region a
+UsageError.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _MOST_NAMES = 40
 
 
 class RejectedFor(Rejected):
-    """A create that was refused for a known reason: `error` is what the user sees."""
+    """The provider refused a create for a known reason. `error` is the error that the user sees."""
 
     def __init__(self, error: GpurunError, *, of_offer: bool = False) -> None:
         super().__init__(f"{error.what} {error.hint}", of_offer=of_offer)
@@ -22,17 +23,17 @@ class RejectedFor(Rejected):
 
 
 def not_allowed(what: str, *, hint: str) -> SetupError:
-    """Return the error for a valid key that may not do this."""
+    """Return the error for a valid key without the necessary permission."""
     return SetupError("auth.not_allowed", what, hint=hint)
 
 
 def bad_key(what: str, *, hint: str) -> SetupError:
-    """Return the error for a key that is not accepted."""
+    """Return the error for a key that the cloud does not accept."""
     return SetupError("auth.refused", what, hint=hint)
 
 
 def not_ready(what: str, *, hint: str) -> SetupError:
-    """Return the error for an account that may not rent anything yet."""
+    """Return the error for an account that cannot rent anything yet."""
     return SetupError("account.not_ready", what, hint=hint)
 
 
@@ -42,7 +43,7 @@ def retired(what: str) -> SetupError:
 
 
 def no_funds(what: str, *, billing_url: str) -> NoOffer:
-    """Return the error for an account that cannot pay for it."""
+    """Return the error for an account with too low a balance."""
     return NoOffer("account.no_funds", what, hint=f"Nothing was made; add credit at {billing_url}.")
 
 
@@ -52,9 +53,9 @@ def no_quota(what: str, *, hint: str) -> NoOffer:
 
 
 def no_such_region(region: str, known: Mapping[str, Sequence[str]]) -> UsageError:
-    """Return the error for a region that none of these clouds has: the nearest of their names, and all of them.
+    """Return the error for an unknown region. It suggests the most similar name and lists the regions of each cloud.
 
-    `known` are the regions of each cloud that answered, as this account sees them.
+    `known` has the regions that this account sees, by cloud, for the clouds that answered.
     """
     typed = {name.casefold(): name for names in known.values() for name in names}
     near = did_you_mean(region.casefold(), typed, otherwise="")

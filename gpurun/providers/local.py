@@ -1,7 +1,7 @@
-"""This machine as the instance: a folder, and every process that carries the instance's mark.
+"""Uses this machine as a free provider: an instance is a folder and every process that carries the instance's mark.
 
-Nothing here takes a short cut that a cloud would not take: an instance is created by a request that may be lost, found
-by its token, reached only through its agent, and proven gone by reading it back. It costs nothing.
+It takes no short cuts that a cloud does not allow. The create may be lost, the token finds the instance, only the agent
+has access to it, and reading it back proves its end.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class LocalProvider:
         self._clock = clock
 
     def verify(self) -> Account:
-        """Return this machine as the account; there is no key."""
+        """Return the account, which is named after this machine and needs no key."""
         return Account(provider=self.name, identity=platform.node())
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """Return this machine, free, with one of its own cards if a GPU is requested and its kind is known."""
+        """Return this machine at no cost, with one of its GPUs if one is needed and the catalogue has the card."""
         card = next(iter(cards_here()), None) if need.count else None
         kind = kind_of(card.name) if card else None
         offer = Offer(
@@ -76,12 +76,12 @@ class LocalProvider:
         return [offer]
 
     def create(self, order: Order) -> Instance:
-        """Start the guard, which makes the folder; return when the instance can be seen."""
+        """Start the guard, which creates the folder. Return the instance once its folder exists."""
         folder = self._of(order.token)
         try:
             demand_sight()
         except Unseen as error:
-            raise Rejected(f"this machine does not show whose its processes are: {error}") from error
+            raise Rejected(f"this machine does not show which processes belong to an instance: {error}") from error
         make_private(self._folder)
         crashpoint("before local.create")
         command = [sys.executable, "-m", "gpurun.providers.local_guard", str(folder), order.token, order.run]
@@ -103,23 +103,23 @@ class LocalProvider:
             if (folder / INSTANCE_FILE).exists():
                 return self.read(order.token)
             if guard.poll() not in (None, 0):
-                raise self._stillborn(order.token)
+                raise self._clean_up(order.token)
         raise Unknown("the guard was started but its folder did not appear")
 
     def find(self, token: str | None) -> list[Instance]:
-        """Return all instances by folder and by process, oldest first."""
+        """Return all instances, found by their folders and processes, oldest first."""
         tokens = {token} if token else self._tokens()
         found = [self.read(name) for name in sorted(tokens)]
         return sorted((i for i in found if i.state is not InstanceState.GONE), key=lambda i: i.created_wall or 0.0)
 
     def read(self, instance_id: str) -> Instance:
-        """Return what the folder and the process table show."""
+        """Return an instance by its folder and the process table; Unknown if marks cannot be read."""
         folder = self._of(instance_id)
         crashpoint("before local.read")
         facts = _facts_in(folder)
         try:
             alive = processes_of(instance_id)
-        except Unseen as error:  # A living process must not be called gone because nothing shows it.
+        except Unseen as error:  # Otherwise a living process could be taken for gone.
             raise Unknown(f"it is not known whether {instance_id} is alive: {error}") from error
         if facts:
             state = InstanceState.RUNNING if facts["guard"] in alive else InstanceState.STOPPED
@@ -141,10 +141,10 @@ class LocalProvider:
         )
 
     def destroy(self, instance_id: str) -> None:
-        """Kill every process that carries the mark, then remove the folder; harmless if there is neither."""
+        """Kill every process that carries the mark, then remove the folder. Harmless if neither exists."""
         folder = self._of(instance_id)
         crashpoint("before local.destroy")
-        (folder / INSTANCE_FILE).unlink(missing_ok=True)  # First, so that a guard that is just starting sees its end.
+        (folder / INSTANCE_FILE).unlink(missing_ok=True)  # First, so that a guard that is just starting ends.
         try:
             for _ in ticks(self._clock, 0.02, 5.0):
                 if not kill_instance(instance_id):
@@ -159,30 +159,30 @@ class LocalProvider:
         """Return the instance's folder, which its guard process watches."""
         return str(self._of(instance.id))
 
-    def _stillborn(self, token: str) -> Rejected | Unknown:
-        """Remove what a guard that ended at once has made; Rejected only once the removal was read back."""
+    def _clean_up(self, token: str) -> Rejected | Unknown:
+        """Clean up after a guard that ended at once. Return Rejected if nothing is left, else Unknown."""
         log = self._folder / f"{token}.log"
         words = log.read_text(errors="replace").strip()[-300:] if log.exists() else ""
         self.destroy(token)
         if self.read(token).state is InstanceState.GONE:
             return Rejected(f"the guard ended at once: {words or 'it printed nothing'}")
-        return Unknown("the guard ended at once and what it made cannot be removed")
+        return Unknown("the guard ended at once, but the instance could not be removed")
 
     def _of(self, token: str) -> Path:
-        """Return the folder of an instance; a token of another form is never turned into a path."""
+        """Return the folder of an instance; Rejected for a malformed token, because it becomes part of a path."""
         if parse_token(token) is None:
             raise Rejected(f"{token!r} is not the token of a local instance")
         return self._folder / token
 
     def _tokens(self) -> set[str]:
-        """Return every token that has a folder; a process without a folder is found only by its own token."""
+        """Return every token that has a folder. A process without a folder is found only if its token is known."""
         if not self._folder.is_dir():
             return set()
         return {name for name in os.listdir(self._folder) if parse_token(name)}
 
 
 def _facts_in(folder: Path) -> dict[str, Any]:
-    """Return what the guard wrote; {} if the file is missing, or is not what a guard writes."""
+    """Return the facts that the guard wrote; {} if their file is missing or malformed."""
     try:
         facts = json.loads((folder / INSTANCE_FILE).read_bytes())
         return {

@@ -1,10 +1,9 @@
-"""The first process of a local instance: it makes the instance's folder and ends the instance at its deadline.
+"""Runs as the first process of a local instance: creates its folder, and ends the instance at its deadline.
 
     python -m gpurun.providers.local_guard FOLDER TOKEN RUN DEADLINE_WALL
 
-It is what power-on and the dead-man timer are on a cloud: starting this process *is* the create call, so an instance
-either exists with its timer armed or does not exist. It needs no other process: if the laptop's supervisor never
-returns, it kills everything that carries the instance's mark, and then itself.
+Starting this process creates the instance, so a local instance never exists without its timer. The process depends on
+no other: even if the supervisor never returns, it kills every process with the instance's mark, and then itself.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ PERIOD_S = 0.5
 
 
 def main(folder: Path, token: str, run: str, deadline_wall: float, clock: Clock) -> None:
-    """Make the instance, then wait until it is destroyed or its deadline passes."""
+    """Create the instance, then wait until it is destroyed or its deadline passes."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(folder / "guard.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not take_lock(lock):
-        return  # The same create, sent twice: the first guard stays.
+        return  # The same create was sent twice, so the first guard stays.
     (folder / "machine").mkdir(exist_ok=True, mode=0o700)
     facts = {
         "token": token,
@@ -44,9 +43,9 @@ def main(folder: Path, token: str, run: str, deadline_wall: float, clock: Clock)
 
 
 def _watch(folder: Path, token: str, deadline_wall: float, clock: Clock) -> None:
-    """End the instance at the deadline, by whichever clock reaches it first; a wall clock set back buys no time.
+    """End the instance when either clock reaches the deadline, so setting back the wall clock gains no time.
 
-    An earlier time in `deadline` is adopted, and reported in `spent` as every guard reports it.
+    An earlier deadline in the file `deadline` is adopted. The deadline in force is written to the file `spent`.
     """
     deadline_mono = clock.monotonic() + (deadline_wall - clock.wall())
     while (folder / INSTANCE_FILE).exists():
@@ -57,11 +56,11 @@ def _watch(folder: Path, token: str, deadline_wall: float, clock: Clock) -> None
             (folder / "spent.new").write_text(f"0 0 {token} {int(deadline_wall)}\n")
             (folder / "spent.new").replace(folder / "spent")
         if clock.wall() >= deadline_wall or clock.monotonic() >= deadline_mono:
-            with contextlib.suppress(OSError):  # The folder may be disappearing; the killing must continue.
+            with contextlib.suppress(OSError):  # The folder may be gone already; the processes must still be killed.
                 (folder / EXPIRED_FILE).touch()
             break
         clock.sleep(PERIOD_S)
-    # A missing folder means the same: the process that removed it may have died before it killed any.
+    # Also if the folder is missing: the process that removed it may have died before it killed the others.
     while kill_instance(token):
         clock.sleep(0.05)
 

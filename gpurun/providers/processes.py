@@ -1,7 +1,7 @@
-"""The processes of a local instance, recognised by a mark in their environment, however they were started.
+"""Finds and kills the processes of a local instance by a mark in their environment, which child processes inherit.
 
-A process group would not do, because torchrun puts each worker into its own session. Everything that the instance
-starts inherits the mark, so it works like a cloud's tag. Standard library only: the guard runs from this file, too.
+A process group would not be enough, because torchrun puts each worker into its own session. This module uses only the
+standard library, because the guard imports it, too.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from gpurun.core.secrets import child_environment
 MARK = "GPURUN_INSTANCE"
 PROC = Path("/proc")
 
-# For a Mac, which has no /proc: -E shows the environment, and each column has its own -o.
+# For macOS, which has no /proc. -E shows the environment; each column needs its own -o.
 _PS = ["ps", "-axEww", "-o", "pid=", "-o", "command="]
 
 
 class Unseen(Exception):
-    """The environment of processes is not visible here, so it is not known which of them live."""
+    """The environment of processes cannot be read here, so the instance's processes cannot be found."""
 
 
 def processes_of(token: str) -> list[int]:
-    """Return the ids of the other living processes that carry the token; Unseen if marks are not visible."""
+    """Return the ids of the other living processes that carry the token; Unseen if marks cannot be read."""
     mark = f"{MARK}={token}".encode()
     if (PROC / "self" / "environ").exists():
         return [pid for pid in map(int, filter(str.isdigit, os.listdir(PROC))) if _has_mark(PROC / str(pid), mark)]
@@ -37,7 +37,7 @@ def processes_of(token: str) -> list[int]:
 
 @cache
 def demand_sight() -> None:
-    """Check that the list of all processes shows a marked child of this one; Unseen if it does not."""
+    """Check that marks can be read, by listing a marked child process; Unseen if they cannot."""
     if (PROC / "self" / "environ").exists():
         return
     token = f"probe-{os.getpid()}"
@@ -54,7 +54,7 @@ def demand_sight() -> None:
 
 
 def _listed(mark: bytes) -> list[int]:
-    """Return the ids of the processes that ps shows with a mark in their environment."""
+    """Return the ids of the processes that have the mark in the output of ps."""
     try:
         listing = subprocess.run(_PS, env=child_environment(), capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
@@ -71,7 +71,7 @@ def _has_mark(process: Path, mark: bytes) -> bool:
         environment = (process / "environ").read_bytes()
         return mark in environment.split(b"\0") and b") Z " not in (process / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        # It ended meanwhile, or it is another user's and so not ours.
+        # The process has ended, or belongs to another user and so not to the instance.
         return False
 
 

@@ -1,4 +1,4 @@
-"""The providers by name; each is imported only when it is needed."""
+"""Opens providers by name. Each is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def _aws(home: Home, clock: Clock, choices: Choices) -> Provider:
 
 
 def _slurm(home: Home, clock: Clock, choices: Choices, login: LogIn) -> Provider:
-    """Open the chosen cluster, or all of them, because a run is looked for wherever it may have gone.
+    """Open the chosen cluster or, if none was chosen, all clusters, because a run may be on any of them.
 
-    A table with a fault keeps no other cluster from being asked; the provider reports that its cluster was not.
+    Clusters with a faulty table are left out, and the provider reports that they were not queried.
     """
     from gpurun.core.cluster import with_flags
     from gpurun.core.settings import find_cluster, load_clusters
@@ -86,14 +86,14 @@ PROVIDERS: dict[str, Callable[..., Provider]] = {
 }
 
 CLOUDS = ("runpod", "lambda", "aws")
-"""The providers that rent out machines for money, with a key."""
+"""The providers that need a key and bill for their machines."""
 
 OVERRIDES = {"runpod": "RUNPOD_API_BASE_URL", "lambda": "LAMBDA_API_BASE_URL"}
-"""The variables that send a provider's requests, and so its key, to another address."""
+"""The environment variables that send a provider's requests, and so the key, to another address."""
 
 
 def require_known(names: Iterable[str]) -> None:
-    """Refuse a name that no provider has, with a UsageError that suggests the nearest."""
+    """Raise a UsageError for an unknown name. It suggests the most similar known name."""
     for name in names:
         if name not in PROVIDERS:
             hint = did_you_mean(name, PROVIDERS, otherwise=f"It has: {', '.join(PROVIDERS)}.")
@@ -101,14 +101,14 @@ def require_known(names: Iterable[str]) -> None:
 
 
 def demand_keys(names: Iterable[str], home: Home) -> None:
-    """Raise a SetupError for the first of these clouds without a key here; AWS's SDK finds its own."""
+    """Raise a SetupError for the first of these clouds without a key. AWS's SDK finds its own credentials."""
     for name in names:
         if name != "aws":
             require_credential(name, home)
 
 
 def key_source(name: str, home: Home) -> str | None:
-    """Return where a cloud's key comes from, None without one; SetupError if it cannot be read."""
+    """Return the source of a cloud's key, None if there is no key; SetupError if the key cannot be read."""
     if name == "aws":
         return aws_source()
     found = find_credential(name, home)
@@ -116,14 +116,14 @@ def key_source(name: str, home: Home) -> str | None:
 
 
 def ready_providers(home: Home) -> list[str]:
-    """Return the clouds that have a key here."""
+    """Return the clouds for which this home has a key."""
     return [name for name in CLOUDS if key_source(name, home)]
 
 
 def known_here(home: Home) -> list[str]:
-    """Return the providers to ask if none is named: clouds with a key, the clusters of config.toml, this machine.
+    """Return the default providers: clouds with a key, the clusters of config.toml, and this machine.
 
-    Boxes are not among them: only the runs that had one know which there are.
+    The user's own boxes are not included, because gpurun keeps no list of them.
     """
     from gpurun.core.settings import load_clusters
 
@@ -134,10 +134,9 @@ def known_here(home: Home) -> list[str]:
 def open_provider(
     name: str, home: Home, clock: Clock, choices: Choices | None = None, *, login: LogIn | None = None
 ) -> Provider:
-    """Return the provider of that name; UsageError for an unknown name, SetupError for one without a key.
+    """Return the provider with this name; UsageError for an unknown name, SetupError if its key is missing.
 
-    After a colon the name may have a cluster, the only one that is opened then. `login` makes the connection to a
-    cluster's login node; without it there is no `slurm`.
+    `slurm:CLUSTER` opens only this cluster. `login` connects to a cluster's login node; `slurm` needs it.
     """
     name, _, cluster = name.partition(":")
     require_known([name])

@@ -1,8 +1,8 @@
-"""A box that you already have: a lab server, an AutoDL or Vast instance, a Lightning studio. No cloud is asked.
+"""Uses a box that you already have, such as a lab server, an AutoDL or Vast instance, or a Lightning studio.
 
-There is no service that could make or end it, so an "instance" here is this home's own record of which run uses which
-box until when: `instances/ssh/TOKEN.json`. Making the record is the create, removing it is the destroy; the agent ends
-the processes on the box, and the user shuts the box down.
+gpurun cannot start or stop the box. So an instance is a record in this home that a run uses a box until a deadline:
+`instances/ssh/TOKEN.json`. `create` writes the record and `destroy` removes it. The agent ends the processes on the
+box, and the user shuts the box down.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DIES_BY_ITSELF = "NO · yours to shut down"
 
 @dataclass(frozen=True)
 class SshBox:
-    """A box that the user named, its price per hour for them, and the GPUs that they say it has."""
+    """The user's own box, with the hourly price and the GPUs that the user stated."""
 
     host: str
     port: int
@@ -42,12 +42,12 @@ class SshBox:
 
     @property
     def login(self) -> Login:
-        """Return who logs in where."""
+        """Return the login on the box."""
         return Login(self.user, self.host, self.port)
 
 
 class _Use(Frozen):
-    """The record of a box in use."""
+    """The record that a run uses a box."""
 
     v: int = 1
     run: str
@@ -62,7 +62,7 @@ class _Use(Frozen):
 
 
 class SshProvider:
-    """The `ssh` provider: one run at a time on each box, reserved by a record in this home."""
+    """The `ssh` provider. Each box takes one run at a time, reserved by a record in this home."""
 
     name = "ssh"
     traits = Traits(
@@ -81,13 +81,14 @@ class SshProvider:
         self._box = box
 
     def verify(self) -> Account:
-        """Return the account, which has no key: the boxes are the user's own."""
+        """Return the account, which is named after this machine and needs no key."""
         return Account(provider=self.name, identity=f"your own boxes, from {platform.node()}")
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """Return the named box at the user's own price; none without a box. The agent finds out what it really has.
+        """Return the box at the price that the user stated; an empty list without a box.
 
-        The card is the smallest of the `known` rows that fit: a plan must not count on memory that may be missing.
+        The offer has the smallest card of the `known` rows that fit, because a plan must not rely on more memory. The
+        agent detects the real card later.
         """
         if self._box is None:
             return []
@@ -110,7 +111,7 @@ class SshProvider:
         ]
 
     def create(self, order: Order) -> Instance:
-        """Reserve the offer's box (its `type_id`) for the token; Rejected while another run has it."""
+        """Reserve the offer's box (its `type_id`) for the token; Rejected while another run uses the box."""
         path = self._of(order.token)
         try:
             login = parse_host(order.offer.type_id)
@@ -140,13 +141,13 @@ class SshProvider:
         return self.read(order.token)
 
     def find(self, token: str | None) -> list[Instance]:
-        """Return every box in use by the records of this home, oldest first."""
+        """Return every box that is in use according to this home's records, oldest first."""
         tokens = [token] if token else self._tokens()
         found = [self.read(name) for name in tokens]
         return sorted((i for i in found if i.state is not InstanceState.GONE), key=lambda i: i.created_wall or 0.0)
 
     def read(self, instance_id: str) -> Instance:
-        """Return what the record states; UNKNOWN if it cannot be read, GONE if there is none."""
+        """Return the instance of a record; UNKNOWN if the record cannot be read, GONE if there is none."""
         path = self._of(instance_id)
         crashpoint("before ssh.read")
         try:
@@ -154,8 +155,8 @@ class SshProvider:
         except FileNotFoundError:
             return self._without_record(instance_id, InstanceState.GONE, "")
         except (OSError, ValidationError) as error:
-            said = f"its record is damaged: {type(error).__name__}"
-            return self._without_record(instance_id, InstanceState.UNKNOWN, said)
+            reason = f"its record is damaged: {type(error).__name__}"
+            return self._without_record(instance_id, InstanceState.UNKNOWN, reason)
         return Instance(
             id=instance_id,
             provider=self.name,
@@ -178,21 +179,24 @@ class SshProvider:
             fsync_folder(self._folder)  # A record that comes back after a power cut would block the box.
         crashpoint("after ssh.destroy")
 
-    def _without_record(self, token: str, state: InstanceState, said: str) -> Instance:
-        return Instance(id=token, provider=self.name, token=token, run="", state=state, said=said)
+    def _without_record(self, token: str, state: InstanceState, reason: str) -> Instance:
+        return Instance(id=token, provider=self.name, token=token, run="", state=state, said=reason)
 
     def _refuse_if_taken(self, use: _Use) -> None:
-        """Refuse a box in use: two trainers would fight for its memory, and the first to end would end both."""
+        """Raise Rejected if another run uses the box.
+
+        Two trainers would compete for memory, and the end of the first run would kill both.
+        """
         for other in self.find(None):
-            at = other.address
-            if at is not None and (at.host, at.port) == (use.host, use.port):
+            address = other.address
+            if address is not None and (address.host, address.port) == (use.host, use.port):
                 raise Rejected(
                     f"{use.host} port {use.port} is in use by the run {other.run} "
                     f"(gpurun destroy {other.run} ends it; gpurun reap --provider ssh --destroy a forgotten one)"
                 )
 
     def _of(self, token: str) -> Path:
-        """Return the record of a token; a token of another form is never turned into a path."""
+        """Return the path of a token's record; Rejected for a malformed token, because it becomes part of a path."""
         if parse_token(token) is None:
             raise Rejected(f"{token!r} is not the token of a box in use")
         return self._folder / f"{token}.json"

@@ -1,4 +1,4 @@
-"""How people name a box that they have: `user@host:port`, and the errors for everything else."""
+"""Parses the name of the user's own box, `user@host:port`, with a helpful error for everything else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpurun.core.errors import UsageError
 from gpurun.core.records import Address
 
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,79}")  # Also of Active Directory: LAB\you, you@lab.example.
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,79}")  # Also names in Active Directory: LAB\you, you@lab.example.
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?")
 _PASTED = re.compile(r"ssh\s+(?:-p\s*(?P<before>\d+)\s+)?(?P<login>[^\s-][^\s]*)(?:\s+-p\s*(?P<after>\d+))?\s*")
 _FORM = "Write user@host or user@host:port, for instance root@203.0.113.7:22022; IPv6 in brackets: root@[2001:db8::7]"
@@ -17,7 +17,7 @@ _FORM = "Write user@host or user@host:port, for instance root@203.0.113.7:22022;
 
 @dataclass(frozen=True)
 class Login:
-    """Who logs in where."""
+    """The login on a box: user, host and port."""
 
     user: str
     host: str
@@ -25,7 +25,7 @@ class Login:
 
     @property
     def address(self) -> Address:
-        """Return it as a machine's address."""
+        """Return the login as a machine's address."""
         return Address(kind="ssh", host=self.host, port=self.port, user=self.user)
 
     def __str__(self) -> str:
@@ -33,30 +33,30 @@ class Login:
 
 
 def parse_host(text: str, *, name: str = "--host") -> Login:
-    """Read `user@host` or `user@host:port`; anything else is a UsageError that says what to write instead.
+    """Parse `user@host` or `user@host:port`. Raises a UsageError that says what to write instead for anything else.
 
-    A password in it is not repeated, and neither it nor the host is ever part of a command line.
+    The error does not repeat a password. Neither password nor host ever becomes part of a command line.
     """
     pasted = _PASTED.fullmatch(text.strip())
     login = (pasted["login"] if pasted else text.strip()).removeprefix("ssh://")
     user, at, place = login.rpartition("@")
     if ":" in user:
-        raise _malformed(f"{name} has a password in it.", "Leave the password out: gpurun logs in with a key.")
+        raise _malformed(f"{name} contains a password.", "Leave the password out: gpurun logs in with a key.")
     if pasted is not None:
         port = pasted["before"] or pasted["after"]
-        meant = f"Write {name} {login}" + (f":{port}" if port else "")
-        raise _malformed(f"{name} takes the login alone, not an ssh command.", meant)
+        correction = f"Write {name} {login}" + (f":{port}" if port else "")
+        raise _malformed(f"{name} takes the login alone, not an ssh command.", correction)
     if not at:
         hint = f"{_FORM}; or, for --host, the name of an entry of ~/.ssh/config: `ssh -G NAME` shows what it has."
-        raise _malformed(f"{name} {text!r} does not say who logs in.", hint)
+        raise _malformed(f"{name} {text!r} has no user name.", hint)
     if not _USER.fullmatch(user):
-        raise _malformed(f"{name} {text!r}: {user!r} is not a user's name.", f"{_FORM}.")
+        raise _malformed(f"{name} {text!r}: {user!r} is not a user name.", f"{_FORM}.")
     host, port = _split(place, f"{name} {text!r}")
     return Login(user, host, port)
 
 
 def _split(place: str, where: str) -> tuple[str, int]:
-    """Return host and port; 22 if there is no port."""
+    """Return host and port. The port is 22 if none is given."""
     bracketed = re.fullmatch(r"\[([^\[\]]*)\](?::(.*))?", place)
     if bracketed is not None:
         host, port = _ipv6(bracketed[1], where), bracketed[2]

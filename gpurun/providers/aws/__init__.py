@@ -1,4 +1,4 @@
-"""AWS: EC2 instances through boto3, found by their tags in every region, ended by their own power-off."""
+"""Rents EC2 instances through boto3. Tags identify them in every region; at the deadline they power themselves off."""
 
 from __future__ import annotations
 

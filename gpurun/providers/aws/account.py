@@ -1,4 +1,4 @@
-"""Whose credentials these are, and which of the actions that gpurun needs they may not do."""
+"""Reads who owns the credentials, and which of the permissions that gpurun needs are missing."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gpurun.providers.aws.wire import AwsClients, AwsRefused
 from gpurun.providers.base import Rejected, Unknown
 
 _NO_INSTANCE, _NO_IMAGE = "i-00000000000000000", "ami-00000000000000000"
-# Dry runs: EC2 answers whether it would act, and does not act. Which objection to a missing thing comes first differs
-# by action, so only a clear "not allowed" counts.
-_DRY: tuple[tuple[str, dict[str, Any]], ...] = (
+# Dry runs: EC2 answers whether it would carry out the request, without doing it. Some actions report a missing resource
+# before a missing permission, so only a clear "not allowed" counts.
+_DRY_RUNS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("run_instances", {"ImageId": _NO_IMAGE, "InstanceType": "t3.micro", "MinCount": 1, "MaxCount": 1}),
     ("terminate_instances", {"InstanceIds": [_NO_INSTANCE]}),
     ("describe_instances", {}),
@@ -37,28 +37,28 @@ _DRY: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def account_of(wire: AwsClients) -> Account:
-    """Return who asks, what is missing, and how far the clocks are apart."""
+    """Return the account: the caller's identity, the missing permissions, and the clock skew."""
     caller = whoami(wire)
     missing = _missing(wire)
-    worry = _worry(wire.key_ends_wall())
+    warning = _expiry_warning(wire.key_ends_wall())
     return Account(
         provider="aws",
         identity=str(caller.get("Arn") or caller.get("Account")),
-        missing=(*missing, worry) if worry else missing,
+        missing=(*missing, warning) if warning else missing,
         clock_ahead_s=wire.clock_ahead_s,
     )
 
 
-def _worry(ends_wall: float) -> str:
-    """Return the risk of credentials that expire, in words; "" for those that do not."""
+def _expiry_warning(ends_wall: float) -> str:
+    """Return a warning about credentials that expire; "" if they do not."""
     if ends_wall == inf:
         return ""
-    when = f"end at {utc(ends_wall)}" if ends_wall else "are temporary"
+    when = f"expire at {utc(ends_wall)}" if ends_wall else "are temporary"
     return f"credentials that outlast the run (these {when}; without them only the machine's own timer ends it)"
 
 
 def whoami(wire: AwsClients) -> dict[str, Any]:
-    """Return account, ARN and user id from AWS; SetupError if it does not accept the credentials."""
+    """Return the caller's account, ARN and user id; SetupError if AWS does not accept the credentials."""
     try:
         return wire.call("sts", wire.region, "get_caller_identity")
     except AwsRefused as refused:
@@ -66,39 +66,40 @@ def whoami(wire: AwsClients) -> dict[str, Any]:
 
 
 def mark_of(wire: AwsClients) -> str:
-    """Return the mark of the account, which anyone with its credentials may ask for."""
+    """Return the mark of the account. Reading the account's number needs no permission."""
     number = str(whoami(wire).get("Account") or "")
     if not number:
-        raise Unknown("AWS does not say whose credentials these are")
+        raise Unknown("AWS does not report the account of these credentials")
     return mark_of_account("aws", number)
 
 
 def may_launch(wire: AwsClients, region: str) -> bool:
-    """Return whether anything could be started in a region; only a clear "not allowed" is a no."""
-    operation, parameters = _DRY[0]
-    return not _denied(partial(wire.call, "ec2", region, operation, DryRun=True, **parameters))
+    """Return whether the credentials could launch in a region; False only for a clear "not allowed"."""
+    operation, parameters = _DRY_RUNS[0]
+    return not _is_denied(partial(wire.call, "ec2", region, operation, DryRun=True, **parameters))
 
 
 def _missing(wire: AwsClients) -> tuple[str, ...]:
-    """Return the refused actions, by their IAM names; an action without a clear answer does not count as missing."""
+    """Return the IAM names of the actions that AWS refuses. An action without a clear answer does not count."""
     region = wire.region
-    asks: dict[str, Callable[[], object]] = {
-        operation: partial(wire.call, "ec2", region, operation, DryRun=True, **asked) for operation, asked in _DRY
+    probes: dict[str, Callable[[], object]] = {
+        operation: partial(wire.call, "ec2", region, operation, DryRun=True, **parameters)
+        for operation, parameters in _DRY_RUNS
     }
-    asks["get_parameters_by_path"] = partial(
+    probes["get_parameters_by_path"] = partial(
         wire.call, "ssm", region, "get_parameters_by_path", Path=PARAMETERS, MaxResults=1
     )
-    asks["get_products"] = partial(
+    probes["get_products"] = partial(
         wire.call, "pricing", PRICING_REGION, "get_products", ServiceCode="AmazonEC2", MaxResults=1
     )
-    with ThreadPoolExecutor(max_workers=len(asks)) as pool:
-        denied = list(pool.map(_denied, asks.values()))
-    return tuple(action_of(operation) for operation, no in zip(asks, denied, strict=True) if no)
+    with ThreadPoolExecutor(max_workers=len(probes)) as pool:
+        denied = list(pool.map(_is_denied, probes.values()))
+    return tuple(action_of(operation) for operation, is_denied in zip(probes, denied, strict=True) if is_denied)
 
 
-def _denied(ask: Callable[[], object]) -> bool:
+def _is_denied(probe: Callable[[], object]) -> bool:
     try:
-        ask()
+        probe()
     except AwsRefused as refused:
         return refused.code in NOT_ALLOWED
     except (Unknown, Rejected):

@@ -1,4 +1,4 @@
-"""What EC2's refusals mean: which certainly made nothing, which leave a doubt, which concern the key or a quota."""
+"""Interprets AWS's error codes: whether an instance may exist, and whether key, account or quota is the reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_KEY = frozenset(
      "MissingAuthenticationToken", "RequestTimeTooSkewed", "RequestInTheFuture"}
 )  # fmt: skip
 OFF_CLOCK = frozenset({"RequestExpired", "RequestTimeTooSkewed", "RequestInTheFuture"})
-"""AWS's codes for a request whose time is off; EC2 also has the first for an expired session."""
+"""The codes for a wrong time in the request. EC2 uses RequestExpired for an expired session, too."""
 _RENEW = "`aws configure`, `aws sso login` or AWS_PROFILE; then `gpurun doctor`."
 _POLICY = "`gpurun aws setup --policy` shows the policy that gpurun needs."
 _NO_SPOT_ROLE = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
@@ -29,11 +29,11 @@ _ACCOUNT = {
     "OptInRequired": "Enable the region or the service for the account, or use another --region.",
     "SubscriptionRequiredException": "Finish signing up: https://portal.aws.amazon.com/billing/signup",
     "PendingVerification": f"AWS verifies a new account within a few hours; after a day {_SUPPORT}",
-    "Blocked": f"Only AWS can lift that; {_SUPPORT}",
+    "Blocked": f"Only AWS can unblock the account; {_SUPPORT}",
 }
-"""What to do about an account that may not rent yet."""
+"""The codes for an account that cannot rent yet, and what to do about each."""
 _SKEW_S = 240.0
-"""AWS accepts no request whose time is five minutes off."""
+"""AWS refuses requests if the clock is five minutes off, so a skew near that is taken as the cause."""
 _WRONG = ("Invalid", "Missing", "UnknownParameter", "Malformed", "UnsupportedOperation", "OperationNotPermitted")
 
 _QUOTAS = {
@@ -50,24 +50,24 @@ _QUOTAS = {
 def judge_launch_refusal(
     error: AwsRefused, type_id: str, region: str, *, spot: bool
 ) -> NoCapacity | Rejected | Unknown:
-    """Return what a refused launch says about whether there is an instance; an unknown refusal leaves the doubt."""
+    """Return the error for a refused launch; Unknown for an unrecognised code, because there may be an instance."""
     if error.code in NO_CAPACITY:
         return NoCapacity(str(error))
     if error.code in NO_QUOTA:
         what = f"The quota of this AWS account does not allow a {type_id} in {region} ({error})."
         refusal = no_quota(what, hint=f"Nothing was made; {quota_in_words(type_id, region, spot=spot)}")
-        return RejectedFor(refusal, of_offer=True)  # A quota is for one region and one family.
+        return RejectedFor(refusal, of_offer=True)  # A quota covers one region and one instance family.
     explained = _about_the_account(error)
     if explained is not None:
         return RejectedFor(explained)
     if 400 <= error.status < 500 and error.code.startswith(_WRONG):
         return Rejected(str(error))
-    # The same client token with other parameters means that an earlier launch with it was accepted.
+    # IdempotentParameterMismatch, for example, means that an earlier launch with this client token was accepted.
     return Unknown(str(error))
 
 
 def explain_early_refusal(error: AwsRefused) -> Rejected:
-    """Return what a refusal before the launch means: nothing was made; if AWS is out of order, another offer may do."""
+    """Return the error for a refusal before the launch. After a server error, another offer may be tried."""
     if error.status >= 500:
         return Rejected(f"{error.operation}: {error}", of_offer=True)
     explained = _about_the_account(error)
@@ -75,22 +75,22 @@ def explain_early_refusal(error: AwsRefused) -> Rejected:
 
 
 def explain_refusal(error: AwsRefused) -> SetupError | Unknown:
-    """Return the error for an unexpected refusal of anything but a launch."""
+    """Return the error for a refused request that was not part of a launch."""
     return _about_the_account(error) or Unknown(f"{error.operation}: {error}")
 
 
 def _about_the_account(error: AwsRefused) -> SetupError | None:
-    """Return the error for a refusal that can be fixed: permission, credentials, this machine's clock, account."""
+    """Return the error if permissions, credentials, the account or this machine's clock is the reason; else None."""
     if error.code in NOT_ALLOWED:
         return not_allowed(f"These AWS credentials may not call {action_of(error.operation)} ({error}).", hint=_POLICY)
     if error.code == _NO_SPOT_ROLE:
         return not_allowed(f"These AWS credentials may not call iam:CreateServiceLinkedRole ({error}).", hint=_POLICY)
     ahead_s = error.clock_ahead_s or 0.0
     if error.code in NO_KEY and abs(ahead_s) > _SKEW_S:
-        what = f"AWS refuses requests from this machine, whose clock is {ahead_s:+.0f} s off AWS's ({error})."
+        what = f"AWS refuses requests because this machine's clock is {ahead_s:+.0f} s off AWS's ({error})."
         return SetupError("clock.skewed", what, hint="Set the clock: on Linux `timedatectl set-ntp true`.")
     if error.code in OFF_CLOCK:
-        what = f"AWS refuses requests from this machine because of their time ({error})."
+        what = f"AWS refuses requests because of the time in them ({error})."
         hint = (
             "Set the clock (on Linux `timedatectl set-ntp true`). If it is right, a session may have expired: " + _RENEW
         )
@@ -103,7 +103,7 @@ def _about_the_account(error: AwsRefused) -> SetupError | None:
 
 
 def action_of(operation: str) -> str:
-    """Return `run_instances` as IAM writes it; the services that are not EC2 are few."""
+    """Return the IAM action of an SDK operation: `ec2:RunInstances` for `run_instances`."""
     name = operation.title().replace("_", "")
     service = next((service for service, names in _SERVICES.items() if operation in names), "ec2")
     return f"{service}:{name}"
@@ -119,7 +119,7 @@ _SERVICES = {
 
 
 def quota_in_words(type_id: str, region: str, *, spot: bool) -> str:
-    """Return which quota limits a machine type, and where it can be raised."""
+    """Return a sentence: which quota limits a machine type, and where to request an increase."""
     family = type_id.partition(".")[0].upper()
     kind = "P5" if spot and family.startswith("P5") else "P" if family.startswith("P") else ""
     kind = "G" if family.startswith(("G", "VT")) else kind

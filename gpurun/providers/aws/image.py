@@ -1,6 +1,6 @@
-"""Which machine image is booted: the named one, or the newest Deep Learning AMI that suits the trainer.
+"""Chooses the machine image: the one that the user named, or the newest Deep Learning AMI that suits the trainer.
 
-A machine without a GPU boots the same image: it has torch in the same place, and its driver does no harm there.
+A machine without a GPU boots the same image, because torch is in the same place; the GPU driver is harmless there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ USER = "ubuntu"
 LEAST_TORCH = (2, 8)
 SYSTEMS = ("24.04", "22.04")
 WITHOUT_DRIVER = ("p2.", "p3.")
-"""Machine types whose cards the image's open kernel module does not support."""
+"""Prefixes of machine types with GPUs that the image's open kernel module does not support."""
 
 _NAME = re.compile(
     re.escape(PARAMETERS) + r"oss-nvidia-driver-gpu-pytorch-(\d+)\.(\d+)-ubuntu-(\d\d\.\d\d)/latest/ami-id"
@@ -28,7 +28,7 @@ _ID = re.compile(r"ami-[0-9a-f]{8,32}")
 
 @dataclass(frozen=True)
 class Image:
-    """An image in one region; `least_gb` is the size of its first disk, so a machine's disk cannot be smaller."""
+    """An image in one region. `least_gb` is the size of its root disk, so the machine's disk cannot be smaller."""
 
     id: str
     root_device: str
@@ -36,9 +36,10 @@ class Image:
 
 
 def choose_image(wire: AwsClients, region: str, named: str) -> Image:
-    """Return the image to boot in a region; Rejected if there is none, or the named one is not an AMI or costs extra.
+    """Return the named image, or the newest suitable one if `named` is empty.
 
-    AWS's own images cost nothing.
+    Rejected if the region does not have it, or if the named image is not an AMI or costs extra. AWS's own images are
+    free.
     """
     if named and not _ID.fullmatch(named):
         raise Rejected(f"{named!r} is not the id of an AMI (--image ami-0123456789abcdef0)")
@@ -49,15 +50,15 @@ def choose_image(wire: AwsClients, region: str, named: str) -> Image:
     root = str(found[0].get("RootDeviceName") or "/dev/sda1")
     disks = {disk.get("DeviceName"): disk["Ebs"] for disk in found[0].get("BlockDeviceMappings") or () if "Ebs" in disk}
     first = disks.pop(root, {})
-    beside = _billed_beside(found[0], list(disks)) if named else ""
-    if beside:
-        what = f"the image {identifier} costs extra, which neither plan nor cap includes: {beside}"
+    extra_cost = _extra_cost(found[0], list(disks)) if named else ""
+    if extra_cost:
+        what = f"the image {identifier} costs extra, which neither plan nor cap includes: {extra_cost}"
         raise Rejected(f"{what}; choose another one with --image")
     return Image(identifier, root, int(first.get("VolumeSize") or 0))
 
 
-def _billed_beside(image: AwsReply, more_disks: Sequence[object]) -> str:
-    """Return why an image costs more than Linux on one disk, in words; "" if it does not."""
+def _extra_cost(image: AwsReply, more_disks: Sequence[object]) -> str:
+    """Return the reason why an image costs more than Linux on one disk; "" if it does not."""
     system = str(image.get("PlatformDetails") or _LINUX)
     if system != _LINUX:
         return f"its system is {system}"
@@ -67,7 +68,7 @@ def _billed_beside(image: AwsReply, more_disks: Sequence[object]) -> str:
 
 
 def _newest(wire: AwsClients, region: str) -> str:
-    """Return the image with the newest PyTorch, on the newest system that suits; the list is AWS's own."""
+    """Return the id of AWS's image with the newest PyTorch and suitable Ubuntu; Rejected if there is none."""
     best: tuple[tuple[int, int], str] | None = None
     chosen = ""
     for parameter in wire.pages("ssm", region, "get_parameters_by_path", "Parameters", Path=PARAMETERS, Recursive=True):

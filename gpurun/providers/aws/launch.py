@@ -1,4 +1,4 @@
-"""One instance, requested once in each zone: which request is sent, and what its refusal means."""
+"""Launches one instance. If EC2 has no capacity, the launch is tried in each zone of the region."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from gpurun.providers.base import NoCapacity, Rejected, Unknown
 
 USER_DATA_LIMIT_BYTES = 16_384
 DISK_KIND = "gp3"
-# A group that was just made is not visible everywhere yet.
+# A new firewall group takes a while to become visible everywhere.
 _SETTLE_S, _SETTLE_POLL_S = 20.0, 2.0
 
 
 @dataclass(frozen=True)
 class Network:
-    """Where a machine can be put: a VPC, and the subnet of each zone."""
+    """A VPC for a machine, and the id of its subnet in each zone."""
 
     vpc: str
     subnets: dict[str, str]
 
 
 def network_of(wire: AwsClients, region: str) -> Network:
-    """Return the default VPC with its subnet of every zone; Rejected if there is none."""
+    """Return the default VPC and its subnets; Rejected if the region has no default VPC."""
     filters = [{"Name": "default-for-az", "Values": ["true"]}]
     found = list(wire.pages("ec2", region, "describe_subnets", "Subnets", Filters=filters))
     if not found:
@@ -45,16 +45,16 @@ def network_of(wire: AwsClients, region: str) -> Network:
 
 
 def launch(
-    wire: AwsClients, order: Order, image: Image, network: Network, group: str, made: Callable[[AwsReply], Instance]
+    wire: AwsClients, order: Order, image: Image, network: Network, group: str, finish: Callable[[AwsReply], Instance]
 ) -> Instance:
-    """Launch an instance and return it, as `made` reads it from EC2's answer.
+    """Launch an instance. Return what `finish` makes of EC2's answer.
 
-    The first request leaves the zone to EC2, the next ones name each zone in turn. A doubt ends this: no other zone is
-    asked while there may be an instance. The same request may be repeated: EC2 answers a known ClientToken with what
-    the first request made.
+    The first request leaves the zone to EC2; the next ones name each zone in turn. If an answer is unclear, there may
+    be an instance, so no other zone is tried. Repeating a request is safe: for a known ClientToken, EC2 returns the
+    instance that the first request made.
     """
     region, offer = order.offer.region, order.offer
-    refused = NoCapacity("no zone was asked")
+    refused = NoCapacity("no zone was tried")
     for zone, subnet in _places(wire, order, network):
         request = request_for(order, image, group, zone, subnet)
         try:
@@ -62,31 +62,33 @@ def launch(
         except AwsRefused as error:
             judged = judge_launch_refusal(error, offer.type_id, region, spot=offer.spot)
             if isinstance(judged, Unknown):
-                judged.again = partial(_again, wire, region, request, made)
+                judged.again = partial(_repeat_launch, wire, region, request, finish)
             if not isinstance(judged, NoCapacity):
                 raise judged from error
             refused = NoCapacity(f"{offer.type_id} in {zone or region}: {judged}")
             continue
         except Unknown as error:
-            raise Unknown(str(error), again=partial(_again, wire, region, request, made)) from error
-        return made(_the_one(answer))
+            raise Unknown(str(error), again=partial(_repeat_launch, wire, region, request, finish)) from error
+        return finish(_first_instance(answer))
     raise refused
 
 
-def _again(wire: AwsClients, region: str, request: dict[str, Any], made: Callable[[AwsReply], Instance]) -> Instance:
-    """Repeat a request whose answer was lost; anything but the instance itself leaves the doubt."""
+def _repeat_launch(
+    wire: AwsClients, region: str, request: dict[str, Any], finish: Callable[[AwsReply], Instance]
+) -> Instance:
+    """Repeat a launch after its answer was lost. Return the instance; Unknown if EC2 does not return one."""
     try:
-        return made(_the_one(_run(wire, region, request)))
+        return finish(_first_instance(_run(wire, region, request)))
     except (AwsRefused, SetupError) as error:
         raise Unknown(str(error)) from error
 
 
 def request_for(order: Order, image: Image, group: str, zone: str, subnet: str) -> dict[str, Any]:
-    """Return the whole request; the same order gives the same bytes."""
+    """Return the launch request. The same order always gives the same bytes, as an idempotency key requires."""
     if order.disk_gb and order.disk_gb < image.least_gb:
         raise Rejected(
-            f"the image {image.id} needs a disk of {image.least_gb} GB, but {order.disk_gb} GB were planned and paid "
-            f"for; plan with --set hardware.disk_gb={image.least_gb}"
+            f"the image {image.id} needs a disk of {image.least_gb} GB, but the plan has only {order.disk_gb} GB; "
+            f"plan with --set hardware.disk_gb={image.least_gb}"
         )
     interface: dict[str, Any] = {
         "DeviceIndex": 0,
@@ -111,17 +113,17 @@ def request_for(order: Order, image: Image, group: str, zone: str, subnet: str) 
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
     }
     if order.offer.spot:
-        request["InstanceMarketOptions"] = _spot(order.offer.rate_micros_per_hour)
+        request["InstanceMarketOptions"] = _spot_options(order.offer.rate_micros_per_hour)
         kinds.append("spot-instances-request")
     return {**request, "TagSpecifications": make_tag_specifications(order, *kinds)}
 
 
 def _places(wire: AwsClients, order: Order, network: Network) -> Iterator[tuple[str, str]]:
-    """Yield zone and subnet of each launch; the zones that offer the type are looked up only when they are needed."""
+    """Yield zone and subnet of each launch, first both empty. The zones are looked up only if that launch fails."""
     yield "", ""
     try:
         selling = zones_selling(wire, order.offer.region, [order.offer.type_id])
-    except Unknown as error:  # Each launch so far was refused, so there is no instance.
+    except Unknown as error:  # Every launch so far was refused, so there is no instance.
         raise NoCapacity(f"no other zone could be looked up: {error}") from error
     yield from (
         (zone, network.subnets[zone]) for zone in sorted(selling[order.offer.type_id]) if zone in network.subnets
@@ -129,7 +131,7 @@ def _places(wire: AwsClients, order: Order, network: Network) -> Iterator[tuple[
 
 
 def zones_selling(wire: AwsClients, region: str, types: list[str]) -> dict[str, list[str]]:
-    """Return the zones of a region in which each machine type is offered; an empty list if there are none."""
+    """Return for each machine type the zones of the region that offer it; an empty list if none does."""
     zones: dict[str, list[str]] = {kind: [] for kind in types}
     filters = [{"Name": "instance-type", "Values": types}]
     for offering in wire.pages(
@@ -141,23 +143,23 @@ def zones_selling(wire: AwsClients, region: str, types: list[str]) -> dict[str, 
 
 
 def _run(wire: AwsClients, region: str, request: dict[str, Any]) -> AwsReply:
-    """Send a launch; repeat it, with the same key, while EC2 does not see the new firewall group yet."""
+    """Send a launch. Retry it with the same idempotency key until EC2 sees the new firewall group."""
     for elapsed in ticks(wire.clock, _SETTLE_POLL_S, _SETTLE_S):
         try:
             return wire.call("ec2", region, "run_instances", once=True, **request)
         except AwsRefused as refused:
             if refused.code != "InvalidGroup.NotFound" or elapsed >= _SETTLE_S:
                 raise
-    raise Rejected(f"{region} does not see the firewall group that was made for this")
+    raise Rejected(f"{region} does not see the firewall group that was created for this launch")
 
 
-def _the_one(answer: AwsReply) -> AwsReply:
+def _first_instance(answer: AwsReply) -> AwsReply:
     found: list[AwsReply] = answer.get("Instances") or [{}]
     return found[0]
 
 
 def _user_data(order: Order) -> str:
-    """Return what arms the machine's own timer and its host key; without it nothing may be launched."""
+    """Return the user data that arms the machine's timer and installs its host key; Rejected without the run's keys."""
     from gpurun.providers import guard
 
     if order.keys is None:
@@ -168,8 +170,8 @@ def _user_data(order: Order) -> str:
     return text
 
 
-def _spot(rate: Micros) -> dict[str, Any]:
-    """Bid no more than the agreed price: above it, AWS takes the machine away instead of billing more."""
+def _spot_options(rate: Micros) -> dict[str, Any]:
+    """Return the options of a spot launch. Above the agreed price, AWS reclaims the machine instead of billing more."""
     options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
     price = format(Decimal(rate).scaleb(-6), "f")
     return {"MarketType": "spot", "SpotOptions": {**options, "MaxPrice": price}}

@@ -1,4 +1,4 @@
-"""What EC2 offers for a need: where it is available, and today's price from AWS."""
+"""Finds EC2's offers for a need: which regions have the machine types, and their current prices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpurun.providers.aws.wire import AwsClients, AwsRefused, AwsReply
 from gpurun.providers.base import Rejected, Unknown
 
 PRICING_REGION = "us-east-1"
-"""The pricing service runs in a few regions, and covers all of them."""
+"""The Pricing API exists in few regions, but reports the prices of all regions."""
 _HOUR = "Hrs"
 _FIELDS = {
     "operatingSystem": "Linux",
@@ -28,7 +28,10 @@ _FIELDS = {
 
 
 def offers_for_need(wire: AwsClients, need: GpuNeed, known: Sequence[Offer], *, spot: bool) -> list[Offer]:
-    """Return the known types with so many GPUs, in the chosen region or else in each row's own, at today's price."""
+    """Return the known rows with the needed number of GPUs, at current prices.
+
+    The region is the chosen one or, if none was chosen, each row's own.
+    """
     rows = [row for row in known if row.gpu_count == need.count and not row.type_id.startswith(WITHOUT_DRIVER)]
     by_region: dict[str, list[Offer]] = {}
     for row in rows:
@@ -42,7 +45,7 @@ def offers_for_need(wire: AwsClients, need: GpuNeed, known: Sequence[Offer], *, 
 
 
 def _on_demand(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator[Offer]:
-    """Yield the rows at the Pricing API's price; else at the catalogue's, if that is for this region."""
+    """Yield the rows at the Pricing API's price; if it is not readable, at the catalogue's price for that region."""
     for row in rows:
         try:
             price = _listed_price(wire, region, row.type_id)
@@ -50,7 +53,7 @@ def _on_demand(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator
             if row.region != region:
                 raise Unknown(f"the price of {row.type_id} in {region} cannot be read: {error}") from error
             dated = row.price_source.partition(" (")[0]
-            yield row.model_copy(update={"price_source": f"{dated} (Pricing API: {_in_short(error)})"})
+            yield row.model_copy(update={"price_source": f"{dated} (Pricing API: {_short_reason(error)})"})
             continue
         if price is not None:
             yield row.model_copy(
@@ -59,7 +62,7 @@ def _on_demand(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator
 
 
 def _on_spot(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator[Offer]:
-    """Yield the rows at the newest spot price of the cheapest zone, which then is the most that is bid."""
+    """Yield the rows at the newest spot price of the cheapest zone. That price becomes the maximum bid."""
     if not rows:
         return
     lowest: dict[str, Micros] = {}
@@ -84,13 +87,13 @@ def _on_spot(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator[O
                     "rate_micros_per_hour": lowest[row.type_id],
                     "price_source": "spot price history",
                     "spot": True,
-                    "on_demand_micros_per_hour": _beside(wire, region, row),
+                    "on_demand_micros_per_hour": _on_demand_price(wire, region, row),
                 }
             )
 
 
-def _beside(wire: AwsClients, region: str, row: Offer) -> Micros | None:
-    """The price on demand of what is offered on spot; None where it cannot be read, since a spot offer needs it not."""
+def _on_demand_price(wire: AwsClients, region: str, row: Offer) -> Micros | None:
+    """Return the on-demand price of a machine type; None if it cannot be read, because a spot offer works without."""
     try:
         return next((offer.rate_micros_per_hour for offer in _on_demand(wire, region, [row])), None)
     except Unknown:
@@ -98,7 +101,7 @@ def _beside(wire: AwsClients, region: str, row: Offer) -> Micros | None:
 
 
 def _listed_price(wire: AwsClients, region: str, type_id: str) -> Micros | None:
-    """Return the highest listed on-demand price; None if it is not sold like that. An unreadable list is Unknown."""
+    """Return the highest listed on-demand price; None if there is none, Unknown if the list is not readable."""
     fields = {**_FIELDS, "instanceType": type_id, "regionCode": region}
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in fields.items()]
     query: dict[str, Any] = {"ServiceCode": "AmazonEC2", "FormatVersion": "aws_v1", "Filters": filters}
@@ -113,7 +116,7 @@ def _listed_price(wire: AwsClients, region: str, type_id: str) -> Micros | None:
 
 
 def _prices_in(product: AwsReply) -> Iterator[Micros]:
-    """Yield every hourly on-demand price of one product; capacity blocks are another kind of sale."""
+    """Yield every hourly on-demand price of one product; none for a capacity block, which is not sold on demand."""
     if product["product"]["attributes"].get("marketoption", "OnDemand") != "OnDemand":
         return
     for term in product["terms"].get("OnDemand", {}).values():
@@ -124,7 +127,7 @@ def _prices_in(product: AwsReply) -> Iterator[Micros]:
 
 
 def parse_dollars(text: object) -> Micros | None:
-    """Return a price that AWS writes as a string; None if it is not a price, or zero."""
+    """Return the price in a string of AWS's; None if it is zero, or not a price."""
     try:
         amount = Decimal(str(text))
     except InvalidOperation:
@@ -132,5 +135,5 @@ def parse_dollars(text: object) -> Micros | None:
     return usd(amount) if amount.is_finite() and 0 < amount < 1_000_000 else None
 
 
-def _in_short(error: Exception) -> str:
+def _short_reason(error: Exception) -> str:
     return error.code if isinstance(error, AwsRefused | SetupError) else "no clear answer"

@@ -1,4 +1,4 @@
-"""An instance as EC2 describes it."""
+"""Reads instances from EC2's answers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ NOT_THERE = frozenset({"InvalidInstanceID.NotFound"})
 
 
 def split_instance_id(instance_id: str) -> tuple[str, str]:
-    """Return region and EC2's own id of `us-east-1/i-0123456789abcdef0`; Rejected for anything else.
+    """Split an id such as `us-east-1/i-0123456789abcdef0` into region and EC2's id; Rejected if it is malformed.
 
-    The region is part of the id, so the holder of an id needs no search, and a default region cannot mislead it.
+    The region is part of the id, so an instance is found without a search and regardless of the default region.
     """
     named = _ID.fullmatch(instance_id)
     if named is None:
@@ -37,7 +37,7 @@ def split_instance_id(instance_id: str) -> tuple[str, str]:
 
 
 def parse_ec2_instance(region: str, entry: AwsReply) -> Instance:
-    """Return one instance; Unknown if it has no id, because it may be any."""
+    """Return an instance from its entry; Unknown if the entry has no id, because it could be any instance."""
     identifier = f"{region}/{entry.get('InstanceId')}"
     if not _ID.fullmatch(identifier):
         raise Unknown(f"AWS {region} listed an instance without an id")
@@ -57,13 +57,13 @@ def parse_ec2_instance(region: str, entry: AwsReply) -> Instance:
         deadline_wall=deadline,
         region=region,
         type_id=str(entry.get("InstanceType") or ""),
-        said=" · ".join(word for word in (name, _why(entry)) if word),
-        ended_wall=_ended(entry) if state in (InstanceState.GONE, InstanceState.STOPPED) else None,
+        said=" · ".join(word for word in (name, _state_reason(entry)) if word),
+        ended_wall=_end_wall(entry) if state in (InstanceState.GONE, InstanceState.STOPPED) else None,
     )
 
 
 def read_instance(wire: AwsClients, instance_id: str, parse: Callable[[str, AwsReply], Instance]) -> Instance:
-    """Return one instance by its id, as `parse` reads it; GONE if its region says that there is none."""
+    """Return one instance by its id, as `parse` reads it; GONE if the region does not list it."""
     region, identifier = split_instance_id(instance_id)
     gone = Instance(id=instance_id, provider="aws", token="", run="", state=InstanceState.GONE, region=region)
     try:
@@ -79,7 +79,7 @@ def read_instance(wire: AwsClients, instance_id: str, parse: Callable[[str, AwsR
 
 
 def instances_in(wire: AwsClients, region: str, token: str | None) -> list[Instance]:
-    """Return everything that carries the token in a region, by tag and by the key of its launch."""
+    """Return a region's instances that carry the token (None: all of gpurun's) in a tag or idempotency key."""
     found: dict[str, Instance] = {}
     for selection in (by_tag(token), by_client_token(token)):
         for held in wire.pages("ec2", region, "describe_instances", "Reservations", Filters=[selection]):
@@ -90,16 +90,16 @@ def instances_in(wire: AwsClients, region: str, token: str | None) -> list[Insta
     return list(found.values())
 
 
-def _why(entry: AwsReply) -> str:
-    """Return EC2's own reason for the state, such as a spot interruption."""
+def _state_reason(entry: AwsReply) -> str:
+    """Return EC2's reason for the present state, such as a spot interruption; "" if there is none."""
     words = str((entry.get("StateReason") or {}).get("Message") or "")
     if "SpotInstanceTermination" in words or "SpotInstanceShutdown" in words:
         return f"spot interruption: {words}"
     return words
 
 
-def _ended(entry: AwsReply) -> float | None:
-    """Return when it ended, from EC2's sentence: `User initiated (2026-11-20 12:00:00 GMT)`."""
+def _end_wall(entry: AwsReply) -> float | None:
+    """Return when an instance ended, from text like `User initiated (2026-11-20 12:00:00 GMT)`; None without one."""
     found = _ENDED.search(str(entry.get("StateTransitionReason") or ""))
     try:
         return datetime.fromisoformat(found[1]).replace(tzinfo=UTC).timestamp() if found else None

@@ -1,4 +1,4 @@
-"""The six verbs on EC2, and what a rental leaves beside its machine."""
+"""Implements the six verbs on EC2, and lists and removes what a rental leaves besides its machine."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ LET_IN_S = 60.0
 
 
 class AwsProvider:
-    """EC2 in the named region, or in the SDK's own; what exists is looked for in every region.
+    """The `aws` provider: rents in the given region or the SDK's default one, and finds instances in every region.
 
-    `my_address` returns the address that the firewall lets in.
+    `my_address` returns the IP address that the firewall group admits.
     """
 
     name = "aws"
@@ -59,13 +59,16 @@ class AwsProvider:
         self._limits = SpotLimits(self._wire)
         self._my_address = my_address or partial(public_address, clock)
         self._images: dict[tuple[str, str], Image] = {}
-        self._homes: dict[str, str] = {}  # The region of each token: a token is sent to one region only.
+        self._homes: dict[str, str] = {}  # The region of each token: an order is sent to one region only.
         self._closed: set[str] = set()
         self._let_in_mono = float("-inf")
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the waiting times: EC2 shows a new instance within seconds, and ended ones for about an hour."""
+        """Return the waiting times.
+
+        EC2 lists a new instance within seconds, and a terminated one for about an hour.
+        """
         region = self._wire.region
         return Traits(
             settle_s=120.0,
@@ -78,11 +81,14 @@ class AwsProvider:
         )
 
     def verify(self) -> Account:
-        """Check who this is, and by dry runs what is missing; credentials that expire too early are missing."""
+        """Return the caller's identity and the missing permissions, found by dry runs.
+
+        Credentials that expire are reported as missing, too.
+        """
         return account_of(self._wire)
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """Return the known types that are offered in the region, on demand or (with `spot`) on spot, never both."""
+        """Return the known types that the region offers: only spot offers with `spot`, else only on-demand offers."""
         if not self._has_region():
             return []
         try:
@@ -91,9 +97,9 @@ class AwsProvider:
             raise explain_refusal(refused) from refused
 
     def create(self, order: Order) -> Instance:
-        """Make the firewall group, send the launch, and set the outside schedule if the account has its role.
+        """Create the firewall group, launch, and schedule the termination if the account has the role for schedules.
 
-        The launch carries the token as its idempotency key: a second call for an order returns what the first made.
+        The token is the idempotency key of the launch, so a second call for the same order returns the same instance.
         """
         region = order.offer.region
         self._homes[order.token] = region
@@ -107,26 +113,29 @@ class AwsProvider:
                 group = make_group(self._wire, order, network.vpc, self._my_address)
             except Unknown as error:  # No launch was sent.
                 raise Rejected(f"nothing was launched: {error}", of_offer=True) from error
-            return launch(self._wire, order, image, network, group, partial(self._made, order))
+            return launch(self._wire, order, image, network, group, partial(self._finish_launch, order))
         except AwsRefused as refused:
             raise explain_early_refusal(refused) from refused
         except SetupError as error:  # The SDK could not sign the request, so none was sent.
             raise RejectedFor(error) from error
 
-    def _made(self, order: Order, answer: AwsReply) -> Instance:
-        made = parse_ec2_instance(order.offer.region, answer)
-        arm_schedule(self._wire, order, made.id.rpartition("/")[2])
-        return made
+    def _finish_launch(self, order: Order, answer: AwsReply) -> Instance:
+        instance = parse_ec2_instance(order.offer.region, answer)
+        arm_schedule(self._wire, order, instance.id.rpartition("/")[2])
+        return instance
 
     def find(self, token: str | None) -> list[Instance]:
-        """Return everything that carries the token, including what ended in the last hour, as long as EC2 lists it."""
-        return self._found(token, ())
+        """Return all instances that carry the token (None: all of gpurun's), oldest first.
+
+        EC2 still lists instances that were terminated in the last hour.
+        """
+        return self._find_in_regions(token, ())
 
     def find_in(self, regions: Sequence[str]) -> list[Instance]:
-        """Return everything of gpurun's in these regions."""
-        return self._found(None, regions)
+        """Return all of gpurun's instances in these regions."""
+        return self._find_in_regions(None, regions)
 
-    def _found(self, token: str | None, regions: Sequence[str]) -> list[Instance]:
+    def _find_in_regions(self, token: str | None, regions: Sequence[str]) -> list[Instance]:
         answers, doubt = self._everywhere(token, lambda region: instances_in(self._wire, region, token), regions)
         found = sorted(
             (instance for here in answers for instance in here),
@@ -141,14 +150,14 @@ class AwsProvider:
         return found
 
     def read(self, instance_id: str) -> Instance:
-        """Return one instance, of spot with its maximum price; its id has the region, so no other region is asked."""
+        """Return one instance; a spot instance has its maximum price. Its id contains the region to query."""
         try:
             return read_instance(self._wire, instance_id, self._limits.read)
         except AwsRefused as refused:
             raise explain_refusal(refused) from refused
 
     def destroy(self, instance_id: str) -> None:
-        """Terminate it; a one-time spot request ends with its instance."""
+        """Terminate an instance. If it is a spot instance, its one-time spot request ends with it."""
         region, identifier = split_instance_id(instance_id)
         try:
             self._wire.call("ec2", region, "terminate_instances", InstanceIds=[identifier])
@@ -157,11 +166,11 @@ class AwsProvider:
                 raise explain_refusal(refused) from refused
 
     def guard_folder(self, instance: Instance) -> str:
-        """Return the folder of the timer that was armed at boot, named by the ordered deadline."""
+        """Return the folder of the timer that was armed at boot. The deadline in the order is its name."""
         return "" if instance.deadline_wall is None else f"/var/lib/gpurun/{int(instance.deadline_wall)}"
 
     def let_in(self, instance: Instance) -> None:
-        """Open its firewall to the address that this laptop has now, at most once a minute."""
+        """Admit this laptop's present address to the instance, at most once a minute."""
         now = self._wire.clock.monotonic()
         if now - self._let_in_mono < LET_IN_S:
             return
@@ -174,20 +183,20 @@ class AwsProvider:
             raise explain_refusal(refused) from refused
 
     def leftovers(self, token: str | None) -> list[Leftover]:
-        """Return firewall groups, volumes and network interfaces that no machine holds, and schedules."""
+        """Return firewall groups, schedules, and volumes and network interfaces that are not attached to a machine."""
         answers, doubt = self._everywhere(token, lambda region: leftovers_in(self._wire, region, token))
         if doubt is not None:
             raise doubt
-        return [instance for here in answers for instance in here]
+        return [leftover for here in answers for leftover in here]
 
     @property
     def endpoint(self) -> str:
-        """Return where the SDK sends requests for EC2, if not to AWS."""
+        """Return the address to which the SDK sends EC2 requests; "" if that is AWS's own."""
         return self._wire.endpoint
 
     @property
     def clock_ahead_s(self) -> float | None:
-        """Return how far this machine's clock is ahead of AWS's; None before its first answer."""
+        """Return how many seconds this machine's clock is ahead of AWS's; None before AWS's first answer."""
         return self._wire.clock_ahead_s
 
     def regions(self) -> tuple[str, ...]:
@@ -195,23 +204,23 @@ class AwsProvider:
         return tuple(self._regions)
 
     def ask_time(self) -> None:
-        """Ask whose the credentials are: the answer carries a date."""
+        """Request the caller's identity, because the answer carries AWS's time."""
         whoami(self._wire)
 
     def account_mark(self) -> str:
-        """Return the mark of the account of these credentials; SetupError if AWS does not accept them."""
+        """Return the mark of the account; SetupError if AWS does not accept the credentials."""
         return self._mark
 
     def key_ends_wall(self) -> float:
-        """Return when these credentials expire, if they are a session's."""
+        """Return when the credentials expire, as `KeyEnds.key_ends_wall` defines it."""
         return self._wire.key_ends_wall()
 
     def remove(self, leftover: Leftover) -> None:
-        """Request the removal of one; Unknown while something still needs it."""
+        """Request the removal of a leftover; Unknown while another resource still uses it."""
         remove_leftover(self._wire, leftover)
 
     def _image(self, region: str, named: str) -> Image:
-        """Return the image of a region, chosen once: the same order must be the same request."""
+        """Return the image for a region. It is chosen only once, so that a repeated order sends the same request."""
         if (region, named) not in self._images:
             self._images[region, named] = choose_image(self._wire, region, named)
         return self._images[region, named]
@@ -222,20 +231,21 @@ class AwsProvider:
 
     @cached_property
     def _regions(self) -> list[str]:
-        """Return every region that the account has enabled."""
+        """Return the regions that the account has enabled; Unknown if AWS lists none."""
         try:
             listed = list(self._wire.pages("ec2", self._wire.region, "describe_regions", "Regions"))
         except AwsRefused as refused:
             raise explain_refusal(refused) from refused
         names = [str(region["RegionName"]) for region in listed]
         if not names:
-            raise Unknown("AWS names no region")
+            raise Unknown("AWS lists no regions")
         return names
 
     def _has_region(self) -> bool:
-        """Return whether the chosen region exists; for one that does not, the SDK only reports that nothing answers.
+        """Return whether the chosen region exists. For an unknown region, the SDK only reports a failed connection.
 
-        SetupError if the SDK's own settings name such a region: `--region` may mean another cloud's.
+        A SetupError if the unknown region comes from the SDK's settings. One from `--region` is not an error, because
+        it may be another cloud's.
         """
         chosen = self._wire.chosen_region
         if not chosen or chosen == self._wire.region or chosen in self._regions:
@@ -243,26 +253,28 @@ class AwsProvider:
         if self._named_region:
             return False
         error = no_such_region(chosen, {self.name: self._regions})
-        raise SetupError(error.code, error.what, hint=f"{error.hint} The AWS SDK's settings name it: aws configure.")
+        raise SetupError(
+            error.code, error.what, hint=f"{error.hint} It is set in the AWS SDK's configuration: aws configure."
+        )
 
     def _everywhere(
         self, token: str | None, look: Callable[[str], list[T]], regions: Sequence[str] = ()
     ) -> tuple[list[list[T]], SetupError | Unknown | None]:
-        """Return what each region answers, and the doubt: the token's own region if known, else those given, or all.
+        """Query the token's region if it is known, else the given regions or all. Return the answers and an error.
 
-        A region that does not answer leaves a doubt, unless what was looked for was found elsewhere, or nothing can be
-        there, because these credentials may neither look into it nor launch in it.
+        The error is None if every region answered, or if the token was found in one. A region that does not answer is
+        ignored if the credentials can neither read it nor launch in it, because it cannot have an instance then.
         """
         home = self._homes.get(token or "")
         answers, silent = everywhere([home] if home else regions or self._regions, look)
         if token and any(answers.values()):
             return list(answers.values()), None
         doubtful = {region: error for region, error in silent.items() if home or not self._is_closed(region, error)}
-        doubt = _unseen(doubtful, all_of_them=not answers) if doubtful else None
+        doubt = _explain_silence(doubtful, is_total=not answers) if doubtful else None
         return list(answers.values()), doubt
 
     def _is_closed(self, region: str, error: Exception) -> bool:
-        """Return whether an organisation's policy closes a region; the chosen one never counts as closed."""
+        """Return whether an organisation's policy denies all use of a region; never true of the chosen region."""
         if region in self._closed:
             return True
         denied = isinstance(error, AwsRefused) and error.code in NOT_ALLOWED
@@ -271,11 +283,11 @@ class AwsProvider:
         return region in self._closed
 
 
-def _unseen(silent: dict[str, Exception], *, all_of_them: bool) -> SetupError | Unknown:
-    """Return why there is no answer; if no region answered, for one reason, that reason concerns the key."""
+def _explain_silence(silent: dict[str, Exception], *, is_total: bool) -> SetupError | Unknown:
+    """Return the error for regions that gave no answer; a SetupError if no region answered because of the key."""
     first = next(iter(silent.values()))
     judged = explain_refusal(first) if isinstance(first, AwsRefused) else first
-    if all_of_them and isinstance(judged, SetupError):
+    if is_total and isinstance(judged, SetupError):
         return judged
     reasons = clauses(f"{region}: {error}" for region, error in sorted(silent.items()))
     return Unknown(f"not every region of AWS could be read ({reasons})")

@@ -1,6 +1,7 @@
-"""The end from outside the machine: a one-time schedule that ends the instance at its deadline, and then itself.
+"""Schedules the termination of an instance at its deadline with EventBridge, outside the machine.
 
-It needs a role that `gpurun aws setup` makes once for an account. Without it there is only the machine's own timer.
+The schedule runs once and then deletes itself. It needs a role that `gpurun aws setup` creates once for an account.
+Without the role there is only the machine's own timer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def role_arn(wire: AwsClients, region: str) -> str | None:
-    """Return the role that a schedule uses; None if the account has none."""
+    """Return the ARN of the role that the schedules use; None if the account does not have the role."""
     try:
         return str(wire.call("iam", region, "get_role", RoleName=ROLE)["Role"]["Arn"])
     except AwsRefused as refused:
@@ -34,9 +35,9 @@ def role_arn(wire: AwsClients, region: str) -> str | None:
 
 
 def arm_schedule(wire: AwsClients, order: Order, identifier: str) -> bool:
-    """Schedule the end of the instance at its deadline; False, with a warning in the log, if that fails.
+    """Schedule the termination of the instance at its deadline. Return False if there is no role, or if that fails.
 
-    The instance exists already, so nothing here may raise: the instance would be lost with it.
+    A failure is logged as a warning and never raised: the instance exists, and an error would lose its id.
     """
     region = order.offer.region
     try:
@@ -61,17 +62,18 @@ def arm_schedule(wire: AwsClients, order: Order, identifier: str) -> bool:
                 "RetryPolicy": {"MaximumRetryAttempts": 185, "MaximumEventAgeInSeconds": 86_400},
             },
         )
-    except Exception as error:  # noqa: BLE001 - whatever it is, the instance exists and must be reported.
+    except Exception as error:  # noqa: BLE001 - whatever failed, the instance exists and must be returned.
         if not (isinstance(error, AwsRefused) and error.code == "ConflictException"):
-            _log.warning("aws: no outside schedule ends %s, only its own timer: %s", identifier, error)
+            _log.warning("aws: %s has no termination schedule, only its own timer: %s", identifier, error)
             return False
     return True
 
 
 def schedules_in(wire: AwsClients, region: str, token: str | None) -> Iterator[Token]:
-    """Yield the tokens of the schedules for a token, or for all; none if they may not be listed.
+    """Yield the token of each schedule, only of those for `token` if it is given.
 
-    A schedule costs nothing and ends with its deadline, so a missing permission to list them blocks nothing.
+    Yields nothing without the permission to list schedules. That is harmless: a schedule costs nothing, and deletes
+    itself after the deadline.
     """
     if not wire.serves("scheduler", region):
         return
@@ -88,7 +90,7 @@ def schedules_in(wire: AwsClients, region: str, token: str | None) -> Iterator[T
 
 
 def end_schedule(wire: AwsClients, region: str, name: str) -> None:
-    """Delete one; harmless if it has fired and is gone."""
+    """Delete a schedule; harmless if it no longer exists."""
     try:
         wire.call("scheduler", region, "delete_schedule", Name=name, GroupName=_GROUP)
     except AwsRefused as refused:

@@ -1,4 +1,4 @@
-"""What an account needs once: the role of the outside schedules, and the policy for those who use gpurun."""
+"""Sets up an AWS account once: the role of the termination schedules, and the policy for gpurun's users."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EC2 = (
 
 @dataclass(frozen=True)
 class RolePlan:
-    """The role as it should be: who may assume it, and what it may do. `arn` is None while there is none."""
+    """The intended role: `trust` is who may assume it, `policy` what it may do. `arn` is None if it does not exist."""
 
     account: str
     partition: str
@@ -33,21 +33,21 @@ class RolePlan:
 
 
 def plan_role(wire: AwsClients) -> RolePlan:
-    """Return the role for this account, and whether it exists; changes nothing."""
+    """Return the role for this account and its ARN if it exists, without changing anything."""
     caller = whoami(wire)
     account, partition = str(caller["Account"]), str(caller["Arn"]).split(":")[1]
     trust = {
         "Effect": "Allow",
         "Principal": {"Service": "scheduler.amazonaws.com"},
         "Action": "sts:AssumeRole",
-        # Other accounts' schedules must not use it.
+        # Schedules of other accounts must not use the role.
         "Condition": {"StringEquals": {"aws:SourceAccount": account}},
     }
     policy = {
         "Effect": "Allow",
         "Action": "ec2:TerminateInstances",
         "Resource": f"arn:{partition}:ec2:*:{account}:instance/*",
-        # Only what gpurun made.
+        # Only instances that gpurun launched.
         "Condition": {"Null": {"aws:ResourceTag/gpurun:run": "false"}},
     }
     try:
@@ -58,9 +58,9 @@ def plan_role(wire: AwsClients) -> RolePlan:
 
 
 def make_role(wire: AwsClients, plan: RolePlan) -> str:
-    """Make the role, or bring the existing one up to date; return its ARN.
+    """Create the role, or update the existing one. Return its ARN.
 
-    Without the permission for that, a SetupError shows what an administrator must type.
+    Without the permission, raises a SetupError with the commands that an administrator must run.
     """
     trust = json.dumps(plan.trust)
     policy = json.dumps(plan.policy)
@@ -82,7 +82,7 @@ def make_role(wire: AwsClients, plan: RolePlan) -> str:
 
 
 def commands(trust: dict[str, Any], policy: dict[str, Any]) -> list[str]:
-    """Return the commands that do the same by hand, for a person with the permission."""
+    """Return the commands with which an administrator creates the role by hand."""
     return [
         f"aws iam create-role --role-name {ROLE} --assume-role-policy-document '{json.dumps(trust)}'",
         f"aws iam put-role-policy --role-name {ROLE} --policy-name {POLICY} --policy-document '{json.dumps(policy)}'",
@@ -90,14 +90,14 @@ def commands(trust: dict[str, Any], policy: dict[str, Any]) -> list[str]:
 
 
 def user_policy(plan: RolePlan) -> dict[str, Any]:
-    """Return the least permissions that the credentials of a gpurun user need."""
+    """Return the policy with the minimum permissions that a gpurun user needs."""
     actions = [f"ec2:{name}" for name in _EC2.split()]
     actions += ["ssm:GetParametersByPath", "pricing:GetProducts", "sts:GetCallerIdentity", "iam:GetRole"]
     actions += [f"scheduler:{name}" for name in ("CreateSchedule", "DeleteSchedule", "ListSchedules")]
     allowed = {"Effect": "Allow", "Action": actions, "Resource": "*"}
     role = f"arn:{plan.partition}:iam::{plan.account}:role/{ROLE}"
     passed = {"Effect": "Allow", "Action": "iam:PassRole", "Resource": role}
-    # The first spot instance of an account makes this role.
+    # The first spot instance of an account creates this service-linked role.
     service = {"StringLike": {"iam:AWSServiceName": "spot.amazonaws.com"}}
     spot = {"Effect": "Allow", "Action": "iam:CreateServiceLinkedRole", "Resource": "*", "Condition": service}
     return {"Version": "2012-10-17", "Statement": [allowed, passed, spot]}
@@ -108,9 +108,9 @@ def _document(statement: dict[str, Any]) -> dict[str, Any]:
 
 
 def _by_hand(refused: AwsRefused, trust: dict[str, Any], policy: dict[str, Any]) -> Exception:
-    """Return the error that shows what an administrator must type."""
+    """Return the error with the commands that an administrator must run."""
     if refused.code not in NOT_ALLOWED:
         return explain_refusal(refused)
-    what = f"These AWS credentials may not make the role {ROLE} ({refused})."
+    what = f"These AWS credentials may not create the role {ROLE} ({refused})."
     hint = "Ask an administrator to run this, then try again:\n" + "\n".join(commands(trust, policy))
     return SetupError("aws.role_not_allowed", what, hint=hint)

@@ -1,6 +1,7 @@
-"""What is beside an instance: its firewall group, and whatever a broken launch or end may have left.
+"""Creates the firewall group of an instance, and lists and removes what a launch or termination may leave.
 
-All of it carries the token, and the journal has the token before the first of it is made, so nothing can be lost.
+Every such resource carries the token. The journal records the token before the first of them is created, so all of them
+can be found.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ GROUP, VOLUME, INTERFACE, SCHEDULE = "security group", "volume", "network interf
 ADDRESS_URL = "https://checkip.amazonaws.com"
 _LOOPBACK = "127.0.0.0/8"
 _SETTLE_S, _SETTLE_POLL_S = 20.0, 2.0
-# Kind, the listing and its key, the id in it, and the status in which it no longer belongs to a machine.
+# Kind, operation, the key of its list, the key of the id, and the status of a resource that no machine uses.
 _LISTINGS = (
     (GROUP, "describe_security_groups", "SecurityGroups", "GroupId", ""),
     (VOLUME, "describe_volumes", "Volumes", "VolumeId", "available"),
@@ -38,19 +39,19 @@ _IN_USE = frozenset({"DependencyViolation", "VolumeInUse", "InvalidNetworkInterf
 
 
 def public_address(clock: Clock) -> str:
-    """Return the public address of this machine, as AWS sees it."""
+    """Return this machine's public IPv4 address, as AWS sees it; Rejected if it cannot be read."""
     try:
         words = Http(ADDRESS_URL, headers={}, clock=clock, name="AWS").request("GET", "/", timeout_s=15.0).text
         return str(IPv4Address(words.strip()))
     except (Unknown, ValueError) as error:
         raise Rejected(
             f"the public address of this machine could not be read from {ADDRESS_URL} ({error}), "
-            "so the machine's firewall could let nobody in"
+            "so the firewall of the rented machine could not admit it"
         ) from error
 
 
 def make_group(wire: AwsClients, order: Order, vpc: str, my_address: Callable[[], str]) -> str:
-    """Return the firewall group of a run, which lets in SSH from here alone; it is made once for a token."""
+    """Return the id of the order's firewall group, which admits SSH from here only. Create it if it is missing."""
     region = order.offer.region
     group = find_firewall_group(wire, region, order.token)
     if not group:
@@ -66,18 +67,18 @@ def make_group(wire: AwsClients, order: Order, vpc: str, my_address: Callable[[]
             )
             group = str(made.get("GroupId") or "")
         except AwsRefused as refused:
-            # The first answer was lost, but the group was made.
+            # An earlier request created the group, but its answer was lost.
             group = find_firewall_group(wire, region, order.token) if refused.code == "InvalidGroup.Duplicate" else ""
             if not group:
                 raise
-    if not group:  # The SDK accepts any XML as an answer, as in `AwsClients.pages`.
+    if not group:  # The SDK accepts any XML as an answer: see `AwsClients.pages`.
         raise Unknown(f"AWS {region} answered create_security_group without its group")
     let_in(wire, region, group, my_address)
     return group
 
 
 def let_in(wire: AwsClients, region: str, group: str, my_address: Callable[[], str]) -> None:
-    """Open the SSH port of a group to the address that this laptop has now; harmless if it is open."""
+    """Open the SSH port of a group to this laptop's present address; harmless if it is open already."""
     source = _LOOPBACK if wire.is_near("ec2", region) else f"{my_address()}/32"
     rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": source}]}
     for elapsed in ticks(wire.clock, _SETTLE_POLL_S, _SETTLE_S):
@@ -92,7 +93,7 @@ def let_in(wire: AwsClients, region: str, group: str, my_address: Callable[[], s
 
 
 def leftovers_in(wire: AwsClients, region: str, token: str | None) -> list[Leftover]:
-    """Return what carries the token in a region, but no machines and nothing that still belongs to one."""
+    """Return a region's resources that carry the token, except machines and what is still attached to a machine."""
     found: list[Leftover] = []
     for kind, listing, key, name, status in _LISTINGS:
         filters: list[dict[str, Any]] = [by_tag(token)]
@@ -107,12 +108,12 @@ def leftovers_in(wire: AwsClients, region: str, token: str | None) -> list[Lefto
 
 
 def remove_leftover(wire: AwsClients, leftover: Leftover) -> None:
-    """Request the removal of one; Unknown while something still needs it."""
+    """Request the removal of a leftover; Unknown while another resource still uses it."""
     if leftover.kind == SCHEDULE:
         end_schedule(wire, leftover.region, leftover.id)
         return
     if leftover.kind not in _REMOVALS:
-        raise Rejected(f"gpurun makes no {leftover.kind} at AWS")
+        raise Rejected(f"gpurun does not create resources of the kind {leftover.kind} at AWS")
     operation, name = _REMOVALS[leftover.kind]
     parameters: dict[str, Any] = {name: leftover.id}
     try:
@@ -125,7 +126,7 @@ def remove_leftover(wire: AwsClients, leftover: Leftover) -> None:
 
 
 def _leftover(region: str, kind: str, identifier: str, entry: AwsReply, token: str | None) -> Iterator[Leftover]:
-    """Yield one thing, if it is gpurun's and carries the token."""
+    """Yield the leftover of an entry if it carries the token (None: any token of gpurun's)."""
     carried, run, deadline = owner(entry)
     if carried and token in (None, carried):
         yield Leftover(

@@ -1,4 +1,4 @@
-"""The most that a spot machine costs per hour, read back from AWS: the maximum price that its request has on record."""
+"""Reads the maximum price of a spot instance from its spot request at AWS."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _AWAKE = (InstanceState.PENDING, InstanceState.RUNNING)
 
 
 class SpotLimits:
-    """The maximum price of each spot request, read once: AWS does not change it, and takes the machine back above it.
+    """Reads and caches the maximum price of each spot request.
 
-    What AWS bills is the spot price of the zone, which moves below that price, so only the maximum bounds the cost.
+    AWS bills the zone's spot price, which varies, but reclaims the machine when that price passes the maximum. So the
+    maximum, which never changes, bounds the cost.
     """
 
     def __init__(self, wire: AwsClients) -> None:
@@ -25,19 +26,19 @@ class SpotLimits:
         self._known: dict[str, Micros | None] = {}
 
     def read(self, region: str, entry: AwsReply) -> Instance:
-        """Return an instance, with the most that it costs per hour if it is a spot machine and AWS reports that."""
+        """Return an instance. If it is a spot instance and its maximum price is known, that is its rate, as a limit."""
         machine, request = parse_ec2_instance(region, entry), str(entry.get("SpotInstanceRequestId") or "")
         if request and request not in self._known and machine.state in _AWAKE:
-            self._ask(region, request)
+            self._fetch_limit(region, request)
         limit = self._known.get(request)
         if limit is None:
             return machine
         return machine.model_copy(update={"rate_micros_per_hour": limit, "rate_is_limit": True})
 
-    def _ask(self, region: str, request: str) -> None:
-        """Read the maximum price of a request; the next reading tries again if AWS does not show the request yet.
+    def _fetch_limit(self, region: str, request: str) -> None:
+        """Read and cache the maximum price of a request. The next `read` retries if AWS does not show it yet.
 
-        A failure leaves it unknown, because the machine itself was read.
+        Raises nothing: the instance itself was read, so a failure only leaves its price unknown.
         """
         try:
             answer = self._wire.call("ec2", region, "describe_spot_instance_requests", SpotInstanceRequestIds=[request])

@@ -1,7 +1,7 @@
-"""The way to AWS: the only module of the providers that uses boto3, and the only one that decides what is retried.
+"""Sends requests to AWS. No other module of the providers uses boto3 or decides what is retried at AWS.
 
-The SDK's own retries are off. They would repeat a launch for which there is no capacity, and a launch whose answer was
-lost; and they would sleep without being counted.
+The SDK's own retries are off. They would repeat a launch that failed for lack of capacity or whose answer was lost, and
+the time that they wait would not count towards gpurun's limits.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from gpurun.core.retry import Retry
 from gpurun.providers.base import Rejected, Throttled, Unknown
 
 AwsReply = dict[str, Any]
-"""An answer as boto3 gives it."""
+"""An answer as boto3 returns it."""
 
 T = TypeVar("T")
 FALLBACK_REGION = "us-east-1"
-_HOMES = {"cn-": "cn-north-1", "us-gov-": "us-gov-west-1"}
-"""The partitions whose credentials do not work in the fallback region."""
-_OWN = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws", ".api.amazonwebservices.com.cn")
+_HOME_REGIONS = {"cn-": "cn-north-1", "us-gov-": "us-gov-west-1"}
+"""The first region of each partition whose credentials do not work in the fallback region."""
+_AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws", ".api.amazonwebservices.com.cn")
 CONNECT_S, READ_S, EXCHANGE_S = 5, 25, 30.0
-"""The last is for a whole exchange: a server that drips would hold the socket for ever."""
+"""The limit on a whole exchange: READ_S alone would never expire for a server that sends byte by byte."""
 PATIENCE_S = 60.0
 _LOST_TRIES = 3
 _MOST_PAGES = 1_000
 _AT_ONCE = 20
-_READING = ("describe_", "get_", "list_", "dry_")
-_TOO_FAST = frozenset(
+_READ_ONLY_PREFIXES = ("describe_", "get_", "list_", "dry_")
+_THROTTLED = frozenset(
     {"RequestLimitExceeded", "Throttling", "ThrottlingException", "ThrottledException", "TooManyRequestsException",
      "RequestThrottled", "RequestThrottledException", "BandwidthLimitExceeded", "EC2ThrottledException", "SlowDown"}
 )  # fmt: skip
-_NO_WAY = (
+_UNUSABLE_CREDENTIALS = (
     "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound", "NoRegionError",
     "InvalidRegionError", "InvalidConfigError", "ConfigParseError", "ConfigNotFound", "InfiniteLoopConfigError",
     "TokenRetrievalError", "NoAuthTokenError", "SSOError", "UnauthorizedSSOTokenError", "SSOTokenLoadError",
@@ -53,10 +53,10 @@ _NO_WAY = (
 
 
 class AwsRefused(Exception):
-    """AWS answered with an error; the caller judges what that means."""
+    """AWS answered with an error code. The caller decides what the code means."""
 
     clock_ahead_s: float | None = None
-    """How far this machine's clock was ahead of AWS's, by the refusal's own Date header."""
+    """How many seconds this machine's clock was ahead of AWS's, by the Date header of this answer."""
 
     def __init__(self, operation: str, code: str, words: str, status: int) -> None:
         super().__init__(f"{code}: {words}")
@@ -66,10 +66,10 @@ class AwsRefused(Exception):
 
 
 class AwsClients:
-    """One set of credentials, as the SDK finds them, and a client for each service and region."""
+    """Sends requests with the credentials that the SDK finds, through one client for each service and region."""
 
     clock_ahead_s: float | None = None
-    """How far this machine's clock is ahead of AWS's, by the last Date header; None before the first."""
+    """How many seconds this machine's clock is ahead of AWS's, by the last Date header; None before the first."""
 
     def __init__(self, clock: Clock, region: str | None = None) -> None:
         self.clock = clock
@@ -81,14 +81,14 @@ class AwsClients:
 
     @property
     def chosen_region(self) -> str | None:
-        """Return the region that was named, here or in the SDK's own configuration; None if none was."""
+        """Return the given region, or else the one in the SDK's configuration; None if there is neither."""
         return self._given or self._opened().region_name
 
     @property
     def region(self) -> str:
-        """Return where to send requests that concern no region: the chosen one, if the SDK knows it.
+        """Return the region for requests that need no particular one: the chosen region if the SDK knows it.
 
-        The address of a region that does not exist never answers, not even that it does not exist.
+        If the SDK does not know the chosen region, requests to it would only fail to connect.
         """
         chosen = self.chosen_region or FALLBACK_REGION
         session = self._opened()
@@ -97,13 +97,13 @@ class AwsClients:
             for partition in session.get_available_partitions()
         ):
             return chosen
-        return next((home for prefix, home in _HOMES.items() if chosen.startswith(prefix)), FALLBACK_REGION)
+        return next((home for prefix, home in _HOME_REGIONS.items() if chosen.startswith(prefix)), FALLBACK_REGION)
 
     def call(self, service: str, region: str, operation: str, *, once: bool = False, **parameters: Any) -> AwsReply:
-        """Send a request and return the answer; AwsRefused if AWS says no, Unknown if the answer is not clear.
+        """Send a request and return the answer; AwsRefused for an error code, Unknown if the answer is not clear.
 
-        Throttling is waited out. A lost answer or a server's error is retried, but not with `once`: there the caller
-        has to judge the first, because the request may have been carried out.
+        Throttled requests are retried. Lost answers and server errors are retried, too, unless `once` is set: then the
+        caller must handle the first one, because AWS may have carried out the request.
         """
         slow = Retry(self.clock, 0.25, longest_s=16.0, limit_s=PATIENCE_S, jitter=0.25)
         lost = Retry(self.clock, 0.25, longest_s=16.0, limit_s=PATIENCE_S, jitter=0.25, tries=_LOST_TRIES - 1)
@@ -112,7 +112,7 @@ class AwsClients:
                 return self._send(service, region, operation, parameters)
             except AwsRefused as refused:
                 words = f"AWS {region} gave no clear answer to {operation}: {refused}"
-                if refused.code in _TOO_FAST:
+                if refused.code in _THROTTLED:
                     slow.wait(Throttled(words))
                 elif once or refused.status < 500:
                     raise
@@ -124,9 +124,9 @@ class AwsClients:
                 lost.wait(unknown)
 
     def pages(self, service: str, region: str, operation: str, key: str, **parameters: Any) -> Iterator[Any]:
-        """Yield every item of a listing, over all its pages; Unknown if it does not end, or is not a list.
+        """Yield every item of a listing, from all its pages; Unknown if a page has no list, or the pages do not end.
 
-        The SDK accepts any XML as an answer: a proxy's page has no list, which is not an empty one.
+        The SDK accepts any XML as an answer, such as a proxy's error page. Its missing list is not an empty list.
         """
         more: AwsReply = {}
         for _ in range(_MOST_PAGES):
@@ -140,19 +140,19 @@ class AwsClients:
             if more.get("NextToken") == token:
                 break
             more = {"NextToken": token}
-        raise Unknown(f"AWS {region} does not come to an end of {operation}")
+        raise Unknown(f"AWS {region} sent a listing without an end for {operation}")
 
     @property
     def endpoint(self) -> str:
-        """Return where the SDK's settings send requests for EC2; "" for AWS, or if they cannot be used."""
+        """Return the address of EC2 in the SDK's settings; "" if it is AWS's own, or if the settings are not usable."""
         try:
             url = str(self._client("ec2", self.region).meta.endpoint_url)
         except (Unknown, SetupError):
             return ""
-        return "" if (urlsplit(url).hostname or "").endswith(_OWN) else url
+        return "" if (urlsplit(url).hostname or "").endswith(_AWS_DOMAINS) else url
 
     def is_near(self, service: str, region: str) -> bool:
-        """Return whether the endpoint is on this machine, which only an emulator's is."""
+        """Return whether the endpoint is on this machine. Only an emulator's is."""
         host = urlsplit(self._client(service, region).meta.endpoint_url).hostname or ""
         try:
             return ip_address(host).is_loopback
@@ -160,11 +160,11 @@ class AwsClients:
             return host == "localhost"
 
     def serves(self, service: str, region: str) -> bool:
-        """Return whether a service exists in a region, as far as the SDK knows."""
+        """Return whether the SDK lists the region for a service."""
         return region in self._opened().get_available_regions(service)
 
     def key_ends_wall(self) -> float:
-        """Return when the credentials expire: infinity if they renew themselves or never do, 0 at an unknown time."""
+        """Return when the credentials expire; infinity if never or if they are renewed, 0 if the time is not known."""
         try:
             found = self._session.keyed().get_credentials()
             token = found.get_frozen_credentials().token if found else None
@@ -176,9 +176,9 @@ class AwsClients:
         return ends.timestamp() if isinstance(ends, datetime) else 0.0
 
     def _send(self, service: str, region: str, operation: str, parameters: AwsReply) -> AwsReply:
-        """Make one exchange; everything that the SDK may raise becomes one of four errors."""
+        """Send one request and return the answer. Every exception of the SDK becomes an error of `_explain`."""
         client = self._client(service, region)
-        changes = not operation.startswith(_READING) and not parameters.get("DryRun")
+        changes = not operation.startswith(_READ_ONLY_PREFIXES) and not parameters.get("DryRun")
         if changes:
             crashpoint(f"before aws.{operation}")
         sent_wall = self.clock.wall()
@@ -198,7 +198,7 @@ class AwsClients:
         return answer
 
     def _compare_clocks(self, answer: AwsReply, sent_wall: float) -> float | None:
-        """Remember and return the clock skew; a Date header cuts off half a second on average."""
+        """Store and return the clock skew. A Date header has whole seconds, so it is half a second early on average."""
         date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
         wall = (sent_wall + self.clock.wall()) / 2
         try:
@@ -219,7 +219,7 @@ class AwsClients:
             session = self._session.keyed()
         except Exception as error:
             raise _explain(error, "credentials", region) from error
-        with self._lock:  # Making one is not safe for threads; using one is.
+        with self._lock:  # Threads may share a client, but must not create clients at the same time.
             if session is not self._clients_of:
                 self._clients, self._clients_of = {}, session
             client = self._clients.get((service, region))
@@ -241,7 +241,7 @@ class AwsClients:
 
 
 def everywhere(regions: Sequence[str], look: Callable[[str], T]) -> tuple[dict[str, T], dict[str, Exception]]:
-    """Look at several regions at once; return what each answered, and the errors of those that did not."""
+    """Query several regions at once. Return the answers and the errors, each by region."""
 
     def look_at(region: str) -> T | Exception:
         try:
@@ -256,7 +256,11 @@ def everywhere(regions: Sequence[str], look: Callable[[str], T]) -> tuple[dict[s
 
 
 def _explain(error: Exception, operation: str, region: str) -> Exception:
-    """Return the error in gpurun's terms: AWS refused, there is no way to ask, or nothing is known."""
+    """Return gpurun's error for an exception of the SDK.
+
+    AwsRefused for an error code, SetupError for unusable credentials, Rejected for a request that was not sent; else
+    Unknown.
+    """
     from botocore.exceptions import (  # type: ignore[import-untyped]
         ClientError,
         ParamValidationError,
@@ -272,13 +276,13 @@ def _explain(error: Exception, operation: str, region: str) -> Exception:
         return AwsRefused(operation, str(details.get("Code") or "?"), " ".join(words.split())[:500], status)
     if isinstance(error, ParamValidationError):
         return Rejected(f"{operation} was not sent: the SDK does not accept it")
-    if {cls.__name__ for cls in type(error).__mro__} & set(_NO_WAY):
+    if {cls.__name__ for cls in type(error).__mro__} & set(_UNUSABLE_CREDENTIALS):
         hint = "Run `aws configure` or `aws sso login`, or set AWS_PROFILE; then `gpurun doctor`."
         return SetupError("auth.aws", f"The AWS SDK finds no usable credentials: {error}.", hint=hint)
     if isinstance(error, RuntimeError) and "expired" in str(error):
         return SetupError(
             "auth.aws", "The AWS credentials have expired.", hint="Renew them; then gpurun doctor --online."
         )
-    if isinstance(error, ResponseParserError):  # It quotes everything that came, such as a proxy's page.
-        return Unknown(f"AWS {region} answered {operation} with something that is not an answer of AWS's")
+    if isinstance(error, ResponseParserError):  # Its message quotes the whole answer, such as a proxy's page.
+        return Unknown(f"AWS {region} answered {operation} with something other than an answer of AWS")
     return Unknown(f"AWS {region} gave no answer to {operation}: {error or type(error).__name__}")

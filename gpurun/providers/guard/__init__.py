@@ -1,7 +1,8 @@
-"""The dead-man programs: a machine gets one so that it ends itself at its deadline, even if all else is lost.
+"""Builds the guard: a program that ends a machine at its deadline, even if every other part of gpurun is lost.
 
-Programs for any POSIX shell, in the files beside this one: `deadline.sh` knows when the time is over, `request.sh`
-speaks HTTP, and each cloud has one that ends its machine. All of them go with the create.
+The guard consists of the POSIX shell scripts in this folder. `deadline.sh` decides when the time is over, `request.sh`
+sends HTTP requests, and each cloud has a script that ends its machine. They are part of the request that creates the
+machine.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from gpurun.core.secrets import Secret
 
 
 def runpod_wrapper() -> str:
-    """Return a pod's first program, for `/bin/sh -c`: arms its end, installs its host key, then becomes "$0" "$@".
+    """Return a pod's first program, for `/bin/sh -c`. It starts the timer, installs the host key and runs "$0" "$@".
 
-    Its environment has the deadline (GPURUN_DEADLINE, GPURUN_LEASE_S), the API (GPURUN_API_URL) and the host key
-    (GPURUN_HOST_KEY_B64); RunPod adds the pod's id and the key that ends only this pod.
+    It reads the deadline (GPURUN_DEADLINE, GPURUN_LEASE_S), the API's address (GPURUN_API_URL) and the host key
+    (GPURUN_HOST_KEY_B64) from its environment. RunPod adds the pod's id and a key that can terminate only this pod.
     """
     return _text("deadline", "request", "runpod")
 
 
 def aws_user_data(*, deadline_wall: float, lease_s: int, keys: RunKeys) -> str:
-    """Return a cloud-config that powers the machine off at its deadline, at every boot again, and gives it its keys."""
+    """Return a cloud-config that installs the run's keys and, at every boot, arms a power-off at the deadline."""
     calendar = datetime.fromtimestamp(int(deadline_wall), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     head = _variables(DEADLINE=str(int(deadline_wall)), LEASE_S=str(lease_s), CALENDAR=calendar)
     return _cloud_config(
@@ -39,15 +40,15 @@ def aws_user_data(*, deadline_wall: float, lease_s: int, keys: RunKeys) -> str:
 
 
 def lambda_user_data(*, keys: RunKeys, guard: str = "") -> str:
-    """Return a cloud-config with the machine's host key and, run at every boot, its guard (`lambda_guard`), if any."""
+    """Return a cloud-config that installs the host key and, at every boot, runs the guard of `lambda_guard`."""
     return _cloud_config(**_host_key(keys), **({"bootcmd": [guard]} if guard else {}))
 
 
 def lambda_guard(*, key: Secret, base_url: str, token: str, deadline_wall: float, lease_s: int) -> str:
-    """Return the program that ends everything with the token. An account's key is in it: it is as secret as that key.
+    """Return the program that terminates every machine with the token. It contains an API key, so keep it secret.
 
-    As text among the commands of the boot it becomes part of a file of root's; in a list it would be an argument. The
-    key is in base64, one run of letters that needs no quoting and is left out wherever an answer repeats it.
+    It must be a string in `bootcmd`: cloud-init writes strings into a file that only root can read, but would pass a
+    list as arguments, which every user can see. In base64, the key needs no quoting and is masked in answers.
     """
     head = _variables(
         BASE_URL=base_url,
@@ -60,17 +61,17 @@ def lambda_guard(*, key: Secret, base_url: str, token: str, deadline_wall: float
 
 
 def _text(*names: str) -> str:
-    """Return the programs, one after the other."""
+    """Return the contents of these scripts, joined in this order."""
     return "\n".join(Path(__file__).with_name(f"{name}.sh").read_text(encoding="utf-8") for name in names)
 
 
 def _variables(**values: str) -> str:
-    """Return assignments for the top of a program."""
+    """Return shell assignments for the top of a script."""
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
 
 
 def _host_key(keys: RunKeys) -> dict[str, Any]:
-    """Return the run's host key in place of all others, so that a client knows the machine before its first boot."""
+    """Return settings that make the run's host key the only one, so the client knows the key before the first boot."""
     private = keys.host_private.get_secret_value()
     return {
         "ssh_deletekeys": True,
@@ -80,5 +81,5 @@ def _host_key(keys: RunKeys) -> dict[str, Any]:
 
 
 def _cloud_config(**settings: Any) -> str:
-    """Return settings as cloud-init reads them: JSON is YAML, and has no quoting to get wrong."""
+    """Return the settings as a cloud-config. JSON is valid YAML, and is always quoted correctly."""
     return "#cloud-config\n" + json.dumps(settings, indent=1) + "\n"

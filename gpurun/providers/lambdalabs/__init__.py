@@ -1,4 +1,4 @@
-"""Lambda Cloud: instances over REST v1, which has no idempotency key, no launch time and no timer of its own."""
+"""Rents instances from Lambda Cloud over REST v1, which has no idempotency key, no launch time and no timer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key with which a machine should end itself: checked before a plan or a launch relies on it."""
+"""Checks the key with which a machine ends itself, before a plan or a launch relies on that key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _HINT = "Give another key: gpurun auth set lambda-guard."
 
 
 class GuardKey:
-    """`http` sends requests with it; None if it is the user's own key, which every request checks."""
+    """The key that the guard on a machine uses.
+
+    `http` sends requests with this key. It is None if the key is the user's own, because any request checks that key.
+    """
 
     def __init__(self, secret: Secret, http: Http | None, clock: Clock, pause_s: float) -> None:
         self.secret = secret
@@ -23,28 +26,28 @@ class GuardKey:
 
     @property
     def is_own(self) -> bool:
-        """Return whether it is another key than the user's."""
+        """Return whether the guard's key is a different one from the user's."""
         return self._http is not None
 
-    def require_taken(self) -> None:
-        """Raise SetupError if Lambda refuses it: nothing would end the machine, and that would stay unnoticed."""
+    def require_accepted(self) -> None:
+        """Raise SetupError if Lambda refuses the key: the machine could not end itself, without any sign of that."""
         if self._http is not None:
             self._ssh_keys(self._http)
 
-    def require_sight(self, key_name: str) -> None:
-        """Raise RejectedFor if it does not see the newly registered SSH key, and so would not see the machine."""
+    def require_same_account(self, key_name: str) -> None:
+        """Raise RejectedFor if the key does not see the new SSH key, because it would not see the machine either."""
         if self._http is None:
             return
         try:
-            is_seen = key_name in self._ssh_keys(self._http)
+            is_visible = key_name in self._ssh_keys(self._http)
         except SetupError as error:
             raise RejectedFor(error) from error
-        if not is_seen:
+        if not is_visible:
             what = "The key for --lambda-guard belongs to another account, so it could not end the machine."
             raise RejectedFor(bad_key(what, hint=_HINT))
 
     def _ssh_keys(self, http: Http) -> list[str]:
-        """Return the names that it sees; the account's limit on requests counts both keys together."""
+        """Return the names of the SSH keys that the key sees. It pauses, because both keys share one rate limit."""
         self._clock.sleep(self._pause_s)
         try:
             return ssh_keys.list_key_names(http)

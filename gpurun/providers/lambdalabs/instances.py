@@ -1,4 +1,4 @@
-"""An instance as Lambda describes it, and an order as Lambda accepts it."""
+"""Reads instances from Lambda's answers, and writes the body of a launch."""
 
 from __future__ import annotations
 
@@ -27,46 +27,46 @@ _STATES = {
 
 
 def is_id(value: object) -> bool:
-    """Return whether this can be an id."""
+    """Return whether the value has the form of an id at Lambda."""
     return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
 def check_lambda_id(identifier: str) -> str:
-    """Return the id of a thing; one of another form is never made part of a URL."""
+    """Return the id unchanged; Rejected if it is malformed, because it becomes part of a URL."""
     if not is_id(identifier):
         raise Rejected(f"{identifier!r} is not an id at Lambda")
     return identifier
 
 
 def parse_lambda_instance(entry: Any) -> Instance:
-    """Return any instance of the account; Unknown if it has no id, because it may be any.
+    """Return an instance of the account; Unknown if it has no id, because it could be any instance.
 
-    Its tags show whose it is or, if they are lost, its name.
+    The token is read from its tags or, if they are lost, from its name.
     """
     if not isinstance(entry, dict) or not is_id(entry.get("id")):
         raise Unknown("Lambda listed an instance without an id")
     tags = _tags(entry)
     token = parse_token(tags.get(TOKEN), str(entry.get("name")))
-    kind, said = get_nested(entry, "instance_type"), str(entry.get("status") or "")
+    kind, status = get_nested(entry, "instance_type"), str(entry.get("status") or "")
     gpus = get_nested(kind, "specs").get("gpus")
     return Instance(
         id=entry["id"],
         provider="lambda",
         token=token.text if token else "",
         run=token.run_or(tags.get(RUN)) if token else "",
-        state=_STATES.get(said, InstanceState.UNKNOWN),
+        state=_STATES.get(status, InstanceState.UNKNOWN),
         address=_address(entry.get("ip")),
         gpu_count=gpus if isinstance(gpus, int) else 0,
         rate_micros_per_hour=hourly(kind.get("price_cents_per_hour")),
         deadline_wall=token.deadline_or(tags.get(DEADLINE)) if token else None,
         region=str(get_nested(entry, "region").get("name") or ""),
         type_id=str(kind.get("name") or ""),
-        said=said,
+        said=status,
     )
 
 
 def make_launched_instance(order: Order, identifier: str) -> Instance:
-    """Return what is known of an instance from its launch alone, whose answer is only an id."""
+    """Return a new instance from its order and its id, because the answer of a launch has nothing else."""
     return Instance(
         id=identifier,
         provider="lambda",
@@ -79,11 +79,11 @@ def make_launched_instance(order: Order, identifier: str) -> Instance:
 
 
 def make_launch_body(order: Order, user_data: str) -> dict[str, Any]:
-    """Return the body of a launch, without its SSH key."""
+    """Return the body of a launch without the SSH key; Rejected if token or region cannot be used."""
     if parse_token(order.token) is None:
-        raise Rejected(f"{order.token!r} is not a token: an instance with it would not be found again")
+        raise Rejected(f"{order.token!r} is not a token, so an instance with it could not be found again")
     if order.offer.region in ("", "any"):
-        raise Rejected("Lambda launches only in a named region")
+        raise Rejected("a launch at Lambda needs the name of a region")
     tags = {RUN: order.run, TOKEN: order.token, DEADLINE: str(int(order.deadline_wall))}
     body: dict[str, Any] = {
         "region_name": order.offer.region,
@@ -106,7 +106,10 @@ def _tags(entry: dict[str, Any]) -> dict[str, str]:
 
 
 def _address(ip: Any) -> Address | None:
-    """Return where its sshd is, once it has an address; a host name is not accepted, because it would be looked up."""
+    """Return the address of the instance's sshd; None before it has an IP address.
+
+    A host name is not accepted, because it would be resolved by DNS.
+    """
     try:
         return Address(kind="ssh", host=str(ip_address(ip)), port=22, user=USER) if isinstance(ip, str) else None
     except ValueError:

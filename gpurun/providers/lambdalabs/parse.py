@@ -1,4 +1,4 @@
-"""What Lambda's answers mean. Only `error.code` decides: messages may change, and its edge answers in HTML."""
+"""Interprets Lambda's answers. Only `error.code` counts: messages may change, and Lambda's proxy answers in HTML."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_QUOTA = "global/quota-exceeded"
 _CONSOLE, _SUPPORT = "https://cloud.lambda.ai", "https://support.lambda.ai"
 _ACCOUNT = {
     "global/invalid-api-key": (bad_key, "the key", "Give another key: gpurun auth set lambda."),
-    "global/forbidden": (not_allowed, "the key", "Give the key of somebody who may: gpurun auth set lambda."),
+    "global/forbidden": (not_allowed, "the key", "Give a key with that permission: gpurun auth set lambda."),
     "global/account-inactive": (
         not_ready,
         "the account",
@@ -33,28 +33,28 @@ _ACCOUNT = {
         f"Its billing address is not valid: correct it at {_CONSOLE}.",
     ),
 }
-"""Refused keys and accounts: the error, what is refused, and what to do about it."""
+"""The codes for refused keys and accounts: the error, what Lambda refuses, and the hint."""
 _WRONG = frozenset(
     {"global/invalid-parameters", "instance-operations/launch/file-system-in-wrong-region", NOT_THERE, NO_SUCH_PATH}
 )
-"""The codes of a request that was refused as a whole."""
+"""The codes for a launch that Lambda refused as invalid, so that it created no instance."""
 # Lambda's keys contain dots and underscores, and an answer may repeat the base64 of a host key from the request.
 _KEY_LIKE = re.compile(r"[A-Za-z0-9+/=_.]{40,}")
 _MOST_DIGITS = 9
 
 
 def is_success(answer: Answer) -> bool:
-    """Return whether an answer is a success; its content is another matter."""
+    """Return whether the answer reports success. Its content is not checked."""
     return 200 <= answer.status < 300 and not _error(answer)
 
 
 def code_of(answer: Answer) -> str:
-    """Return the code of an error; "" if there is none, as in an answer that is not JSON."""
+    """Return the error code of an answer; "" if it has none, for instance because it is not JSON."""
     return str(_error(answer).get("code") or "")
 
 
 def describe_lambda_error(answer: Answer) -> str:
-    """Return code and message of an error on one line of limited length, without a key that it repeats."""
+    """Return code and message of an error on one line of limited length. A key that it repeats is removed."""
     error = _error(answer)
     parts = [str(part) for part in (error.get("code"), error.get("message")) if part]
     text = _KEY_LIKE.sub("•••", answer_words(": ".join(parts)))[:300]
@@ -62,7 +62,7 @@ def describe_lambda_error(answer: Answer) -> str:
 
 
 def read_data(answer: Answer, kind: type[Any]) -> Any:
-    """Return the data of an answer, which must be of this kind; raise an error for anything else."""
+    """Return the data of an answer. Raises an error for a refusal, or if the data is not of type `kind`."""
     payload = answer.json
     if not is_success(answer):
         raise explain_lambda_answer(answer)
@@ -72,26 +72,26 @@ def read_data(answer: Answer, kind: type[Any]) -> Any:
 
 
 def judge_launch_answer(answer: Answer) -> NoCapacity | Rejected | Unknown:
-    """Return what a launch's answer without an instance says about whether there is one."""
+    """Return the error for a launch that returned no instance; Unknown if there may be an instance nevertheless."""
     code, words = code_of(answer), describe_lambda_error(answer)
     if 400 <= answer.status < 500 and code == _SOLD_OUT:
         return NoCapacity(words)
     if 400 <= answer.status < 500 and code in _WRONG:
         return Rejected(words)
     refusal = _about_the_account(answer, code, words)
-    # An instance quota says nothing about another provider's offer, which may come next.
+    # Another provider's offer may be tried next, because the quota is Lambda's alone.
     return RejectedFor(refusal, of_offer=code == _NO_QUOTA) if refusal else Unknown(f"Lambda answered {words}")
 
 
 def explain_lambda_answer(answer: Answer) -> SetupError | Unknown:
-    """Return the error for an unexpected answer to anything but a launch."""
+    """Return the error for an unexpected answer to a request that was not a launch."""
     code, words = code_of(answer), describe_lambda_error(answer)
     refusal = _about_the_account(answer, code, words)
     return refusal if isinstance(refusal, SetupError) else Unknown(f"Lambda answered {words}")
 
 
 def _about_the_account(answer: Answer, code: str, words: str) -> GpurunError | None:
-    """Return the error for a refusal that can be fixed: a key, an account, a quota."""
+    """Return the error if the key, the account or its quota is the reason; else None."""
     if not 400 <= answer.status < 500:
         return None
     if code == _NO_QUOTA:
@@ -104,7 +104,7 @@ def _about_the_account(answer: Answer, code: str, words: str) -> GpurunError | N
 
 
 def hourly(cents: object) -> Micros | None:
-    """Return a price in cents per hour of the whole machine; None if it is not a price, or zero."""
+    """Return a machine's price per hour from a number of cents; None if it is zero, or not a number."""
     if isinstance(cents, bool) or not isinstance(cents, int | Decimal):
         return None
     amount = Decimal(cents)
@@ -114,7 +114,7 @@ def hourly(cents: object) -> Micros | None:
 
 
 def get_nested(entry: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return an object within another; {} if there is none."""
+    """Return the object under a key of another object; {} if there is none."""
     found = entry.get(name)
     return found if isinstance(found, dict) else {}
 

@@ -1,7 +1,8 @@
-"""The six verbs on Lambda, the SSH key that a rental leaves, and the key by which a machine ends itself.
+"""Implements the six verbs on Lambda, and removes the SSH key that a rental leaves.
 
-A launch has no idempotency key: an instance is recognised by its tags and its name. Nothing at Lambda ends a machine on
-a timer, and one that powers itself off is still billed: only a call to the API ends it, from here or from the machine.
+A launch has no idempotency key, so gpurun recognises an instance by its tags and name. Lambda has no timer, and bills a
+machine that has powered itself off. Only a call to the API terminates a machine, either from here or, with the guard's
+key, from the machine.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from gpurun.providers.lambdalabs.parse import (
 URL = "https://cloud.lambda.ai/api/v1"
 _BILLING_UNIT_S = 60
 AILING_LIMIT_S = 300.0
-"""How long gpurun waits for an unhealthy machine: one that powered itself off looks the same, and is still billed."""
+"""How long gpurun waits for an unhealthy machine to recover. A machine that powered itself off is unhealthy, too."""
 _TRAITS = Traits(
     settle_s=120.0,
     poll_s=10.0,
@@ -56,10 +57,10 @@ _TRAITS = Traits(
 
 @dataclass(frozen=True)
 class Pace:
-    """What Lambda allows: so many seconds between two requests, and between two launches; it answers 429 to more.
+    """The least time between two requests and between two launches, and the limits on their duration, in seconds.
 
-    A launch has a long time limit, because its answer is worth it; a terminate a short one, because it is known to
-    hang.
+    Lambda answers 429 if requests come faster. A launch may take long, because its answer has the instance's id. A
+    terminate has a short limit, because it is known to hang.
     """
 
     request_s: float = 1.1
@@ -69,9 +70,9 @@ class Pace:
 
 
 class LambdaProvider:
-    """Lambda with one key; `guard_key` is put on each machine, so that it can end itself.
+    """The `lambda` provider, for one key. `guard_key` is put on each machine, so that the machine can end itself.
 
-    `turns` is a folder through which all processes of this machine share Lambda's limits, which count by account.
+    Lambda limits the requests of an account, so all processes of this machine take turns through the folder `turns`.
     """
 
     name = "lambda"
@@ -93,7 +94,7 @@ class LambdaProvider:
         self._pace = pace
         self._requests = Gap(pace.request_s, clock, turns and turns / "lambda")
         self._launches = Gap(pace.launch_s, clock, turns and turns / "lambda-launch")
-        self._ailing_mono: dict[str, tuple[float, float]] = {}  # Since when, and when it was last reported so.
+        self._ailing_mono: dict[str, tuple[float, float]] = {}  # When first and when last seen unhealthy.
         self._mark = mark_of_key(self.name, self._base_url, key)
         self._http = self._opened(key)
         self._guard = None
@@ -102,17 +103,17 @@ class LambdaProvider:
             self._guard = GuardKey(guard_key, own, clock, pace.request_s)
 
     def verify(self) -> Account:
-        """Read the list of instances, by which everything is found again. Lambda does not name the account."""
+        """Check that the key may list instances. Lambda does not report the account's name."""
         self._instances()
         return Account(provider=self.name, identity="Lambda account", clock_ahead_s=self._http.clock_ahead_s)
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """Return the known types at their current price, once for each region that has one left.
+        """Return the known types at their current price, one offer for each region with capacity.
 
-        SetupError if the machine should end itself, and Lambda refuses the key for that.
+        SetupError if Lambda refuses the guard's key, because then the machine could not end itself.
         """
         if self._guard is not None:
-            self._guard.require_taken()
+            self._guard.require_accepted()
         types = read_data(self._http.request("GET", "/instance-types"), dict)
         stamp = utc(self._clock.wall())
         now = {
@@ -127,25 +128,25 @@ class LambdaProvider:
             rate = hourly(kind.get("price_cents_per_hour"))
             sold = (kind.get("name"), get_nested(kind, "specs").get("gpus"))
             if rate is None or sold != (row.type_id, row.gpu_count):
-                continue  # No longer sold, or changed: an instance of it would be refused when it is read back.
+                continue  # The type is no longer sold or has changed, so the check of the new instance would fail.
             for region in _regions(entry.get("regions_with_capacity_available")):
                 found.append(row.model_copy(update={**now, "region": region, "rate_micros_per_hour": rate}))
         return found
 
     def create(self, order: Order) -> Instance:
-        """Register the run's key, then launch. The answer is only an id: `read` reports the price.
+        """Register the run's SSH key, then launch. The instance has only an id: `read` reports its price.
 
-        No second call is made for more, because whatever happened to it would put the id at risk.
+        There is no second call for the price, because its failure could lose the id.
         """
         if order.keys is None:
-            raise Rejected("Lambda launches nothing without an SSH key")
+            raise Rejected("Lambda does not launch an instance without an SSH key")
         body = make_launch_body(order, self._user_data(order, order.keys))
         try:
             key_name = ssh_keys.register(self._http, order, order.keys.client_public)
-        except Unknown as error:  # No launch was sent; a key that was registered anyway is a leftover.
+        except Unknown as error:  # No launch was sent. If the key was registered, it is found as a leftover.
             raise Rejected(f"nothing was launched: {error}", of_offer=True) from error
         try:
-            self._require_sight(key_name)
+            self._require_guard(key_name)
             answer = self._launch({**body, "ssh_key_names": [key_name]})
             if not is_success(answer):
                 raise judge_launch_answer(answer)
@@ -155,29 +156,29 @@ class LambdaProvider:
         return make_launched_instance(order, _launched_id(answer))
 
     def find(self, token: str | None) -> list[Instance]:
-        """Return every instance that carries the token in its tags or name, including terminated ones that are listed.
+        """Return every instance that carries the token in its tags or name, including terminated ones.
 
-        Lambda has no launch time, so the lowest id comes first, not the oldest: any order will do, if every process
-        that sees two instances of one token takes the same one for the first.
+        The lowest id comes first, because Lambda reports no launch time. Any order would do, as long as every process
+        that finds two instances for one token takes the same one as the first.
         """
         ours = [instance for instance in self._instances() if instance.token and token in (None, instance.token)]
         return sorted(ours, key=lambda instance: instance.id)
 
     def read(self, instance_id: str) -> Instance:
-        """Return one instance; GONE only if Lambda reports it as terminated, or by its code that there is none.
+        """Return one instance; GONE if Lambda reports it as terminated or answers that it does not exist.
 
-        One that was reported as unhealthy for five minutes is STOPPED: it will not recover.
+        An instance that has been unhealthy for five minutes is STOPPED, because it will not recover.
         """
         answer = self._http.request("GET", f"/instances/{check_lambda_id(instance_id)}")
         if answer.status == 404 and code_of(answer) == NOT_THERE:
             return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
         read = parse_lambda_instance(read_data(answer, dict))
         if read.id != instance_id:
-            raise Unknown(f"Lambda answered with {read.id} when asked about {instance_id}")
+            raise Unknown(f"Lambda answered with {read.id} to a request for {instance_id}")
         return read.model_copy(update={"state": InstanceState.STOPPED}) if self._has_failed(read) else read
 
     def destroy(self, instance_id: str) -> None:
-        """Terminate it. If no answer comes soon, it is Unknown: repeating the request does no harm."""
+        """Terminate an instance; Unknown if no answer comes soon. Repeating the request is harmless."""
         answer = self._http.request(
             "POST",
             "/instance-operations/terminate",
@@ -188,30 +189,30 @@ class LambdaProvider:
             raise explain_lambda_answer(answer)
 
     def leftovers(self, token: str | None) -> list[Leftover]:
-        """Return the SSH keys of rentals; the comment of each says when it is no longer needed."""
+        """Return the SSH keys that gpurun registered. The comment of each has the deadline of its run."""
         return ssh_keys.left(self._http, token)
 
     def remove(self, leftover: Leftover) -> None:
-        """Request the removal of a key; Unknown while a machine still uses it."""
+        """Remove an SSH key; Unknown while a machine still uses it."""
         ssh_keys.remove_key(self._http, leftover)
 
     @property
     def guard_shares_key(self) -> bool:
-        """Return whether the machine was given the account's own key, because there is none for the guard alone."""
+        """Return whether the guard uses the user's own key, because there is no separate key for it."""
         return self._guard is not None and not self._guard.is_own
 
     def guard_folder(self, instance: Instance) -> str:
-        """Return where the guard, which starts at the machine's boot, keeps its time."""
+        """Return the folder in which the guard keeps its time; "" without a guard."""
         return "/var/lib/gpurun" if self._guard is not None else ""
 
     @property
     def endpoint(self) -> str:
-        """Return the base URL in use, if it is not Lambda's."""
+        """Return the base URL of the API; "" if it is Lambda's own."""
         return "" if self._base_url == URL else self._base_url
 
     @property
     def clock_ahead_s(self) -> float | None:
-        """Return how far this machine's clock is ahead of Lambda's; None before its first answer."""
+        """Return how many seconds this machine's clock is ahead of Lambda's; None before Lambda's first answer."""
         return self._http.clock_ahead_s
 
     def regions(self) -> tuple[str, ...]:
@@ -219,17 +220,17 @@ class LambdaProvider:
         return tuple(_regions(read_data(self._http.request("GET", "/regions"), list)))
 
     def ask_time(self) -> None:
-        """Read the list of instances: the answer carries a date."""
+        """List the instances, because the answer carries Lambda's time."""
         self._instances()
 
     def account_mark(self) -> str:
-        """Return the mark of the key, because Lambda does not say whose it is; sends no request."""
+        """Return the mark of the key, because Lambda does not report the key's account. Sends no request."""
         return self._mark
 
     def _has_failed(self, read: Instance) -> bool:
-        """Return whether it has been unhealthy for too long, as far as this process has seen.
+        """Return whether this process has seen the instance unhealthy for `AILING_LIMIT_S`.
 
-        After a pause of that length the time starts again: no process reads a machine that has recovered.
+        If the last reading is that old, the time starts again, because the machine may have recovered in between.
         """
         if read.said != AILING:
             self._ailing_mono.pop(read.id, None)
@@ -241,7 +242,7 @@ class LambdaProvider:
         return now - since >= AILING_LIMIT_S
 
     def _user_data(self, order: Order, keys: RunKeys) -> str:
-        """Return what the machine boots with; with a guard it contains a key, and goes only into the launch."""
+        """Return the user data of the machine. With a guard it contains a key, so it must not be logged."""
         from gpurun.providers.guard import lambda_guard, lambda_user_data
 
         if self._guard is None:
@@ -260,19 +261,19 @@ class LambdaProvider:
         return Http(self._base_url, headers=headers, clock=self._clock, name="lambda", gap=self._requests)
 
     def _instances(self) -> list[Instance]:
-        """Return all instances of the account; Unknown if the list is incomplete: an absence must be certain."""
+        """Return all instances of the account; Unknown if the list is incomplete: a missing one must really be gone."""
         return [parse_lambda_instance(entry) for entry in read_data(self._http.request("GET", "/instances"), list)]
 
-    def _require_sight(self, key_name: str) -> None:
-        """Refuse a launch that the guard's key could not end; if that is not known, no launch was sent either."""
+    def _require_guard(self, key_name: str) -> None:
+        """Check that the guard's key could terminate the machine; Rejected if it could not, or if that is not known."""
         try:
             if self._guard is not None:
-                self._guard.require_sight(key_name)
+                self._guard.require_same_account(key_name)
         except Unknown as error:
             raise Rejected(f"nothing was launched: {error}", of_offer=True) from error
 
     def _launch(self, body: dict[str, Any]) -> Answer:
-        """Send a launch, so long after the one before that Lambda accepts it."""
+        """Send a launch after the least time between two launches has passed."""
         self._launches.wait()
         path = "/instance-operations/launch"
         try:
@@ -281,22 +282,22 @@ class LambdaProvider:
             self._launches.begin()
 
     def _forget_key(self, token: str) -> None:
-        """Remove the key of a launch that certainly made nothing; one that stays is found as a leftover."""
+        """Try to remove the SSH key of a launch that created no instance. If it stays, it is found as a leftover."""
         with suppress(Unknown, Rejected, SetupError):
             for leftover in self.leftovers(token):
                 self.remove(leftover)
 
 
 def _launched_id(answer: Answer) -> str:
-    """Return the id that a launch gave. If it gave several, the others carry the same token and are found by it."""
+    """Return the first id in the answer of a launch. Further instances would be found by their token."""
     ids = read_data(answer, dict).get("instance_ids")
     if not isinstance(ids, list) or not ids or not is_id(ids[0]):
-        raise Unknown("Lambda launched something, but did not return its id")
+        raise Unknown("Lambda launched an instance, but did not return its id")
     return str(ids[0])
 
 
 def _regions(listed: object) -> Iterator[str]:
-    """Yield the names of the regions in a list."""
+    """Yield the name of each region in a list of Lambda's."""
     for region in listed if isinstance(listed, list) else ():
         if isinstance(region, dict) and isinstance(region.get("name"), str):
             yield region["name"]

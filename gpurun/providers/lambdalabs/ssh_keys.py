@@ -1,4 +1,4 @@
-"""The SSH key that every launch needs: registered before it under its token, removed when the machine is gone."""
+"""Registers the SSH key that a launch needs, under the run's token, and removes it when the machine is gone."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ _COMMENT = re.compile(r"gpurun-deadline=(\S+)")
 
 
 def register(http: Http, order: Order, public_key: str) -> str:
-    """Register a public key for an order; return its name at Lambda.
+    """Register a public key for an order. Return its name at Lambda.
 
-    That is the order's token or, if an earlier try of the same run left the same key, that try's: Lambda may not accept
-    a key twice. Rejected if another key has the name. A lost answer loses nothing, because a key is free.
+    The name is the order's token. If an earlier try of the same run registered the key, the name is that try's token,
+    because Lambda may not accept a key twice. Rejected if a different key has the name. A lost answer is harmless,
+    because a key costs nothing.
     """
     plain, listed = _without_comment(public_key), _listed(http, refusing=True)
     same = [_name(key) for key in listed if _without_comment(str(key.get("public_key"))) == plain]
     if order.token in same:
         return order.token
     if any(_name(key) == order.token for key in listed):
-        raise Rejected(f"another SSH key is registered at Lambda as {order.token}")
+        raise Rejected(f"a different SSH key is registered at Lambda as {order.token}")
     earlier = sorted(name for name in same if (token := parse_token(name)) and token.run_or(order.run) == order.run)
     if earlier:
         return earlier[0]
-    # A key cannot be tagged; its comment says when it is no longer needed.
+    # A key cannot have tags, so its comment has the deadline, after which it is not needed.
     body = {"name": order.token, "public_key": f"{plain} gpurun-deadline={int(order.deadline_wall)}"}
     answer = http.request("POST", "/ssh-keys", body=body)
     if not is_success(answer):
@@ -50,19 +51,19 @@ def register(http: Http, order: Order, public_key: str) -> str:
 
 
 def list_key_names(http: Http) -> list[str]:
-    """Return the names of all keys that this key of the account sees."""
+    """Return the names of all SSH keys that the API key of `http` sees."""
     return [_name(key) for key in _listed(http)]
 
 
 def left(http: Http, token: str | None) -> list[Leftover]:
-    """Return the keys that carry the token (None: all of gpurun's), including those of living machines."""
+    """Return the SSH keys named by the token (None: by any token), including those that a running machine uses."""
     return [_leftover(key) for key in _listed(http) if parse_token(_name(key)) and token in (None, _name(key))]
 
 
 def remove_key(http: Http, leftover: Leftover) -> None:
-    """Request the removal of a key; Unknown while a machine still uses it."""
+    """Remove an SSH key; Unknown while a machine still uses it. Harmless if it does not exist."""
     if leftover.kind != KIND:
-        raise Rejected(f"gpurun makes no {leftover.kind} at Lambda")
+        raise Rejected(f"gpurun does not create resources of the kind {leftover.kind} at Lambda")
     answer = http.request("DELETE", f"/ssh-keys/{check_lambda_id(leftover.id)}")
     if is_success(answer) or code_of(answer) in (NOT_THERE, NO_SUCH_PATH):
         return
@@ -72,7 +73,7 @@ def remove_key(http: Http, leftover: Leftover) -> None:
 
 
 def _listed(http: Http, *, refusing: bool = False) -> list[dict[str, Any]]:
-    """Return every key of the account; `refusing` raises a clear refusal in the terms of a create."""
+    """Return every SSH key of the account. With `refusing`, a refusal is raised as an error of `create`."""
     answer = http.request("GET", "/ssh-keys")
     if refusing and not is_success(answer):
         raise judge_launch_answer(answer)

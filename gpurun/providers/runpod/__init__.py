@@ -1,4 +1,4 @@
-"""RunPod: pods over REST v2; spot bids and the balance, which only its GraphQL has, through its own SDK."""
+"""Rents pods from RunPod over REST v2. Spot bids and the balance exist only in GraphQL, called through RunPod's SDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What RunPod's catalogue has for a need: the known rows at their current price, in both of its clouds."""
+"""Reads current prices and availability for the known rows, in both of RunPod's clouds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AVAILABLE = {"include": "AVAILABILITY", "product": "POD"}
 
 
 def gpu_offers(http: Http, need: GpuNeed, known: Sequence[Offer], now_wall: float, region: str | None) -> list[Offer]:
-    """Return the GPUs of the known rows in the needed number, for each cloud that has them (in a region)."""
+    """Return an offer for each known GPU and each cloud that has the needed number (in the region, if given)."""
     found = []
     for cloud in CLOUDS if known else ():
         query = {**_AVAILABLE, "count": str(need.count), "cloud": cloud.upper(), "minCudaVersion": IMAGE_CUDA}
@@ -31,7 +31,7 @@ def gpu_offers(http: Http, need: GpuNeed, known: Sequence[Offer], now_wall: floa
 
 
 def cpu_offers(http: Http, known: Sequence[Offer], now_wall: float, region: str | None) -> list[Offer]:
-    """Return the CPU pods of the known rows; only the secure cloud has them."""
+    """Return an offer for each known CPU pod that is available. Only the secure cloud has CPU pods."""
     found = []
     for row in {offer.type_id: offer for offer in known}.values():
         flavour, vcpus = flavour_of(row.type_id)
@@ -49,7 +49,10 @@ def data_centers(http: Http) -> tuple[str, ...]:
 
 
 def _entries(http: Http, what: str, query: Mapping[str, str], region: str | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the entries of a catalogue that are not sold out, there or anywhere; an unknown availability counts."""
+    """Yield the entries that are not sold out in the region, or not everywhere if no region is given.
+
+    An entry with unknown availability counts as available.
+    """
     for entry in _listed(http, what, what, query):
         places = entry.get("dataCenters")
         if region is not None and isinstance(places, list):
@@ -75,13 +78,16 @@ def _listed(http: Http, what: str, key: str, query: Mapping[str, str]) -> Iterat
 
 
 def _row(known: Sequence[Offer], type_id: str, count: int, cloud: str) -> Offer | None:
-    """Return the row that is nearest to a GPU in this number and cloud, for its facts about the card and the boot."""
+    """Return the known row of this type that fits count and cloud best; None if there is none.
+
+    Only its facts about the card and its boot time are used.
+    """
     rows = [row for row in known if row.type_id == type_id]
     return max(rows, key=lambda row: (row.gpu_count == count, row.tier == cloud, row.gpu_count), default=None)
 
 
 def _price(kind: Mapping[str, Any], cloud: str, count: int) -> Micros | None:
-    """Return the price of one such GPU in a cloud; None if the cloud does not have it, or so many in one machine."""
+    """Return the price of one GPU in a cloud; None if the cloud does not offer that many in one machine."""
     if kind.get(cloud) is not True or _number(_part(kind, "maxCount").get(cloud)) < count:
         return None
     return rate(_part(kind, "price").get(cloud))

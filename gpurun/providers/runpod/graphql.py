@@ -1,7 +1,7 @@
-"""The few questions that only RunPod's GraphQL answers, sent through its SDK in a separate process.
+"""Sends queries that only RunPod's GraphQL can answer, through RunPod's SDK in a child process.
 
-The SDK has no time limit, takes a second to load and reads its address from the environment. As a child it is ended
-when its time is over, so nothing that was given up is sent later; and the key goes through a pipe.
+The SDK has no time limit, takes a second to import and reads its address from the environment. The child is killed at
+the time limit, so it cannot send a request after gpurun gave up. It gets the key through a pipe.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _ANSWER_LIMIT_BYTES = 4_000_000
 
 
 class GraphqlRefused(Exception):
-    """GraphQL answered with an error; the message is RunPod's own."""
+    """GraphQL answered with an error. The message is RunPod's."""
 
 
 def is_installed() -> bool:
-    """Return whether the SDK is installed; it is an extra."""
+    """Return whether RunPod's SDK is installed. It is an optional extra."""
     return find_spec("runpod") is not None
 
 
@@ -47,18 +47,18 @@ def require_sdk() -> None:
 
 
 def ask(document: str, key: Secret, base_url: str, *, limit_s: int = LIMIT_S) -> dict[str, Any]:
-    """Return the `data` of one GraphQL document.
+    """Send one GraphQL document and return the `data` of the answer.
 
     Raises GraphqlRefused for an error from RunPod, SetupError for a refused key or a missing package, and Unknown if
-    there is no complete answer within the limit: a mutation may have been carried out.
+    there is no complete answer within the limit. After Unknown, RunPod may have carried out a mutation.
     """
     require_sdk()
     crashpoint("before runpod graphql")
-    question = json.dumps({"key": key.reveal(), "document": document, "limit_s": limit_s}).encode()
+    request = json.dumps({"key": key.reveal(), "document": document, "limit_s": limit_s}).encode()
     try:
         child = subprocess.run(
             [sys.executable, "-P", "-m", "gpurun.providers.runpod.sdk"],
-            input=question,
+            input=request,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=_environment(base_url),
@@ -73,7 +73,7 @@ def ask(document: str, key: Secret, base_url: str, *, limit_s: int = LIMIT_S) ->
 
 
 def quote_text(value: str) -> str:
-    """Return a GraphQL string literal; its escapes are those of JSON."""
+    """Return a value as a GraphQL string literal, which has the same escapes as JSON."""
     return json.dumps(value)
 
 
@@ -99,7 +99,7 @@ def _data(answer: bytes) -> dict[str, Any]:
 
 
 def _environment(base_url: str) -> dict[str, str]:
-    """Return the SDK's environment: its address, the proxies, and no .netrc that could replace the key."""
+    """Return the SDK's environment: the address, the proxies, and no .netrc, because that could replace the key."""
     proxies = {f"{scheme.upper()}_PROXY": url for scheme, url in getproxies().items() if scheme in ("https", "no")}
     here = {"RUNPOD_API_BASE_URL": base_url, "NETRC": os.devnull, "PYTHONPATH": str(Path(__file__).parents[3])}
     return child_environment({**proxies, **here})

@@ -1,4 +1,4 @@
-"""What RunPod's answers mean: which certainly made nothing, which leave a doubt, which concern the key."""
+"""Interprets RunPod's answers: whether a pod may exist, whether the key is the reason, and what an amount is."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _KEY_LIKE = re.compile(r"[A-Za-z0-9+/=_]{40,}")
 _MOST_DIGITS = 7
 _NOISE_USD = Decimal("0.000001")
 _SINGLE_NOISE = 3 * Decimal(2) ** -24
-"""How far three roundings to single precision move a price, relative to it: one GPU's, the product, its digits."""
+"""The relative error of a price after three roundings to single precision: per GPU, in the product, in its digits."""
 _MOST_PLACES = 6
 
 
 def describe_runpod_error(answer: Answer) -> str:
-    """Return the reason that an error gives, on one line of limited length."""
+    """Return status and reason of an error, on one line of limited length."""
     payload = answer.json
     if not isinstance(payload, dict):
         return f"HTTP {answer.status} without a reason"
@@ -43,30 +43,30 @@ def describe_runpod_error(answer: Answer) -> str:
     return f"HTTP {answer.status}: {words}" if words else f"HTTP {answer.status} without a reason"
 
 
-def plain(said: str) -> str:
-    """Return a server's words on one line of limited length, without a key that they repeat from the request."""
-    return _KEY_LIKE.sub("•••", answer_words(said))[:500]
+def plain(message: str) -> str:
+    """Return a server's message on one line of limited length. A key that it repeats from the request is removed."""
+    return _KEY_LIKE.sub("•••", answer_words(message))[:500]
 
 
 def judge_create_answer(answer: Answer) -> NoCapacity | Rejected | Unknown:
-    """Return what a create's answer without a pod says about whether there is one.
+    """Return the error for a create that returned no pod; Unknown if there may be a pod nevertheless.
 
-    400 and 403 may concern this GPU, data centre or pool alone: RunPod says to continue with the next candidate.
+    400 and 403 may concern only this GPU, data centre or pool: RunPod's advice is to try the next candidate.
     """
     words = describe_runpod_error(answer)
     if answer.status in (400, 403) and is_sold_out(words):
         return NoCapacity(words)
     if answer.status == 500 and _NO_FUNDS.search(words):  # RunPod's answer if the balance is too low.
-        return _penniless(words)
+        return _refuse_balance(words)
     match answer.status:
         case 401:
             return RejectedFor(bad_key(f"RunPod refuses the key ({words}).", hint=_ANOTHER_KEY))
         case 403:
-            what = f"This key may not create pods at RunPod, or not of this kind ({words})."
+            what = f"RunPod does not allow this key to create pods, or this kind of pod ({words})."
             refused = not_allowed(what, hint=_ANOTHER_KEY)
             return RejectedFor(refused, of_offer=True)
         case 402:
-            return _penniless(words)
+            return _refuse_balance(words)
         case 410:
             return RejectedFor(retired(f"RunPod no longer supports this kind of request ({words})."))
         case 400:
@@ -77,28 +77,31 @@ def judge_create_answer(answer: Answer) -> NoCapacity | Rejected | Unknown:
 
 
 def refusal_in_words(words: str) -> NoCapacity | Rejected | Unknown:
-    """Return the same for GraphQL, which has no status: only what certainly made nothing counts as that."""
+    """Return the error for a create that GraphQL refused; Unknown if the message is not recognised.
+
+    GraphQL has no status codes, so only messages that certainly mean that no pod was created are taken as that.
+    """
     if is_sold_out(words):
         return NoCapacity(words)
     if _NO_FUNDS.search(words):
-        return _penniless(words)
+        return _refuse_balance(words)
     if any(sign in words for sign in ("Syntax Error", "Cannot query", "is not defined by type", "was not provided")):
         return Rejected(words, of_offer=True)
     return Unknown(words)
 
 
-def _penniless(words: str) -> RejectedFor:
-    what = f"The balance at RunPod does not pay for an hour of this ({words})."
+def _refuse_balance(words: str) -> RejectedFor:
+    what = f"The balance at RunPod does not cover one hour of this pod ({words})."
     return RejectedFor(no_funds(what, billing_url=_BILLING_URL))
 
 
 def is_sold_out(words: str) -> bool:
-    """Return whether a refusal is about capacity; there is no code for that, only sentences."""
+    """Return whether a refusal is about capacity. RunPod has no code for that, so its message decides."""
     return any(sign in words.lower() for sign in _SOLD_OUT)
 
 
 def explain_runpod_answer(answer: Answer) -> SetupError | Unknown:
-    """Return the error for an unexpected answer to anything but a create."""
+    """Return the error for an unexpected answer to a request that was not a create."""
     words = describe_runpod_error(answer)
     if answer.status == 401:
         return bad_key(f"RunPod refuses the key ({words}).", hint=_ANOTHER_KEY)
@@ -110,10 +113,10 @@ def explain_runpod_answer(answer: Answer) -> SetupError | Unknown:
 
 
 def money(value: object) -> Micros | None:
-    """Return an amount of dollars as RunPod writes it, rounded up; None if it is not an amount.
+    """Return an amount of dollars from RunPod, rounded up to a micro-dollar; None if it is not an amount.
 
-    Its figures pass through floats (14.320000000000002): a difference of less than a micro-dollar from seven digits is
-    such noise.
+    RunPod's amounts passed through floats (14.320000000000002). If rounding to seven digits changes one by less than a
+    micro-dollar, the difference is taken as float noise.
     """
     amount = _number(value)
     if amount is None:
@@ -123,10 +126,10 @@ def money(value: object) -> Micros | None:
 
 
 def rate(value: object) -> Micros | None:
-    """Return an hourly rate; None if there is none, or if it is zero: a pod that does not run, a free GPU.
+    """Return an hourly rate; None if it is missing or zero, as for a stopped pod.
 
-    RunPod's prices are floats of single precision, in which 36.72 may come as 36.720001220703125. So the shortest
-    decimal that can have become this number is read; the error is below two ten-millionths of a price.
+    RunPod's prices passed through single-precision floats: 36.72 may arrive as 36.720001220703125. So the rate is the
+    shortest decimal that such a float can stand for. The relative error is below 2e-7.
     """
     amount = _number(value)
     if amount is None or amount <= 0:
@@ -139,7 +142,7 @@ def rate(value: object) -> Micros | None:
 
 
 def _number(value: object) -> Decimal | None:
-    """Return a figure that can be an amount of dollars; the JSON is read with decimals, never with floats."""
+    """Return a number that may be an amount of dollars; None for anything else. The JSON was parsed without floats."""
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
         return None
     amount = Decimal(value)

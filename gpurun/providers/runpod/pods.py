@@ -1,4 +1,4 @@
-"""A pod as RunPod describes it, and an order as RunPod accepts it."""
+"""Reads pods from RunPod's answers, and writes the body of a create."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gpurun.providers.base import Rejected, Unknown
 from gpurun.providers.runpod.parse import rate
 
 IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
-"""The official image, used if the user names none; it starts sshd and keeps an existing host key."""
+"""RunPod's official image, the default. It starts sshd and keeps an existing host key."""
 IMAGE_CUDA = "12.8"
-"""The CUDA version that this image needs on its host: on an older one its container never starts."""
+"""The CUDA version that the host must support for this image. With an older one, the container never starts."""
 START = "/start.sh"
 BODY_LIMIT_BYTES = 102_400
 DISK_GB = 20
@@ -34,27 +34,27 @@ _STATES = {
 
 
 def check_pod_id(identifier: str) -> str:
-    """Return the id of a pod; one of another form is never made part of a URL."""
+    """Return the id unchanged; Rejected if it is malformed, because it becomes part of a URL."""
     if not _ID.fullmatch(identifier):
         raise Rejected(f"{identifier!r} is not the id of a pod")
     return identifier
 
 
 def parse_pod(pod: Any) -> Instance:
-    """Return any pod as an instance; Unknown if it has no id, because it may be any."""
+    """Return a pod of the account as an instance; Unknown if it has no id, because it could be any pod."""
     if not isinstance(pod, dict) or not isinstance(pod.get("id"), str) or not _ID.fullmatch(pod["id"]):
         raise Unknown("RunPod listed a pod without an id")
     env = _dict(pod.get("env"))
     token = parse_token(_text(env.get("GPURUN_TOKEN")), _text(pod.get("name")))
     gpu, cpu = _dict(pod.get("gpu")), _dict(pod.get("cpu"))
-    said = str(pod.get("status") or "")
+    status = str(pod.get("status") or "")
     count = gpu.get("count")
     return Instance(
         id=pod["id"],
         provider="runpod",
         token=token.text if token else "",
         run=token.run_or(_text(env.get("GPURUN_RUN"))) if token else "",
-        state=_STATES.get(said, InstanceState.UNKNOWN),
+        state=_STATES.get(status, InstanceState.UNKNOWN),
         address=_address(pod),
         gpu_count=count if isinstance(count, int) else 0,
         rate_micros_per_hour=rate(pod.get("cost")),
@@ -62,14 +62,14 @@ def parse_pod(pod: Any) -> Instance:
         deadline_wall=token.deadline_or(_text(env.get("GPURUN_DEADLINE"))) if token else None,
         region=str(pod.get("dataCenterId") or ""),
         type_id=str(gpu.get("id") or "") or (f"{cpu.get('id')}-{cpu.get('vcpuCount')}" if cpu else ""),
-        said=said,
+        said=status,
     )
 
 
 def make_pod_environment(order: Order, api_url: str) -> dict[str, str]:
-    """Return the pod's environment: whose it is, when it ends, who may log in, and which host key it shows.
+    """Return the pod's environment: run, token, deadline, the client's public key and the private host key.
 
-    The host key is made for this run only; whoever has the account's key can read it, and owns the pod anyway.
+    The host key is made for this run only. The account's key can read it, but that key controls the pod anyway.
     """
     environment = {
         "GPURUN_RUN": order.run,
@@ -86,7 +86,7 @@ def make_pod_environment(order: Order, api_url: str) -> dict[str, str]:
 
 
 def make_pod_body(order: Order, api_url: str, guard: str, *, as_args: bool) -> dict[str, Any]:
-    """Return the body of a create; `as_args` names the first program in the older way."""
+    """Return the body of a create. With `as_args`, the first program is in the older field."""
     offer = order.offer
     body: dict[str, Any] = {
         "name": order.token,
@@ -112,18 +112,18 @@ def make_pod_body(order: Order, api_url: str, guard: str, *, as_args: bool) -> d
 
 
 def cuda_of(image: str) -> str:
-    """Return the CUDA version that an image needs on its host, by its name (`cu1281`, `cuda12.8.1`); else ""."""
+    """Return the CUDA version that the host must support, from an image's name (`cu1281`, `cuda12.8.1`); "" if none."""
     found = _CUDA.search(image)
     return f"{found[1] or found[3]}.{found[2] or found[4]}" if found else ""
 
 
 def arguments_of(guard: str) -> str:
-    """Return the guard and what it hands over to, as one line that is split like a shell's."""
+    """Return the command line of the guard and the program that it starts, quoted for a shell."""
     return shlex.join(["/bin/sh", "-c", guard, START])
 
 
 def flavour_of(type_id: str) -> tuple[str, int]:
-    """Return flavour and vCPUs: `cpu3c-4` is four vCPUs of flavour cpu3c."""
+    """Return flavour and number of vCPUs: `cpu3c-4` is flavour cpu3c with four vCPUs."""
     flavour, _, vcpus = type_id.rpartition("-")
     if not flavour or not (vcpus.isascii() and vcpus.isdigit()):
         raise Rejected(f"{type_id!r} is not a CPU flavour with a number of vCPUs")
@@ -135,7 +135,10 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _address(pod: dict[str, Any]) -> Address | None:
-    """Return the direct way to the pod's sshd; the proxy carries no files and has another host key."""
+    """Return the direct address of the pod's sshd; None if it has none.
+
+    RunPod's proxy is not used, because it cannot transfer files and has another host key.
+    """
     direct = _dict(_dict(pod.get("ssh")).get("direct"))
     host, port = direct.get("host"), direct.get("port")
     if not isinstance(host, str) or not host or not isinstance(port, int) or not 0 < port < 65536:

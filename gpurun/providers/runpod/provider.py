@@ -1,7 +1,7 @@
-"""The six verbs on RunPod.
+"""Implements the six verbs on RunPod.
 
-RunPod has no idempotency key and no working timer of its own: a pod is recognised by its name and its environment, and
-it ends itself through the guard, which is the first program to run in it.
+RunPod has no idempotency key and no working timer. So gpurun recognises a pod by its name and environment, and the
+guard, the first program in the pod, terminates the pod at its deadline.
 """
 
 from __future__ import annotations
@@ -39,11 +39,15 @@ _TRAITS = Traits(
     console_url="https://console.runpod.io/pods",
 )
 
-_WHO = {"query": "query{myself{id}}"}
+_USER_QUERY = {"query": "query{myself{id}}"}
 
 
 class RunPodProvider:
-    """RunPod with one key; `base_url` is an origin, `spot` adds spot pods to the offers, `region` is a data centre."""
+    """The `runpod` provider, for one key.
+
+    `base_url` is the origin of the API, without a path. `spot` adds spot pods to the offers. `region` limits the offers
+    to a data centre.
+    """
 
     name = "runpod"
     guard_shares_key = False
@@ -68,18 +72,18 @@ class RunPodProvider:
         self._http = Http(self._base_url, headers=headers, clock=clock, name="runpod")
 
     def verify(self) -> Account:
-        """Read the list of pods, and request the end of a pod that does not exist: only a full key may do both."""
+        """Check the key by listing pods and deleting a pod that does not exist, which needs full access."""
         list(self._pods())
         probe = self._http.request("DELETE", "/v2/pods/gpurun-none")
         missing = ("write access to pods",) if probe.status in (401, 403) else ()
-        identity, balance = self._whose()
+        identity, balance = self._identity_and_balance()
         ahead = self._http.clock_ahead_s
         return Account(
             provider=self.name, identity=identity, missing=missing, balance_micros=balance, clock_ahead_s=ahead
         )
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """Return the known rows at their live price, in both clouds; with `spot` also at the lowest bid."""
+        """Return the known rows at their live price in both clouds; with `spot` also as spot pods at the lowest bid."""
         now = self._clock.wall()
         if not need.count:
             return cpu_offers(self._http, known, now, self._region)
@@ -87,7 +91,7 @@ class RunPodProvider:
         return found + (spot_offers(found, self._key, self._base_url) if self._spot else [])
 
     def create(self, order: Order) -> Instance:
-        """Request a pod whose first process is the guard; for a spot offer, bid for it instead."""
+        """Request a pod with the guard as its first process. For a spot offer, bid for the pod instead."""
         from gpurun.providers.guard import runpod_wrapper
 
         guard = runpod_wrapper()
@@ -95,18 +99,21 @@ class RunPodProvider:
             return create_spot(order, self._key, self._base_url, guard)
         answer = self._post(make_pod_body(order, self._base_url, guard, as_args=False))
         if answer.status == 422 and any(field in describe_runpod_error(answer) for field in ("entrypoint", "cmd")):
-            # Certainly not made: the exec form is newer than the spec. The older form says the same.
+            # No pod was created: this API lacks the newer fields for the first program, so use the older one.
             answer = self._post(make_pod_body(order, self._base_url, guard, as_args=True))
             if answer.status == 422 and "args" in describe_runpod_error(answer):
                 raise Rejected(
-                    f"RunPod accepts no start command, so nothing would end the pod ({describe_runpod_error(answer)})"
+                    f"RunPod accepts no start command, so no pod could end itself ({describe_runpod_error(answer)})"
                 )
         if answer.status not in (200, 201, 202):
             raise judge_create_answer(answer)
         return parse_pod(answer.json)
 
     def find(self, token: str | None) -> list[Instance]:
-        """Return every pod that carries the token in its environment or, if that is not shown, in its name."""
+        """Return every pod that carries the token (None: all of gpurun's), oldest first.
+
+        The token is in the environment and, because that may not be shown, also in the name.
+        """
         found: dict[str, Instance] = {}
         try:
             for pod in self._pods():
@@ -118,7 +125,7 @@ class RunPodProvider:
         return list(_oldest_first(found))
 
     def read(self, instance_id: str) -> Instance:
-        """Return one pod; an answer of 404 is GONE, which proves nothing without the list."""
+        """Return one pod; GONE after a 404, which proves the end only together with the list of pods."""
         answer = self._http.request("GET", f"/v2/pods/{check_pod_id(instance_id)}")
         if answer.status == 404:
             return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
@@ -126,11 +133,14 @@ class RunPodProvider:
             raise explain_runpod_answer(answer)
         read = parse_pod(answer.json)
         if read.id != instance_id:
-            raise Unknown(f"RunPod answered with {read.id} when asked about {instance_id}")
+            raise Unknown(f"RunPod answered with {read.id} to a request for {instance_id}")
         return read
 
     def destroy(self, instance_id: str) -> None:
-        """Request the end of a pod, unlocked if necessary; never a stop, because a stopped pod's disk is billed."""
+        """Request the termination of a pod; unlock it first if necessary.
+
+        It is never only stopped, because the disk of a stopped pod is billed.
+        """
         path = f"/v2/pods/{check_pod_id(instance_id)}"
         answer = self._http.request("DELETE", path)
         if answer.status == 409:
@@ -138,14 +148,14 @@ class RunPodProvider:
             answer = self._http.request("DELETE", path)
             if answer.status == 409 and unlocked.status != 200:
                 words = f"it may be locked, and cannot be unlocked with this key ({describe_runpod_error(unlocked)})"
-                raise Unknown(f"RunPod does not end the pod: {words}; do it in {self.traits.console_url}")
+                raise Unknown(f"RunPod could not terminate the pod: {words}; terminate it in {self.traits.console_url}")
         if answer.status == 409:
             answer = self._http.request("POST", f"{path}/action", body={"action": "terminate"})
         if answer.status not in (200, 202, 204, 404):
             raise explain_runpod_answer(answer)
 
     def charges(self, instance_id: str, from_wall: float, to_wall: float) -> Charge | None:
-        """Return what was billed, by the hour; it is settled once the last hour has been over for another hour."""
+        """Return what RunPod billed for these hours, settled an hour after their end; None if it has no record."""
         begin, end = _hour(from_wall), _hour(to_wall) + timedelta(hours=1)
         window = {"startTime": _stamp(begin), "endTime": _stamp(end), "bucketSize": "hour"}
         answer = self._http.request("GET", "/v2/billing/pods", query={"podId": check_pod_id(instance_id), **window})
@@ -164,42 +174,42 @@ class RunPodProvider:
 
     @property
     def endpoint(self) -> str:
-        """Return the origin in use, if it is not RunPod's."""
+        """Return the origin of the API; "" if it is RunPod's own."""
         return "" if self._base_url == URL else self._base_url
 
     @property
     def clock_ahead_s(self) -> float | None:
-        """Return how far this machine's clock is ahead of RunPod's; None before its first answer."""
+        """Return how many seconds this machine's clock is ahead of RunPod's; None before RunPod's first answer."""
         return self._http.clock_ahead_s
 
     def regions(self) -> tuple[str, ...]:
-        """Return the data centres, by the names in which a pod's place is requested."""
+        """Return the ids of the data centres, as `--region` takes them."""
         return data_centers(self._http)
 
     def guard_folder(self, instance: Instance) -> str:
-        """Return where the first process of every pod keeps its time."""
+        """Return the folder in which the guard of every pod keeps its time."""
         return "/var/lib/gpurun"
 
     def ask_time(self) -> None:
-        """Ask who the user is: the answer carries a date."""
-        self._http.request("POST", "/graphql", body=_WHO)
+        """Request the user's id, because the answer carries RunPod's time."""
+        self._http.request("POST", "/graphql", body=_USER_QUERY)
 
     def account_mark(self) -> str:
-        """Return the mark of RunPod's user; of the key, if GraphQL, which alone names the user, is closed to it.
+        """Return the mark of the user or, if GraphQL refuses the key, of the key. Only GraphQL reports the user.
 
-        Asked once. Unknown if there is no clear answer, SetupError if REST refuses the key, too.
+        The answer is cached. Unknown if there is no clear answer, SetupError if REST refuses the key, too.
         """
         return self._mark
 
     @cached_property
     def _mark(self) -> str:
-        answer = self._http.request("POST", "/graphql", body=_WHO)
+        answer = self._http.request("POST", "/graphql", body=_USER_QUERY)
         if answer.status >= 500:
             raise explain_runpod_answer(answer)
         user = _user_of(answer.json) if answer.status == 200 else ""
         if user:
             return mark_of_account(self.name, user)
-        list(self._pods())  # A key that may read these is valid, even if GraphQL refuses it.
+        list(self._pods())  # A key that may list pods is valid, even if GraphQL refuses it.
         return mark_of_key(self.name, self._base_url, self._key)
 
     def _post(self, body: dict[str, Any]) -> Answer:
@@ -208,7 +218,7 @@ class RunPodProvider:
         return self._http.request("POST", "/v2/pods", body=body, timeout_s=_CREATE_LIMIT_S)
 
     def _pods(self) -> Iterator[Any]:
-        """Yield every pod of the account; Unknown if the list is incomplete, because an absence must be certain."""
+        """Yield every pod of the account; Unknown if the list is incomplete: a missing pod must really be gone."""
         query: dict[str, str] = {}
         for _ in range(_MOST_PAGES):
             answer = self._http.request("GET", "/v2/pods", query=query)
@@ -218,7 +228,7 @@ class RunPodProvider:
             if not isinstance(page, dict) or not isinstance(page.get("pods"), list):
                 raise Unknown("RunPod's list of pods cannot be read")
             yield from page["pods"]
-            cursor, more = _next(page)
+            cursor, more = _next_page(page)
             if not more:
                 return
             if not cursor or cursor == query.get("cursor"):
@@ -226,8 +236,8 @@ class RunPodProvider:
             query = {"cursor": cursor}
         raise Unknown("RunPod's list of pods has more pages, but the next one cannot be read")
 
-    def _whose(self) -> tuple[str, Micros | None]:
-        """Return the account's name and its balance, if GraphQL reports them; neither is worth an error."""
+    def _identity_and_balance(self) -> tuple[str, Micros | None]:
+        """Return the account's name and balance from GraphQL; a general name and None if that fails."""
         if graphql.is_installed():
             try:
                 data = graphql.ask("query{myself{id email clientBalance}}", self._key, self._base_url)
@@ -243,18 +253,18 @@ def _oldest_first(found: Mapping[str, Instance]) -> tuple[Instance, ...]:
 
 
 def _user_of(payload: object) -> str:
-    """Return the user's id; "" if GraphQL says no, Unknown if its answer cannot be read."""
+    """Return the user's id; "" if GraphQL refuses the key, Unknown if its answer cannot be read."""
     if not isinstance(payload, dict) or not ({"data", "errors"} & set(payload)):
         raise Unknown("RunPod's GraphQL gave no complete answer")
     if "INTERNAL_SERVER_ERROR" in str(payload.get("errors")):
-        raise Unknown("RunPod's GraphQL is out of order")
+        raise Unknown("RunPod's GraphQL failed with an internal error")
     data = payload.get("data")
     me = data.get("myself") if isinstance(data, dict) else None
     return str(me.get("id") or "") if isinstance(me, dict) else ""
 
 
-def _next(page: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the cursor of the next page, and whether there is one; a page without either is the last."""
+def _next_page(page: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return the cursor of the next page ("" if it cannot be read), and whether there is a next page."""
     parts = [page, *(page[name] for name in ("pagination", "pageInfo", "meta") if isinstance(page.get(name), dict))]
     for part in parts:
         for name in ("nextCursor", "next_cursor", "cursor", "endCursor"):

@@ -1,4 +1,4 @@
-"""The child that sends one question to RunPod's SDK, and ends within its limit whatever happens.
+"""Runs in a child process: sends one request through RunPod's SDK, and always ends within its time limit.
 
 python -m gpurun.providers.runpod.sdk < {"key", "document", "limit_s"} > {"data"} or {"refused", "words"}
 """
@@ -13,16 +13,16 @@ from typing import Any
 
 
 def main() -> None:
-    """Answer on the original standard output; the SDK's own output goes to the standard error."""
-    question = json.load(sys.stdin)
-    signal.alarm(question["limit_s"])  # The kernel ends this process even if its parent is gone.
+    """Write the answer to the original standard output. Whatever the SDK prints goes to standard error."""
+    request = json.load(sys.stdin)
+    signal.alarm(request["limit_s"])  # The kernel kills this process even if its parent is gone.
     out = os.dup(1)
     os.dup2(2, 1)
     with os.fdopen(out, "wb") as answer:
-        answer.write(json.dumps(_ask(question["document"], question["key"])).encode())
+        answer.write(json.dumps(_send(request["document"], request["key"])).encode())
 
 
-def _ask(document: str, key: str) -> dict[str, Any]:
+def _send(document: str, key: str) -> dict[str, Any]:
     from runpod.api.graphql import run_graphql_query  # type: ignore[import-untyped]
     from runpod.error import AuthenticationError, QueryError  # type: ignore[import-untyped]
 

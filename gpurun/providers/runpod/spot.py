@@ -1,4 +1,4 @@
-"""Spot pods: the lowest bid that is accepted now, and a create that bids it. Only GraphQL has them."""
+"""Reads the lowest accepted bid for spot pods and creates spot pods. Only GraphQL can do that."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from gpurun.providers.runpod.pods import (
     parse_pod,
 )
 
-# A bid is read for suitable hosts, as the catalogue's prices are: a driver that runs the image, and a public address.
+# Hosts need a driver that runs the image, and a public address. The catalogue's prices are read for the same hosts.
 _FIT = f"minCudaVersion:{quote_text(IMAGE_CUDA)},supportPublicIp:true"
 
 
 @dataclass(frozen=True)
 class _Bid:
-    """A bid for one GPU-hour: as RunPod writes it, to be sent back, and in micro-dollars."""
+    """A bid for one GPU-hour: `text` is RunPod's own figure, to be sent back; `micros` is in micro-dollars."""
 
     text: str
     micros: Micros
 
 
 def spot_offers(offers: Sequence[Offer], key: Secret, base_url: str) -> list[Offer]:
-    """Return each of these offers as a spot pod at the lowest bid, if one is accepted now."""
+    """Return these offers as spot pods at the lowest bid, without those for which RunPod accepts no bid now."""
     bids = _lowest_bids(offers, key, base_url) if offers else []
     return [
         offer.model_copy(
@@ -53,20 +53,20 @@ def spot_offers(offers: Sequence[Offer], key: Secret, base_url: str) -> list[Off
 
 
 def create_spot(order: Order, key: Secret, base_url: str, guard: str) -> Instance:
-    """Bid the current lowest price for a pod; never more than the agreed price.
+    """Bid the current lowest price for a pod, but never more than the agreed price. Return the new pod.
 
-    The answer has few fields: what the pod really is and costs is read later. Raises what `create` raises.
+    The answer has few fields, so the pod's type and price are read later. Raises the same errors as `create`.
     """
     try:
         (bid,) = _lowest_bids([order.offer], key, base_url)
-    except SetupError as error:  # Nothing was requested yet.
+    except SetupError as error:  # No pod was requested yet.
         raise RejectedFor(error) from error
     except Unknown as error:
         raise NoCapacity(f"the lowest bid cannot be read: {error}") from error
     if bid is None or times(bid.micros, order.offer.gpu_count) > order.offer.rate_micros_per_hour:
         raise NoCapacity("no spot pod is available at the agreed price")
     try:
-        data = ask(_rent(order, bid.text, base_url, guard), key, base_url)
+        data = ask(_mutation(order, bid.text, base_url, guard), key, base_url)
     except GraphqlRefused as error:
         raise refusal_in_words(str(error)) from error
     except SetupError as error:
@@ -74,13 +74,13 @@ def create_spot(order: Order, key: Secret, base_url: str, guard: str) -> Instanc
     pod = data.get("podRentInterruptable")
     if not isinstance(pod, dict):
         raise Unknown("RunPod's GraphQL returned neither a pod nor an error")
-    born = parse_pod({**pod, "cost": pod.get("costPerHr")})
+    created = parse_pod({**pod, "cost": pod.get("costPerHr")})
     deadline_wall = float(int(order.deadline_wall))
-    return born.model_copy(update={"state": InstanceState.PENDING, "deadline_wall": deadline_wall})
+    return created.model_copy(update={"state": InstanceState.PENDING, "deadline_wall": deadline_wall})
 
 
 def _lowest_bids(offers: Sequence[Offer], key: Secret, base_url: str) -> list[_Bid | None]:
-    """Return the lowest bid for one GPU of each offer, in one query; None if none is accepted."""
+    """Return the lowest bid for one GPU of each offer, read in one query; None where RunPod accepts no bid."""
     queries = " ".join(
         f"o{number}:gpuTypes(input:{{id:{quote_text(offer.type_id)}}}){{lowestPrice(input:{{gpuCount:{offer.gpu_count},"
         f"secureCloud:{'true' if offer.tier == 'secure' else 'false'},{_FIT}}}){{stockStatus minimumBidPrice}}}}"
@@ -101,8 +101,8 @@ def _bid(kinds: Any) -> _Bid | None:
     return None if micros is None else _Bid(f"{price['minimumBidPrice']:f}", micros)
 
 
-def _rent(order: Order, bid: str, base_url: str, guard: str) -> str:
-    """Return the mutation; every string in it is escaped, and its numbers are our own."""
+def _mutation(order: Order, bid: str, base_url: str, guard: str) -> str:
+    """Return the mutation that rents a spot pod. All strings are escaped; its numbers need no escape."""
     offer, image = order.offer, order.image or IMAGE
     env = [
         f"{{key:{quote_text(name)},value:{quote_text(value)}}}"

@@ -1,4 +1,4 @@
-"""A cluster with Slurm: an instance is a job on one node, and ending it frees the node."""
+"""A Slurm cluster as a provider: an instance is a job, and destroying it frees the job's nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what squeue and sinfo print, with care: names and comments may be any text."""
+"""Parse the output of squeue, sinfo, sacct and sbatch. Job names and comments may contain any text."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from gpurun.core.records import InstanceState
 from gpurun.core.untrusted import safe_line, safe_text
 
 SQUEUE = "%i|%T|%V|%M|%e|%r|%j|%k"
-"""Number (of several jobs of one sbatch N_0, N_1), state, submitted, used, ends, reason, name, and last the comment."""
+"""The format for squeue: job number (N_0, N_1 in a job array), state, submit, run and end time, reason, name, comment.
+
+The comment comes last because it may contain the separator.
+"""
 SINFO = "%P|%a|%l|%t|%D|%G"
-"""Partition, whether it is up, its longest job, state and number of some nodes, and what they have beside CPUs."""
+"""The format for sinfo: partition, whether it is up, time limit, node state, number of nodes, and their GPUs (GRES)."""
 
 SACCT = "State,UID,JobName"
-"""How a job ended (`CANCELLED by UID` names who cancelled it), whose job it was, and its name, by accounting."""
+"""The format for sacct: how a job ended (`CANCELLED by UID` if a user cancelled it), its owner's UID, and its name."""
 
 STARTS = re.compile(r"Job \d+ to start at (\d{9,}) ")
-"""What `sbatch --test-only` prints for a job that it would accept, under SLURM_TIME_FORMAT=%s."""
-MOST_DIGITS = 10  # For a job that can never start, Slurm prints a year beyond 6000.
+"""Matches the output of `sbatch --test-only` for an accepted job, under SLURM_TIME_FORMAT=%s."""
+MOST_DIGITS = 10  # If a job can never start, Slurm prints a year after 6000, which takes more digits.
 
-MOST_SAID = 300  # The sentence about an account names all those that the partition admits.
+MOST_REASON_CHARS = 300  # Slurm's message about an account lists every account that the partition admits.
 
 _STATES = {
     InstanceState.PENDING: ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
@@ -37,8 +40,8 @@ _STATES = {
 }  # fmt: skip
 STATES = {word: state for state, words in _STATES.items() for word in words}
 
-# Reasons for which a waiting job is never admitted, and what its user can do about each. squeue prints Slurm's sentence
-# in place of its code if there is one; newer versions write it with underscores.
+# Reasons why Slurm will never start a waiting job, and how its user can fix each. squeue prints either the code of the
+# reason or a sentence; newer versions replace the sentence's spaces with underscores.
 _ACCOUNT = (
     "Name an account that this partition admits (--account, or account = … in {table} of config.toml), or another "
     "partition. `sacctmgr show assoc user=$USER` lists yours."
@@ -61,7 +64,7 @@ _NOT_ADMITTED = {
     r"PartitionTimeLimit|QOSMaxWallDurationPerJobLimit|AssocMaxWallDurationPerJobLimit": _TIME,
     r"PartitionNodeLimit|(?:QOS|Assoc)Max(?:GRES|Node|Nodes|Cpu|Memory|Mem)PerJob(?:Limit)?": _SIZE,
 }
-# Words of a refused sbatch that names one of them.
+# What sbatch prints when it refuses a job, and how the user can fix each.
 _REFUSED = {
     r"invalid account": _ACCOUNT,
     r"invalid qos": _QOS,
@@ -72,7 +75,7 @@ _REFUSED = {
     r"feature|node name": _EXTRA,
     r"partition": _PARTITION,
 }
-# A job that waits for one of these will not start either, but an admin or the user's other jobs may change that.
+# Other reasons why a waiting job will not start. An admin, or the end of the user's other jobs, may change these.
 _HOPELESS = re.compile(
     "|".join(_NOT_ADMITTED) + r"|PartitionConfig|PartitionInactive|BadConstraints|Invalid.*|InactiveLimit"
     r"|QOSMax.*|Assoc(?:Grp|Max).*|JobHeld.*|ReqNodeNotAvail.*|DependencyNeverSatisfied",
@@ -84,21 +87,23 @@ _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _GRES = re.compile(r"(gpu(?::[\w.-]+)?):(\d+)")
 _OVER = re.compile(r"^OverTimeLimit\s*=\s*(\d+|UNLIMITED)", re.MULTILINE)
 _TRACKER = re.compile(r"^ProctrackType\s*=\s*(\S+)", re.MULTILINE)
-_AWAY = ("down", "drain", "fail", "unk", "power", "maint", "reboot", "inval")
+_UNAVAILABLE = ("down", "drain", "fail", "unk", "power", "maint", "reboot", "inval")
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """One of the user's own jobs that has a token of gpurun's; `used_s` is how long it has run, None if not known.
+    """One of the user's jobs that gpurun submitted, recognised by the token in its name.
 
-    `place` is which of several it is that one sbatch made; the first of them leads, and has the run's agent.
+    `used_s` is how long it has run; None if not known. `array_index` is its index if it belongs to a job array, else
+    None. The job with index 0 leads the array: the run's agent runs in it. `reason` is its state, with Slurm's reason
+    if it waits.
     """
 
     number: int
-    place: int | None
+    array_index: int | None
     token: Token
     state: InstanceState
-    said: str
+    reason: str
     run: str
     deadline_wall: float | None
     gpu_count: int
@@ -109,10 +114,11 @@ class SlurmJob:
 
 @dataclass(frozen=True)
 class Partition:
-    """What a partition has: its longest job, its `nodes` that work (GPUs on one, how many such), and `over_s`.
+    """A partition: its time limit and its usable nodes.
 
-    `over_s` is how long Slurm lets a job run beyond its time, without the time to kill it. `tracker` is how it finds
-    the processes that a job has started. `idle` nodes have nothing to do.
+    `nodes` are pairs: the GPUs on one node, and how many nodes have that number. `idle` is how many nodes run no job.
+    `over_s` is how long Slurm lets a job run past its time limit before it starts to kill the job. `tracker` is the
+    plugin that finds the processes of a job.
     """
 
     name: str
@@ -126,51 +132,54 @@ class Partition:
 
     @property
     def most_gpus(self) -> int:
-        """Return the most GPUs on one node."""
+        """Return the largest number of GPUs on one node."""
         return max((gpus for gpus, _ in self.nodes), default=0)
 
     def nodes_with(self, gpus: int) -> int:
-        """Return how many nodes have so many GPUs, or more."""
+        """Return how many nodes have at least this many GPUs."""
         return sum(count for there, count in self.nodes if there >= gpus)
 
 
 def jobs_in(squeue: str) -> list[SlurmJob]:
-    """The jobs of gpurun's in what squeue prints by SQUEUE; every other line is somebody's own, or a part of one.
+    """Return gpurun's jobs in the output of squeue in the SQUEUE format. Other lines are ignored.
 
-    Several of one sbatch are one: it does what the one that leads does, and is gone once all of them are; where that
-    one is over before the others it is stopped.
+    A job array is returned as one job, with the state of its leading job. It is GONE once all of its jobs are gone. If
+    only the leading job is gone, the array is STOPPED.
     """
     found: dict[int, list[SlurmJob]] = {}
     for line in squeue.splitlines():
         if (job := _job(line)) is not None:
             found.setdefault(job.number, []).append(job)
-    return [_together(jobs) for jobs in found.values()]
+    return [_merge_array(jobs) for jobs in found.values()]
 
 
-def _together(jobs: list[SlurmJob]) -> SlurmJob:
-    """Return the jobs of one sbatch as one; what it counts as used is what the longest of them has."""
-    lead = next((job for job in jobs if not job.place), None)
+def _merge_array(jobs: list[SlurmJob]) -> SlurmJob:
+    """Return the jobs of one array as a single job. Its `used_s` is the longest of theirs."""
+    lead = next((job for job in jobs if not job.array_index), None)
     whole = lead or jobs[0]
     used_s = max((job.used_s for job in jobs if job.used_s is not None), default=None)
     ended = [job.ended_wall for job in jobs if job.ended_wall is not None]
     whole = replace(whole, used_s=used_s, ended_wall=max(ended, default=None))
-    left = [job.state for job in jobs if job.state is not InstanceState.GONE]
-    if left and (lead is None or lead.state is InstanceState.GONE):
-        state = InstanceState.UNKNOWN if InstanceState.UNKNOWN in left else InstanceState.STOPPED
-        return replace(whole, state=state, said=lead.said if lead else "over", ended_wall=None)
+    living = [job.state for job in jobs if job.state is not InstanceState.GONE]
+    if living and (lead is None or lead.state is InstanceState.GONE):
+        state = InstanceState.UNKNOWN if InstanceState.UNKNOWN in living else InstanceState.STOPPED
+        return replace(whole, state=state, reason=lead.reason if lead else "over", ended_wall=None)
     return whole
 
 
-def cure_of(said: str) -> str:
-    """Return what to do about a job that is not admitted, with `{table}` for its cluster's; "" for any other."""
-    reason = said.removeprefix("PENDING: ")
+def cure_of(reason: str) -> str:
+    """Return how to fix a job that Slurm will never start for this reason; "" for any other reason.
+
+    The text has `{table}` where the name of the cluster's table in config.toml belongs.
+    """
+    reason = reason.removeprefix("PENDING: ")
     return next((cure for form, cure in _NOT_ADMITTED.items() if re.fullmatch(form, reason, re.IGNORECASE)), "")
 
 
 def sbatch_refusal(stderr: str) -> tuple[str, str]:
-    """Return why sbatch refuses a job, and what to do about it as in `cure_of`; "" if its words are not known.
+    """Return why sbatch refused a job, and how to fix it as in `cure_of`; "" if the message is not recognised.
 
-    The refusal by a limit has two lines: the code of the limit, and a sentence for all limits.
+    If a limit is exceeded, sbatch prints two lines: the code of the limit, and a sentence that is the same for all.
     """
     lines = [_FRAME.sub("", line) for line in safe_text(stderr, most_lines=100) if line.strip()]
     for code in lines:
@@ -181,14 +190,14 @@ def sbatch_refusal(stderr: str) -> tuple[str, str]:
 
 
 def comment_of(run: str, deadline_wall: float, gpu_count: int) -> str:
-    """Return what a job's comment says beside its name."""
+    """Return the comment of a job: its run, its deadline and its number of GPUs. The job's name has the token."""
     return f"{run} {int(deadline_wall)} {gpu_count}"
 
 
 def is_cancelled_by_user(sacct: str, token: str) -> bool | None:
-    """Return whether the user whose job it was cancelled it, in what sacct prints by SACCT; None before its end.
+    """Return whether the job's owner cancelled it, from the output of sacct in the SACCT format; None before its end.
 
-    A record with another name than `token` is about another job, to which Slurm gave the same number.
+    Slurm reuses job numbers, so a record whose name differs from `token` belongs to another job and is ignored.
     """
     for line in sacct.splitlines():
         state, uid, name = (*line.strip().split("|", 2), "", "")[:3]
@@ -200,8 +209,8 @@ def is_cancelled_by_user(sacct: str, token: str) -> bool | None:
 
 def _job(line: str) -> SlurmJob | None:
     fields = line.strip().split("|", 7)
-    which = _NUMBER.fullmatch(fields[0])
-    if len(fields) < 8 or which is None:
+    number = _NUMBER.fullmatch(fields[0])
+    if len(fields) < 8 or number is None:
         return None
     _, word, submitted, used, ends, reason, name, comment = fields
     token = parse_token(name)
@@ -214,13 +223,13 @@ def _job(line: str) -> SlurmJob | None:
     is_waiting = state is InstanceState.PENDING and reason not in ("", "None")
     used_s = parse_slurm_time(used) if _SPAN.fullmatch(used) else None
     if state is InstanceState.RUNNING and used_s is None:
-        state = InstanceState.UNKNOWN  # A lease with an unknown start would have no end.
+        state = InstanceState.UNKNOWN  # Without the start of a lease, its end is not known either.
     return SlurmJob(
-        number=int(which[1]),
-        place=int(which[2]) if which[2] else None,
+        number=int(number[1]),
+        array_index=int(number[2]) if number[2] else None,
         token=token,
         state=InstanceState.STOPPED if is_hopeless else state,
-        said=safe_line(f"{word}: {reason}" if is_waiting else word)[:MOST_SAID],
+        reason=safe_line(f"{word}: {reason}" if is_waiting else word)[:MOST_REASON_CHARS],
         run=token.run_or(run),
         deadline_wall=token.deadline_or(deadline),
         gpu_count=int(gpus) if re.fullmatch(r"[0-9]{1,4}", gpus) else 0,
@@ -235,7 +244,7 @@ def _wall(text: str) -> float | None:
 
 
 def parse_slurm_time(text: str) -> float:
-    """Return the seconds of Slurm's `D-HH:MM:SS`, `HH:MM:SS` or `MM:SS`; infinity for `infinite`, else 0."""
+    """Return the seconds of `D-HH:MM:SS`, `HH:MM:SS` or `MM:SS`; infinity for `infinite`, and 0 for anything else."""
     if text == "infinite":
         return inf
     found = _SPAN.fullmatch(text)
@@ -244,16 +253,16 @@ def parse_slurm_time(text: str) -> float:
 
 
 def partition_in(sinfo: str, name: str, gres: str) -> Partition | None:
-    """Return the partition of that name, or the default one, in what sinfo prints by SINFO; None if it is not up."""
+    """Return the named partition, or the default if `name` is empty, from the output of sinfo; None if it is not up."""
     found = partitions_in(sinfo, gres)
     return next((part for part in found if part.is_up and (part.name == name if name else part.is_default)), None)
 
 
 def partitions_in(sinfo: str, gres: str) -> list[Partition]:
-    """Return every partition in what sinfo prints by SINFO, in its order.
+    """Return every partition in the output of sinfo in the SINFO format, in the same order.
 
-    Two of the cluster's own settings, which may follow, are read, too. A node that is away does not count; `gres` is
-    the request for one GPU of the others.
+    The output of `scontrol show config` may follow; OverTimeLimit and ProctrackType are read from it. Nodes that are
+    down or drained do not count. `gres` is the name under which the nodes offer their GPUs.
     """
     over = _OVER.search(sinfo)
     over_s = inf if over and over[1] == "UNLIMITED" else 60.0 * int(over[1]) if over else 0.0
@@ -266,7 +275,7 @@ def partitions_in(sinfo: str, gres: str) -> list[Partition]:
             Partition(
                 name=marked.rstrip("*"),
                 longest_s=max(parse_slurm_time(row[2]) for row in ours),
-                nodes=tuple((_gpus(row[5], gres), int(row[4])) for row in ours if not row[3].startswith(_AWAY)),
+                nodes=tuple((_gpus(row[5], gres), int(row[4])) for row in ours if not row[3].startswith(_UNAVAILABLE)),
                 over_s=over_s,
                 tracker=tracker,
                 idle=sum(int(row[4]) for row in ours if row[3].startswith("idle")),

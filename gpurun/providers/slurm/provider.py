@@ -1,7 +1,8 @@
-"""Slurm's six verbs over a login node: sbatch, squeue, scancel, sinfo. A job's name is the token.
+"""Implements the six verbs with sbatch, squeue, scancel and sinfo on a login node. A job's name is its token.
 
-Two jobs of one name never run at once (`--dependency=singleton`), so an sbatch whose answer was lost cannot be paid
-twice; `--time` ends a job whose supervisor is lost, and `--deadline` one that never started.
+Two jobs with the same name never run at once (`--dependency=singleton`), so a job cannot be paid for twice if the
+answer of an sbatch was lost. `--time` ends a job if its supervisor is lost; `--deadline` removes a job that did not
+start in time.
 """
 
 from __future__ import annotations
@@ -48,25 +49,25 @@ DIES_BY_ITSELF = "yes · Slurm's time limit"
 NO_FOLDER = 97
 BASH = "/bin/bash"
 SBATCH_S = 60
-"""An sbatch that finds no controller retries for a while; after this long it is ended, and makes nothing more."""
+"""How long sbatch may retry if it does not reach the controller. It is killed then, so it submits nothing later."""
 BOOT_S = 120
 PULL_S = 900
-"""The time to fetch an image of some gigabytes and to put it into one file."""
+"""The time to pull an image of several gigabytes and to convert it into one file."""
 JOIN_S = 60
-"""The time until several nodes have answered, and the connection between them was measured."""
+"""The time until all nodes have answered and the connection between them has been measured."""
 BOOKED_S = 15
-"""How long the end of a job is waited for in the cluster's accounting."""
+"""How long to wait until the cluster's accounting shows the end of a job."""
 IDLE_S = 900
-"""A job in which nothing trains is released after this long without a call."""
+"""A job that trains nothing ends after this long without a call from gpurun."""
 
 _QUEUE = ["env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "-r", "--me", "-t", "all", "-o", SQUEUE]
-_CREATE = (
+_SUBMIT = (
     'umask 077; mkdir -p -- "$1" && cd -- "$1" && { mkdir -- "$2" 2>/dev/null || [ -d "$2" ]; } '
     f'&& {{ [ ! -x {BASH} ] || echo "#!{BASH} -l"; cat; }} >"$2/pilot.sh" || exit {NO_FOLDER}; '
     f'shift 2; exec timeout {SBATCH_S} sbatch "$@"'
 )
-# $1 the workdir, $2 the Python, $3 the set-up, then modules. Prints how set-up and Python ended and whether the Python
-# is on the workdir's disk, then words. The trap is there because a set-up may `exit`.
+# Arguments: $1 workdir, $2 Python, $3 set-up, then modules. Prints the exit codes of set-up and Python, whether the
+# Python is on the workdir's disk, and the output. The trap is needed because a set-up may call `exit`.
 _LOOK_THERE = r"""
 cd / || exit
 first() { there=$1; until [ -e "$there" ]; do there=$(dirname -- "$there"); done; }
@@ -89,8 +90,8 @@ print("\n".join(lacks))
 sys.exit(bool(lacks))' "$@" >"$log" 2>/dev/null
 echo "look: 0 $? $shared"; cat "$log"
 """
-# $1 the workdir, $2 the image, $3 the set-up, then modules. Prints what was found, and whether the image is on the
-# workdir's disk, then words.
+# Arguments: $1 workdir, $2 image, $3 set-up, then modules. Prints what was found, whether the image is on the workdir's
+# disk, and the output.
 _LOOK_INTO_IMAGE = r"""
 cd / || exit
 first() { there=$1; until [ -e "$there" ]; do there=$(dirname -- "$there"); done; }
@@ -105,7 +106,7 @@ engine=$(command -v apptainer || command -v singularity) || { echo "look: no-eng
 case $2 in *://*) echo "look: pulled - $shared"; exit;; esac
 image=$2
 shift 3
-"$engine" --silent exec "$image" sh -c 'for one in python3 python; do command -v "$one" >/dev/null && exec "$one" "$@"
+"$engine" --silent exec "$image" sh -c 'for exe in python3 python; do command -v "$exe" >/dev/null && exec "$exe" "$@"
 done; exit 4' sh -c 'import sys
 from importlib.util import find_spec
 lacks = [name for name in sys.argv[1:] if find_spec(name) is None]
@@ -114,22 +115,23 @@ sys.exit(3 if lacks else 0)' "$@" >"$log" 2>&1
 echo "look: ended $? $shared"; cat "$log"
 """
 _LOOK = f'shell="sh -c"; [ ! -x {BASH} ] || shell="{BASH} -lc"; exec timeout -k 5 60 $shell "$LOOK" "$0" "$@"'
-_LOOKED = re.compile(r"^look: (\S+) (\S+) (\S+)\n(.*)", re.MULTILINE | re.DOTALL)
-# Of all jobs that wait in the partition: the job's own line and the number of jobs; the order is the scheduler's.
-_PLACE = (
+_LOOK_RESULT = re.compile(r"^look: (\S+) (\S+) (\S+)\n(.*)", re.MULTILINE | re.DOTALL)
+# Prints the job's place among all waiting jobs of its partition, in the scheduler's order, and then their number.
+_QUEUE_PLACE = (
     'export SLURM_TIME_FORMAT=%s; p=$(squeue -h -r -j "$1" -o %P | head -n 1) && [ -n "$p" ] && '
     "squeue -h -r -t PENDING -p \"$p\" --sort=-p,i -o '%i|%S|%P' | "
     'awk -F\'|\' -v job="$1" \'$1 == job { print NR "|" $2 "|" $3 } END { print NR }\''
 )
-_BOOKED = f'command -v sacct >/dev/null || exit 1; exec sacct -X -n -P -o {SACCT} -j "$1"'
-_SETUP = 'cd -- "$1" 2>/dev/null && cat setup.failed 2>/dev/null || exit 0; tail -c 2000 setup-table.log'
-_SETUP_LOG = f'tail -c {1 << 20} -- "$1/setup-table.log" 2>/dev/null || :'
+_ACCOUNTING = f'command -v sacct >/dev/null || exit 1; exec sacct -X -n -P -o {SACCT} -j "$1"'
+_READ_SETUP_FAILURE = 'cd -- "$1" 2>/dev/null && cat setup.failed 2>/dev/null || exit 0; tail -c 2000 setup-table.log'
+_READ_SETUP_LOG = f'tail -c {1 << 20} -- "$1/setup-table.log" 2>/dev/null || :'
 _FINISHED = "out/MANIFEST.json"
-_FIRST = "_0"
-_LIST = f'cd -- "$1" 2>/dev/null || exit 0; ls -A; ls -d -- */{_FINISHED} 2>/dev/null || :'
-_WHO = 'id -un; [ ! -e "$1" ] || [ -w "$1" ] || echo shut'
-# $1 a run's folder: its pilot is asked once to end the job, if what it ran has ended well; exit code 0 if it does.
-_LEAVE = r"""
+_FIRST_OF_ARRAY = "_0"
+_LIST_FOLDERS = f'cd -- "$1" 2>/dev/null || exit 0; ls -A; ls -d -- */{_FINISHED} 2>/dev/null || :'
+_CHECK_WORKDIR = 'id -un; [ ! -e "$1" ] || [ -w "$1" ] || echo shut'
+# Argument: $1 the run's folder. If the job's command has succeeded, asks the pilot once to exit, so that Slurm lists
+# the job as completed. Exits with 0 if the pilot agrees.
+_LET_PILOT_EXIT = r"""
 cd -- "$1/calls" 2>/dev/null && [ ! -e leave.run ] && grep -q '"exit_code": 0[,}]' ../agent/exit.json 2>/dev/null &&
     mkdir leave.go || exit 1
 left=50
@@ -139,7 +141,9 @@ until ls | grep -qxF leave.run; do
     sleep 0.1
 done
 """
-_LOST = re.compile("contact|timed out|timeout|bytes were|connection|communicat|socket|slurm_receive", re.IGNORECASE)
+_CONNECTION_LOST = re.compile(
+    "contact|timed out|timeout|bytes were|connection|communicat|socket|slurm_receive", re.IGNORECASE
+)
 
 _IMAGE_HINT = (
     "Make apptainer available (`module load apptainer` in `setup`). If the nodes have no internet access, fetch it on"
@@ -151,7 +155,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster and the way to its login node."""
+    """A cluster and the connection to its login node."""
 
     cluster: Cluster
     login: LoginNode
@@ -159,14 +163,14 @@ class Site:
 
 @dataclass(frozen=True)
 class Start:
-    """When Slurm would start a job, by its own estimate; None if it gives none, with its words instead."""
+    """Slurm's own estimate of when a job would start. If there is none, `wall` is None and `words` may explain why."""
 
     wall: float | None
     words: str = ""
 
 
 class SlurmProvider:
-    """The `slurm` provider: jobs on the given clusters; the first one gets new jobs."""
+    """The `slurm` provider: jobs on the given clusters. New jobs go to the first cluster."""
 
     name = "slurm"
     traits = Traits(
@@ -182,36 +186,36 @@ class SlurmProvider:
     def __init__(
         self, sites: Sequence[Site], clock: Clock, traits: Traits | None = None, *, faults: Sequence[str] = ()
     ) -> None:
-        """`faults` are the tables of further clusters that cannot be read, so those clusters are not asked."""
+        """`faults` are the errors in the tables of other clusters. Those clusters cannot be queried."""
         self._sites: Mapping[str, Site] = {site.cluster.name: site for site in sites}
         self._first = next(iter(self._sites.values()))
         self._clock, self._faults = clock, tuple(faults)
         self.traits = traits or self.traits
 
     def verify(self) -> Account:
-        """Check who submits jobs in each cluster, that its controller answers, and that its workdir accepts files."""
+        """Return the user's name on each cluster. Check that its controller answers and its workdir is writable."""
         found, missing = list[str](), list[str]()
         for site in self._sites.values():
             name, workdir = site.cluster.name, site.cluster.workdir
-            lines = self._output_of(site, ["sh", "-c", _WHO, "gpurun", workdir]).splitlines()
+            lines = self._output_of(site, ["sh", "-c", _CHECK_WORKDIR, "gpurun", workdir]).splitlines()
             found.append(f"{lines[0]} on {name} ({self._cluster_name(site)})")
             if lines[1:2] == ["shut"]:
                 missing.append(f"write to {workdir} on {name}")
         return Account(provider=self.name, identity=", ".join(found), missing=tuple(missing))
 
     def account_mark(self) -> str:
-        """Return which cluster gets new jobs, by its own name: its table may later lead to another, which has none."""
+        """Return the Slurm name of the cluster for new jobs: its table in config.toml may later name another one."""
         return f"cluster:{self._cluster_name(self._first)}"
 
     def _cluster_name(self, site: Site) -> str:
-        """Return the cluster's own name, which is the same from each of its login nodes."""
+        """Return the name that the cluster has in Slurm, which is the same on each of its login nodes."""
         found = re.search(
             r"^ClusterName\s*=\s*(\S+)", self._output_of(site, ["scontrol", "show", "config"]), re.MULTILINE
         )
         return found[1] if found else site.cluster.host
 
     def partition(self) -> Partition:
-        """Return the partition for new jobs; NoCapacity if there is none that is up."""
+        """Return the partition for new jobs; NoCapacity if it does not exist or is not up."""
         cluster = self._first.cluster
         found = partition_in(self._sinfo(), cluster.partition, cluster.gres)
         if found is None:
@@ -227,9 +231,9 @@ class SlurmProvider:
         return self._output_of(self._first, ["sh", "-c", f"sinfo -h -o '{SINFO}' && scontrol show config"])
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """Return a job on so many nodes, if the partition has them with so many GPUs each, at the cluster's price.
+        """Return one offer at the cluster's price, or none if the partition has too few nodes with enough GPUs.
 
-        The card is the smallest of the `known` rows that fit, as with a box: a plan must not count on more memory.
+        Slurm does not report the card's memory, so the offer has the smallest card of the `known` rows that fit.
         """
         cluster = self._first.cluster
         try:
@@ -259,14 +263,17 @@ class SlurmProvider:
         ]
 
     def lease_within(self, lease: Lease, offer: Offer, choices: Choices, cap: Micros | None) -> Lease:
-        """See `LimitsJobs.lease_within`; the limit is that of the partition."""
+        """Return the lease, cut down to its caps and the partition's time limit; NoOffer if no time is left."""
         try:
             return lease_of_job(lease, offer, self.partition(), choices, cap)
         except NoCapacity as error:
             raise NoOffer("slurm.no_partition", f"{error}.", hint="`sinfo -s` on the login node shows them.") from error
 
     def create(self, order: Order) -> Instance:
-        """Submit the job; Rejected if Slurm says no, Unknown if its answer was lost."""
+        """Submit the job and return it.
+
+        Rejected if Slurm refuses the job, Unknown if the answer of sbatch was lost.
+        """
         site, part = self._first, self.partition()
         minutes = order.lease_s // 60
         if minutes < 1:
@@ -278,9 +285,9 @@ class SlurmProvider:
             )
         folder = _folder(site, order.token)
         options = self._options(order, minutes, folder)
-        argv = ["sh", "-c", _CREATE, "gpurun", site.cluster.workdir, order.token, *options]
+        argv = ["sh", "-c", _SUBMIT, "gpurun", site.cluster.workdir, order.token, *options]
         crashpoint("before slurm.create")
-        reply = self._ask(
+        reply = self._run(
             site,
             [
                 *(*argv, f"{folder}/pilot.sh", folder, str(10 * IDLE_S), site.cluster.setup, site.cluster.container),
@@ -291,11 +298,11 @@ class SlurmProvider:
         crashpoint("after slurm.create")
         number = reply.stdout.strip().partition(";")[0]
         if reply.exit_code == 0 and number.isdigit():
-            return self.read(f"{site.cluster.name}/{number}{_FIRST if order.offer.jobs > 1 else ''}")
+            return self.read(f"{site.cluster.name}/{number}{_FIRST_OF_ARRAY if order.offer.jobs > 1 else ''}")
         words = last_words(reply.stderr.encode()) or f"sbatch ended with {reply.exit_code}"
         if reply.exit_code == NO_FOLDER:
             raise RejectedFor(_no_folder(site.cluster, words))
-        if "job submission failed" in words.lower() and not _LOST.search(words):
+        if "job submission failed" in words.lower() and not _CONNECTION_LOST.search(words):
             self._drop(site, order.token)
             refusal, cure = sbatch_refusal(reply.stderr)
             if not cure:
@@ -306,7 +313,7 @@ class SlurmProvider:
         raise Unknown(words)
 
     def _options(self, order: Order, minutes: int, folder: str) -> list[str]:
-        """Return the options of sbatch for a run."""
+        """Return the options of sbatch for an order."""
         waits_s = max(60, ceil(order.deadline_wall - self._clock.wall()))
         return [
             *self._requirements(order.offer, minutes),
@@ -323,7 +330,10 @@ class SlurmProvider:
         ]
 
     def _requirements(self, offer: Offer, minutes: int) -> list[str]:
-        """Return what a job requests from the cluster; the user's own options come first: the later counts."""
+        """Return the options that request nodes, GPUs and time.
+
+        The user's own options come first, because sbatch obeys the last of two equal options.
+        """
         cluster, gpus = self._first.cluster, offer.gpus_per_node
         named = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
         return [
@@ -336,16 +346,16 @@ class SlurmProvider:
         ]
 
     def start_of(self, offer: Offer, lease_s: int) -> Start:
-        """Return when Slurm would start such a job as its queue is now; nothing is submitted.
+        """Return when Slurm would start such a job with its present queue, without submitting one.
 
-        NoOffer if it would refuse the job, with what to change.
+        Raises a NoOffer that says what to change if Slurm would refuse the job.
         """
         site = self._first
         requirements = self._requirements(offer, max(1, lease_s // 60))
-        reply = self._ask(site, ["env", "SLURM_TIME_FORMAT=%s", "sbatch", "--test-only", *requirements], b"#!/bin/sh\n")
+        reply = self._run(site, ["env", "SLURM_TIME_FORMAT=%s", "sbatch", "--test-only", *requirements], b"#!/bin/sh\n")
         if found := STARTS.search(reply.stderr):
             is_some_day = len(found[1]) <= MOST_DIGITS
-            return Start(float(found[1])) if is_some_day else Start(None, "as its queue is now, that is never")
+            return Start(float(found[1])) if is_some_day else Start(None, "with its present queue, never")
         words, cure = sbatch_refusal(reply.stderr)
         if reply.exit_code and cure:
             what = f"Slurm on {site.cluster.name} would refuse the job: {words}."
@@ -353,14 +363,14 @@ class SlurmProvider:
         return Start(None, words)
 
     def look_at_login(self, modules: Sequence[str]) -> list[str]:
-        """Return what a job's set-up and Python lack on the login node, as warnings: the nodes may differ.
+        """Try the job's set-up and Python on the login node. Return warnings, because the compute nodes may differ.
 
-        SetupError if the Python is on the disk that they share, and does not work there or lacks one of the modules.
+        SetupError if the Python does not work or lacks a module, and it is on the disk that all nodes share.
         """
         cluster = self._first.cluster
         about = [cluster.workdir, cluster.python, cluster.setup or ":", *modules]
-        reply = self._ask(self._first, ["env", f"LOOK={_LOOK_THERE}", "sh", "-c", _LOOK, "gpurun", *about])
-        found = _LOOKED.search(reply.stdout)
+        reply = self._run(self._first, ["env", f"LOOK={_LOOK_THERE}", "sh", "-c", _LOOK, "gpurun", *about])
+        found = _LOOK_RESULT.search(reply.stdout)
         setup, python, disk, words = found.groups() if found else ("", "", "", "")
         if setup == "shut":
             raise _no_folder(cluster)
@@ -369,7 +379,7 @@ class SlurmProvider:
         if not python.isdigit():
             ended = f"ended with {setup}" if setup else "did not end within a minute"
             last = f", with the message: {lines[-1]}" if lines else ""
-            return [f"the `setup` {ended} {where}, and the job will fail on nodes like it{last}."]
+            return [f"the `setup` {ended} {where}{last}. The job will fail if the compute nodes behave the same."]
         if python == "0":
             return []
         lack = {"3": "is older than 3.8", "1": f"has no {', '.join(lines)}"}.get(python, "does not run")
@@ -377,17 +387,17 @@ class SlurmProvider:
             hint = f"Name the Python that has torch in [slurm.{cluster.name}] of config.toml (python = …)."
             what = f"{cluster.python} {lack}, {where}, which shares that disk with the nodes."
             raise SetupError("slurm.python", what, hint=hint)
-        return [f"{cluster.python} {lack}, {where}; it is not known whether it works on the nodes."]
+        return [f"{cluster.python} {lack}, {where}; it may still work on the compute nodes."]
 
     def look_into_image(self, modules: Sequence[str], *, needs_python: bool) -> list[str]:
-        """Return what the login node cannot show about the image of a job, as warnings: the nodes may differ.
+        """Try the job's image on the login node. Return warnings, because the compute nodes may differ.
 
-        SetupError for one that is missing on the disk that they share, or that has no Python with these modules.
+        SetupError if the image is missing on the disk that all nodes share, or has no Python with these modules.
         """
         cluster = self._first.cluster
         about = [cluster.workdir, cluster.container, cluster.setup or ":", *modules]
-        reply = self._ask(self._first, ["env", f"LOOK={_LOOK_INTO_IMAGE}", "sh", "-c", _LOOK, "gpurun", *about])
-        found = _LOOKED.search(reply.stdout)
+        reply = self._run(self._first, ["env", f"LOOK={_LOOK_INTO_IMAGE}", "sh", "-c", _LOOK, "gpurun", *about])
+        found = _LOOK_RESULT.search(reply.stdout)
         what, code, disk, words = found.groups() if found else ("", "", "", "")
         where = f"on the login node of {cluster.name}"
         hint = f"Correct `container` in [slurm.{cluster.name}] of config.toml, or --image."
@@ -400,83 +410,88 @@ class SlurmProvider:
             no_python = f"{cluster.container} has neither python3 nor python"
             if needs_python:
                 raise SetupError("slurm.image", f"{no_python}.", hint=hint)
-            return [f"{no_python}: a command that needs one will fail."]
+            return [f"{no_python}: a command that needs Python will fail."]
         if what == "missing":
-            return [f"there is no {cluster.container} {where}; it is not known whether the nodes have it."]
+            return [f"there is no {cluster.container} {where}; the compute nodes may still have it."]
         if what == "no-engine":
-            return [f"neither apptainer nor singularity is {where}, and the job will fail if the nodes lack them, too."]
+            return [
+                f"there is no apptainer or singularity {where}; the job will fail if the compute nodes have neither."
+            ]
         if what == "ended" and code == "0":
             return []
         if what == "pulled":
-            return [f"the job fetches {cluster.container} itself, in its own time; the nodes must be able to reach it."]
+            return [f"the job pulls {cluster.container} during its lease; the compute nodes must be able to reach it."]
         last = f": {lines[-1]}" if lines else ""
-        return [f"{cluster.container} could not be tried {where}{last}."]
+        return [f"{cluster.container} could not be tested {where}{last}."]
 
     def find(self, token: str | None) -> list[Instance]:
-        """Return the user's own jobs that carry the token, in every cluster, oldest first."""
+        """Return the user's jobs that carry the token (None: all of gpurun's), in every cluster, oldest first."""
         named = [f"--name={token}"] if token else []
 
         def jobs(site: Site) -> list[Instance]:
             listed = jobs_in(self._output_of(site, [*_QUEUE, *named]))
             return [self._instance(site, job) for job in listed if token in (None, job.token.text)]
 
-        found, silent = self._of_all(jobs)
+        found, silent = self._query_all(jobs)
         found.sort(key=lambda instance: (instance.created_wall or 0.0, instance.id))
         if silent or self._faults:
             words = "; ".join([*silent.values(), *self._faults])
             raise Unknown(words, tuple(found), regions=frozenset(silent) | ({""} if self._faults else set()))
         return found
 
-    def _of_all(self, listed: Callable[[Site], list[T]]) -> tuple[list[T], dict[str, str]]:
-        """Return what the answering clusters have, and by name why each of the others does not answer."""
+    def _query_all(self, query: Callable[[Site], list[T]]) -> tuple[list[T], dict[str, str]]:
+        """Query every cluster. Return all results, and the error of each cluster that did not answer, by its name."""
         found, silent = list[T](), dict[str, str]()
         for site in self._sites.values():
             try:
-                found += listed(site)
+                found += query(site)
             except Unknown as error:
                 silent[site.cluster.name] = str(error)
-            except GpurunError as error:  # Such as a changed host key, which says nothing about the other clusters.
+            except GpurunError as error:  # For example a changed host key, which does not affect the other clusters.
                 if len(self._sites) == 1 and not self._faults:
                     raise
                 silent[site.cluster.name] = error.what
         return found, silent
 
     def read(self, instance_id: str) -> Instance:
-        """Return one job as squeue shows it; GONE if the controller knows no such job of gpurun's."""
-        site, number = self._place(instance_id)
+        """Return one job as squeue shows it; GONE if the controller does not list it as a job of gpurun's."""
+        site, number = self._locate(instance_id)
         crashpoint("before slurm.read")
-        whole = number.removesuffix(_FIRST)
-        said = self._ask(site, [*_QUEUE, "-j", whole])
-        if said.exit_code and "invalid job id" not in said.stderr.lower():
-            raise Unknown(_failed("squeue", said))
-        job = next((job for job in jobs_in(said.stdout) if str(job.number) == whole), None)
+        job_id = number.removesuffix(_FIRST_OF_ARRAY)
+        reply = self._run(site, [*_QUEUE, "-j", job_id])
+        if reply.exit_code and "invalid job id" not in reply.stderr.lower():
+            raise Unknown(_failed("squeue", reply))
+        job = next((job for job in jobs_in(reply.stdout) if str(job.number) == job_id), None)
         if job is None:
             return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
         return self._instance(site, job)
 
     def destroy(self, instance_id: str) -> None:
-        """End the job by number and name: a number that Slurm has given to another job ends nothing.
+        """Request the end of the job. scancel gets number and name, in case Slurm reused the number for another job.
 
-        A job whose work has ended well is asked to leave first; at the next request it is cancelled like any other.
+        If the job's command has succeeded, the first request asks the pilot to exit. Any later request cancels the job.
         """
         known = self.read(instance_id)
-        site, number = self._place(instance_id)
+        site, number = self._locate(instance_id)
         if known.state is InstanceState.GONE:
             return
         crashpoint("before slurm.destroy")
         is_up = known.state is InstanceState.RUNNING and parse_token(known.token) is not None
-        if is_up and self._ask(site, ["sh", "-c", _LEAVE, "gpurun", _folder(site, known.token)]).exit_code == 0:
+        if (
+            is_up
+            and self._run(site, ["sh", "-c", _LET_PILOT_EXIT, "gpurun", _folder(site, known.token)]).exit_code == 0
+        ):
             return
-        reply = self._ask(site, ["scancel", "--me", f"--name={known.token}", number.removesuffix(_FIRST)])
+        reply = self._run(site, ["scancel", "--me", f"--name={known.token}", number.removesuffix(_FIRST_OF_ARRAY)])
         crashpoint("after slurm.destroy")
-        if reply.exit_code and "invalid job id" not in reply.stderr.lower():  # That job has just ended.
+        if reply.exit_code and "invalid job id" not in reply.stderr.lower():  # The job has just ended.
             raise Unknown(_failed("scancel", reply))
 
     def leftovers(self, token: str | None) -> list[Leftover]:
-        """Return the folders of runs in the shared workdir."""
+        """Return the run folders in the shared workdir of every cluster."""
 
         def folders(site: Site) -> list[Leftover]:
-            names = self._output_of(site, ["sh", "-c", _LIST, "gpurun", site.cluster.workdir]).splitlines()
+            names = self._output_of(site, ["sh", "-c", _LIST_FOLDERS, "gpurun", site.cluster.workdir]).splitlines()
             return [
                 Leftover(
                     provider=self.name,
@@ -492,13 +507,13 @@ class SlurmProvider:
                 if token in (None, named.text)
             ]
 
-        found, silent = self._of_all(folders)
+        found, silent = self._query_all(folders)
         if silent:
             raise Unknown("; ".join(silent.values()), left=tuple(found), regions=frozenset(silent))
         return found
 
     def remove(self, leftover: Leftover) -> None:
-        """Remove the folder of a run."""
+        """Remove a run's folder from the shared workdir."""
         site = self._sites.get(leftover.region)
         if site is None or parse_token(leftover.token) is None:
             raise Rejected(f"{leftover.id!r} is not a folder of gpurun's")
@@ -507,13 +522,13 @@ class SlurmProvider:
     def _drop(self, site: Site, token: str) -> None:
         self._output_of(site, ["rm", "-rf", "--", _folder(site, token)])
 
-    def _place(self, instance_id: str) -> tuple[Site, str]:
-        """The cluster and the number of `CLUSTER/NUMBER`; Unknown where config.toml has no such cluster any more.
+    def _locate(self, instance_id: str) -> tuple[Site, str]:
+        """Split the id `CLUSTER/NUMBER`. Return the cluster and the job number, which is `N_0` for a job array.
 
-        Of several jobs of one sbatch it is the number of the first, `N_0`.
+        Rejected if the id is malformed, Unknown if config.toml no longer describes the cluster.
         """
         name, _, number = instance_id.partition("/")
-        if not re.fullmatch(rf"[0-9]{{1,10}}({_FIRST})?", number):
+        if not re.fullmatch(rf"[0-9]{{1,10}}({_FIRST_OF_ARRAY})?", number):
             raise Rejected(f"{instance_id!r} is not a job of gpurun's")
         if name not in self._sites:
             raise Unknown(f"config.toml describes no cluster {name!r}")
@@ -526,7 +541,7 @@ class SlurmProvider:
         if not cluster.is_here:
             where = where.model_copy(update={"host": cluster.host, "port": cluster.port, "user": cluster.user})
         return Instance(
-            id=f"{cluster.name}/{job.number}{_FIRST if job.place is not None else ''}",
+            id=f"{cluster.name}/{job.number}{_FIRST_OF_ARRAY if job.array_index is not None else ''}",
             provider=self.name,
             token=job.token.text,
             run=job.run,
@@ -536,17 +551,17 @@ class SlurmProvider:
             created_wall=job.submitted_wall,
             deadline_wall=job.deadline_wall,
             region=cluster.name,
-            said=job.said,
+            said=job.reason,
             ended_wall=job.ended_wall,
             started_wall=self._clock.wall() - job.used_s if is_up and job.used_s is not None else None,
             ran_s=job.used_s if job.state is InstanceState.GONE else None,
         )
 
     def queue_words(self, instance: Instance) -> str:
-        """Return why a job waits, its place in its partition and its expected start, as Slurm reports them now."""
-        site, number = self._place(instance.id)
+        """Return why a job waits, its place in the queue and its expected start, as Slurm reports them now."""
+        site, number = self._locate(instance.id)
         words = [instance.said.removeprefix("PENDING: ")]
-        own, _, waiting = self._output_of(site, ["sh", "-c", _PLACE, "gpurun", number]).strip().partition("\n")
+        own, _, waiting = self._output_of(site, ["sh", "-c", _QUEUE_PLACE, "gpurun", number]).strip().partition("\n")
         place, start, partition = (*own.split("|"), "", "", "")[:3]
         if place.isdigit() and waiting.isdigit():
             words.append(f"place {place} of {waiting} in {safe_line(partition)}")
@@ -555,47 +570,47 @@ class SlurmProvider:
         return " · ".join(words)
 
     def never_runs(self, instance: Instance) -> GpurunError | None:
-        """Return why a job will never do its work: Slurm does not admit it, or the table's set-up failed."""
-        site, _ = self._place(instance.id)
+        """Return the error of a job that Slurm will never start, was cancelled, or whose set-up failed; else None."""
+        site, _ = self._locate(instance.id)
         cluster = site.cluster
         if instance.state is InstanceState.STOPPED:
             if not (cure := cure_of(instance.said)):
                 return None
-            what = f"Slurm on {cluster.name} does not admit the job: {instance.said.removeprefix('PENDING: ')}."
+            what = f"Slurm on {cluster.name} will not start the job: {instance.said.removeprefix('PENDING: ')}."
             return NoOffer("slurm.not_admitted", what, hint=cure.format(table=f"[slurm.{cluster.name}]"))
         if instance.state is not InstanceState.GONE:
             return None
         if instance.said == "DEADLINE":
-            what = f"The job did not start on {cluster.name} within its time in the queue."
+            what = f"The job did not start on {cluster.name} within the time allowed for the queue."
             return NoOffer("slurm.queue_over", what, hint="Let it wait longer: --queue 3d.")
         if self.was_ended_by_user(instance):
-            what = f"The job was cancelled on {cluster.name} by the user whose job it is, so the run ends."
-            return NoOffer("slurm.cancelled", what, hint="Start it again when you want it.")
+            what = f"The job was cancelled on {cluster.name} by its own user, so the run ends."
+            return NoOffer("slurm.cancelled", what, hint="To try again, start a new run.")
         folder = _folder(site, instance.token) if parse_token(instance.token) else ""
         if not folder:
             return None
-        ended, _, words = self._output_of(site, ["sh", "-c", _SETUP, "gpurun", folder]).partition("\n")
+        ended, _, words = self._output_of(site, ["sh", "-c", _READ_SETUP_FAILURE, "gpurun", folder]).partition("\n")
         code, _, part = ended.partition(" ")
         if not code:
             return None
         lines = [line for line in safe_text(words, most_lines=2000) if line.strip()]
-        said = " Its last words:\n" + "\n".join(lines) if lines else " It printed nothing."
+        output = " Its last output:\n" + "\n".join(lines) if lines else " It printed nothing."
         if part:
-            what = f"The image could not be entered on the node (exit code {safe_line(code)}).{said}"
+            what = f"The node could not start the image (exit code {safe_line(code)}).{output}"
             return SetupError("image.failed", what, hint=_IMAGE_HINT)
-        what = f"The `setup` of {cluster.name} ended with {safe_line(code)} on the node: {cluster.setup}.{said}"
+        what = f"The `setup` of {cluster.name} ended with {safe_line(code)} on the node: {cluster.setup}.{output}"
         hint = f"Correct `setup` in [slurm.{cluster.name}] of config.toml; it runs in a login shell of bash."
         return SetupError("setup.failed", what, hint=hint)
 
     def was_ended_by_user(self, instance: Instance) -> bool:
-        """See `TellsWhoEnded.was_ended_by_user`; only the cluster's accounting knows who cancelled a job.
+        """Return whether the job's owner cancelled it, by the cluster's accounting; False if that is not known.
 
-        Its records arrive a moment after the end. A cluster that has none, or shows none to its users, tells nothing.
+        Waits up to `BOOKED_S` for the record. A cluster may keep no accounting, or hide it from its users.
         """
         for _ in ticks(self._clock, self.traits.poll_s, BOOKED_S):
             with suppress(Unknown, GpurunError):
-                site, number = self._place(instance.id)
-                reply = self._ask(site, ["sh", "-c", _BOOKED, "gpurun", number])
+                site, number = self._locate(instance.id)
+                reply = self._run(site, ["sh", "-c", _ACCOUNTING, "gpurun", number])
                 if reply.exit_code:
                     return False
                 if (is_by_user := is_cancelled_by_user(reply.stdout, instance.token)) is not None:
@@ -603,20 +618,20 @@ class SlurmProvider:
         return False
 
     def setup_log(self, instance: Instance) -> bytes:
-        """Return the output of the table's `setup` in the job, and of its container engine, or the end of it."""
-        site, _ = self._place(instance.id)
+        """Return the output of `setup` and of the container engine in the job; only its end if it is long."""
+        site, _ = self._locate(instance.id)
         if not (site.cluster.setup or site.cluster.container) or parse_token(instance.token) is None:
             return b""
-        return self._output_of(site, ["sh", "-c", _SETUP_LOG, "gpurun", _folder(site, instance.token)]).encode()
+        return self._output_of(site, ["sh", "-c", _READ_SETUP_LOG, "gpurun", _folder(site, instance.token)]).encode()
 
     def _output_of(self, site: Site, argv: Sequence[str]) -> str:
-        """Return what a command prints that ends well; else raise `Unknown`."""
-        reply = self._ask(site, argv)
+        """Return the output of a command; Unknown if the command fails."""
+        reply = self._run(site, argv)
         if reply.exit_code:
             raise Unknown(_failed(argv[0] if argv[0] not in ("env", "sh") else "Slurm", reply))
         return reply.stdout
 
-    def _ask(self, site: Site, argv: Sequence[str], stdin: bytes = b"") -> LoginNodeResult:
+    def _run(self, site: Site, argv: Sequence[str], stdin: bytes = b"") -> LoginNodeResult:
         try:
             reply = site.login.run(argv, stdin, timeout_s=SBATCH_S + 30.0)
         except NoAnswer as error:
@@ -629,14 +644,14 @@ class SlurmProvider:
 
 
 def _no_folder(cluster: Cluster, words: str = "") -> SetupError:
-    """Return the error of a workdir in which no folder can be made."""
+    """Return the error for a workdir in which the user cannot create a folder."""
     what = f"You cannot write to {cluster.workdir} on {cluster.name}" + (f": {words}." if words else ".")
-    hint = f"Name a folder of yours that login and compute nodes share: workdir = … in [slurm.{cluster.name}]."
+    hint = f"Name a writable folder that login and compute nodes share: workdir = … in [slurm.{cluster.name}]."
     return SetupError("slurm.workdir", what, hint=hint)
 
 
 def _folder(site: Site, token: str) -> str:
-    """Return the run's own folder below the shared workdir."""
+    """Return the run's folder in the shared workdir."""
     return str(PurePosixPath(site.cluster.workdir) / token)
 
 
