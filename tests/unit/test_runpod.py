@@ -35,7 +35,7 @@ from gpurun.providers.guard import runpod_wrapper
 from gpurun.providers.runpod import RunPodProvider, graphql, spot
 from gpurun.providers.runpod.parse import judge_create_answer, money, rate, refusal_in_words
 from gpurun.providers.runpod.pods import IMAGE, parse_pod
-from gpurun.providers.runpod.provider import _next, _user_of
+from gpurun.providers.runpod.provider import _next_page, _user_of
 from tests.emulators.guests import missing
 from tests.emulators.runpod import FULL_KEY, READ_KEY, Fault, RunPodEmulator, real_guest
 from tests.emulators.runpod.catalog import single
@@ -413,7 +413,7 @@ def test_a_page_that_fails_leaves_no_half_list(cloud: RunPodEmulator, runpod: Ru
     ],
 )
 def test_a_cursor_is_known_under_its_usual_names(page: dict[str, Any], expected: tuple[str, bool]) -> None:
-    assert _next(page) == expected
+    assert _next_page(page) == expected
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR_BEFORE, Fault.HTML_AFTER, Fault.BLANK_AFTER, Fault.DROP_RESPONSE])
