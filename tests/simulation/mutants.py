@@ -49,6 +49,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/core/": (*_SYNCS, f"{_UNIT}test_journal_lock.py", f"{_SAFE}test_locks.py", f"{_UNIT}test_ssh_provider.py",
                      f"{_LIFE}test_many_runs.py"),
     "gpurun/planning/": (f"{_UNIT}test_box.py", f"{_LIFE}test_offers_in_turn.py", f"{_FAR}test_look_around.py"),
+    "gpurun/planning/verify_machine.py": (
+        f"{_FAR}test_look_around.py", f"{_UNIT}test_box.py", f"{_LIFE}test_offers_in_turn.py", f"{_LIFE}test_faults.py",
+    ),
     "gpurun/core/known_hosts.py": (f"{_UNIT}test_ssh_provider.py", f"{_FAR}test_openssh.py", *_SYNCS),
     "gpurun/core/collected_record.py": (f"{_LIFE}test_many_outputs.py",),
     "gpurun/": _SYNCS,
