@@ -358,7 +358,7 @@ def test_killed_after_every_record_between_two_machines_of_aws_it_is_one_run(tmp
     died = tmp_path / "died"
     environment = shim(tmp_path / "shim", notice_here + DYING, DIED_AT=str(died))
     with aws(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
-        train = ("train", "mini-gpt", "--max-cost", "20", "--provider", "aws", *cloud.asks, "--spot", *SHORT)
+        train = ("train", "mini-gpt", "--max-cost", "20", "--provider", "aws", *cloud.asks, "--spot", *RECIPE)
         assert begin(user, *train, "--keep-going", "--detach", **environment).wait(PATIENCE_S) == 0, user.said()
         wait_for(user, "a checkpoint", lambda: whole_at_home(user) > 0)
         died.touch()
