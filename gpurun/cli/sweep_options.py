@@ -81,13 +81,11 @@ def _continued_sweep_request(
 ) -> Request:
     """Return the request for a sweep that continues an earlier sweep."""
     from gpurun.cli.options import renting_from
-    from gpurun.core.errors import UsageError
     from gpurun.core.run_plan import Request
-    from gpurun.jobs.earlier_sweep import sweep_as_before
+    from gpurun.jobs.earlier_sweep import make_other_sweep, sweep_as_before
 
     if other := [*typed["command"], *space, *(name for name, value in options.items() if value)]:
-        what = f"A sweep with --from repeats the settings of the earlier sweep, so {other[0]} is not allowed with it."
-        raise UsageError("continue.other_sweep", what, hint=f"gpurun sweep --from {typed['continues']}")
+        raise make_other_sweep(typed["continues"], other[0])
     return sweep_as_before(Request(recipe="", **renting_from(session, **typed)), session.home, usual_providers(session))
 
 

@@ -30,9 +30,7 @@ def sweep_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Req
         what = f"{run.name} was not a sweep."
         raise UsageError("continue.no_sweep", what, hint=f"If it is unfinished: gpurun resume {run.name}")
     if request.command or request.recipe or request.sweep:
-        what = f"--from {run.name} runs that sweep's remaining trials: no recipe, command or --set is allowed."
-        hint = f"Leave them out: gpurun sweep --from {run.name}. Or start a new sweep without --from."
-        raise UsageError("continue.other_sweep", what, hint=hint)
+        raise make_other_sweep(run.name, "a command" if request.command else request.recipe or "a setting")
     same = before.model_dump(include={"recipe", "overrides"})
     filled: dict[str, Any] = {
         **same,
@@ -45,6 +43,13 @@ def sweep_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Req
     }
     filled["choices"] = filled.get("choices", request.choices).with_limits_of(before.choices)
     return request.model_copy(update=filled)
+
+
+def make_other_sweep(run: str, given: str) -> UsageError:
+    """Return the error for a sweep that continues `run` and gives a setting of its own as well."""
+    what = f"A sweep with --from repeats the settings of the earlier sweep, so {given} is not allowed with it."
+    hint = f"Leave it out: gpurun sweep --from {run}; or start another sweep without --from."
+    return UsageError("continue.other_sweep", what, hint=hint)
 
 
 def take_earlier_sweep(request: Request, sweep: Sweep, home: Home, into: Path) -> Earlier | None:
