@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpurun.core.run_plan import Candidate, Plan
+from tests.lifecycle.drive import TINY
 
 
 def changed_plan(plan: Plan, told: Mapping[str, Any]) -> Plan:
@@ -15,3 +16,8 @@ def changed_plan(plan: Plan, told: Mapping[str, Any]) -> Plan:
     others = {key: value for key, value in told.items() if key not in chosen and key not in job}
     parts = {"job": plan.job.model_copy(update=job), "chosen": plan.chosen.model_copy(update=chosen)}
     return plan.model_copy(update={**others, **parts})
+
+
+def as_shipped(plan: Plan) -> Plan:
+    """The plan with the digest of its folder, or else of the tiny trainer."""
+    return plan.model_copy(update={"bundle_sha256": plan.job.digest(plan, TINY / "trainer")})

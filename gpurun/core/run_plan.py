@@ -432,6 +432,10 @@ class Job(Frozen, ABC):
     def digest(self, plan: Plan, trainer: Path) -> str:
         """Return one digest of the uploaded program: the trainer's modules, or the job's own folder."""
 
+    def program(self, plan: Plan, trainer: Path) -> Path:
+        """Return the folder here that `digest` reads."""
+        return trainer
+
     def shipped(self, digest: str) -> Self:
         """Return the job, with the facts that follow from the digest of its program."""
         return self

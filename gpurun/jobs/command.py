@@ -120,7 +120,11 @@ class CommandJob(Job):
 
     def digest(self, plan: Plan, trainer: Path) -> str:
         """Return one digest over the names and contents of all files in the command's folder."""
-        return digest_json(_file_digests(Path(plan.data.beside) / "work"))
+        return digest_json(_file_digests(self.program(plan, trainer)))
+
+    def program(self, plan: Plan, trainer: Path) -> Path:
+        """Return the run's own copy of the command's folder."""
+        return Path(plan.data.beside) / "work"
 
     def code(self, plan: Plan, beside: Path) -> list[tuple[str, str]]:
         """Return (label, text) rows: each uploaded file that the command names, then the git commit.

@@ -171,6 +171,10 @@ class SweepJob(Job):
         """See `Job.digest`: the digest of the trial's trainer or folder, because people compare that."""
         return self.trial.digest(plan, trainer)
 
+    def program(self, plan: Plan, trainer: Path) -> Path:
+        """See `Job.program`."""
+        return self.trial.program(plan, trainer)
+
     def shipped(self, digest: str) -> Self:
         """See `Job.shipped`."""
         trial = self.trial.shipped(digest)

@@ -21,8 +21,8 @@ from gpurun.core.errors import SetupError, UsageError, VerificationFailed
 from gpurun.core.installed_files import install_line
 from gpurun.core.journal_records import last_brought
 from gpurun.core.paths import open_regular
+from gpurun.jobs.survey import require_planned_program
 from gpurun.jobs.trainer import CHANGED
-from gpurun.jobs.training.changed_trainer import require_unchanged_trainer
 from gpurun.ledger.runs import Sight
 from gpurun.lifecycle.artifacts.inventory import Inventory
 
@@ -71,7 +71,7 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
     data = Path(sight.plan.data.beside or sight.plan.data.folder)
     trainer = sight.folder.trainer if sight.plan.job.trainer == CHANGED else None
     if trainer is not None:
-        require_unchanged_trainer(sight.plan, trainer)
+        require_planned_program(sight.plan, trainer)
     return HomeCheckpoint(step, own["weights"], data, sight.plan.job.resolved, trainer)
 
 

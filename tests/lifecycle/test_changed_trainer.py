@@ -12,15 +12,17 @@ import pytest
 from gpurun import __version__
 from gpurun.cli.recipe_checks import own_home, rehearsed
 from gpurun.cli.session import Session
+from gpurun.core.command import Command
 from gpurun.core.errors import ExitCode, TrainingFailed
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Choices, Earlier, Plan, Request
+from gpurun.jobs.command import CommandJob
 from gpurun.jobs.trainer import CHANGED, digest_of_trainer
 from gpurun.jobs.training.changed_trainer import other_than_before
 from gpurun.ledger.runs import create_run
-from tests.changed_plan import changed_plan
+from tests.changed_plan import as_shipped, changed_plan
 from tests.command_line import gpurun
 from tests.lifecycle.scripted_cloud import World
 from tests.unit.report_samples import plan_of
@@ -87,16 +89,46 @@ def test_continuing_with_another_trainer_is_warned_about(own: Home) -> None:
         assert words.startswith("fox-1 used another trainer: changed trainer, aaaa")
 
 
-@pytest.mark.parametrize("is_as_planned", [True, False])
-def test_a_copy_that_was_changed_after_the_plan_is_not_uploaded(own: Home, is_as_planned: bool) -> None:
-    """The receipt would name the trainer that was planned, and another one would have trained."""
-    world = World(own)
-    digest = digest_of_trainer(world.context.trainer) if is_as_planned else "0" * 64
-    told = {"choices": Choices(trainer="mine"), "bundle_sha256": digest}
-    world.folder.plan.write_text(changed_plan(world.plan, told).to_json())
-    assert world.drive() is (ExitCode.DONE if is_as_planned else ExitCode.SETUP)
-    assert bool(world.all_of(Event.SHIP_INTENDED)) is is_as_planned
-    assert world.state.failure is None or world.state.failure.code == "trainer.altered"
+@pytest.fixture(params=["trainer", "folder"])
+def program(own: Home, request: pytest.FixtureRequest) -> tuple[World, str]:
+    """A run of a recipe or of a command, whose program is as it was planned, and the code if it is not."""
+    world, kind = World(own), str(request.param)
+    if kind == "folder":
+        job = CommandJob(recipe="train.py", recipe_sha256="0" * 64, command=Command(argv=("train.py",)))
+        data = world.plan.data.model_copy(update={"folder": "", "beside": str(own.root / "own")})
+        (own.root / "own" / "work").mkdir(parents=True)
+        world.plan = as_shipped(world.plan.model_copy(update={"job": job, "data": data}))
+        world.folder.plan.write_text(world.plan.to_json())
+    return world, f"{kind}.altered"
+
+
+def test_a_program_other_than_the_planned_one_rents_no_machine(program: tuple[World, str]) -> None:
+    """The receipt would name the program that was planned, and another one would have run."""
+    world, code = program
+    world.folder.plan.write_text(changed_plan(world.plan, {"bundle_sha256": "0" * 64}).to_json())
+    assert world.drive() is ExitCode.SETUP
+    assert world.state.failure is not None
+    assert world.state.failure.code == code
+    assert not world.all_of(Event.CREATE_INTENDED)
+    assert not world.all_of(Event.SHIP_INTENDED)
+
+
+def test_a_program_that_changes_while_its_machine_boots_is_not_uploaded(
+    program: tuple[World, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, code = program
+    install = world.far.install_agent
+
+    def change() -> None:
+        install()
+        monkeypatch.setattr(type(world.plan.job), "digest", lambda *_: "f" * 64)
+
+    world.far.install_agent = change  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.SETUP
+    assert world.state.failure is not None
+    assert world.state.failure.code == code
+    assert world.all_of(Event.CREATE_OBSERVED)
+    assert not world.all_of(Event.SHIP_INTENDED)
     assert not world.cloud.alive
 
 

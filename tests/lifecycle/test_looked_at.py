@@ -17,6 +17,7 @@ from gpurun.jobs.command import CommandJob
 from gpurun.remote.machine_facts import Exported, MachineFacts, Missing
 from gpurun.view.event_text import tell_record
 from gpurun.view.progress_line import moving_words
+from tests.changed_plan import as_shipped
 from tests.lifecycle.scripted_cloud import World
 from tests.refusals import lacking
 
@@ -45,7 +46,7 @@ def runs_a_command(world: World, *imports: str, missing: tuple[str, ...] = ()) -
     """Make the run one of a command; return the machine's requests about its imports."""
     command = Command(argv=("train.py",), imports=imports, env={"PYTHONPATH": "src"})
     job = CommandJob(recipe="train.py", recipe_sha256="0" * 64, command=command)
-    world.folder.plan.write_text(world.plan.model_copy(update={"job": job}).to_json())
+    world.folder.plan.write_text(as_shipped(world.plan.model_copy(update={"job": job})).to_json())
     requests: list[Any] = []
 
     def answer(names: Any, python_path: str = "") -> Missing:

@@ -52,11 +52,18 @@ TWELVE = tuple(str(number) for number in range(12, 0, -1))
 
 
 def opened(
-    home: Home, tmp_path: Path, *, values: tuple[str, ...] = TWELVE, pause: str = "0.05", keep: int = 12, **more: Any
+    home: Home,
+    tmp_path: Path,
+    *,
+    values: tuple[str, ...] = TWELVE,
+    pause: str = "0.05",
+    keep: int = 12,
+    script: str = TRAIN,
+    **more: Any,
 ) -> RunFolder:
     """The run of a sweep over two jobs."""
     (lab := tmp_path / "lab").mkdir()
-    (lab / "train.sh").write_text(TRAIN)
+    (lab / "train.sh").write_text(script)
     command = Command(argv=("sh", "train.sh", "{lr}", pause), folder=str(lab), outputs=("*.txt",), grace_s=30, **more)
     request = Request(
         recipe="",
@@ -218,20 +225,14 @@ def test_a_secret_and_a_variable_reach_the_other_job_and_no_shared_disk(
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "canary-77")
     slurm.profile.write_text(slurm.profile.read_text() + "export RATE=login\n")
-    folder = opened(home, tmp_path, values=("1", "2"), pause="0.6", secrets=("MY_TOKEN",), env={"RATE": "own"})
-    (work := Path(read_plan_work(folder)) / "train.sh").write_text(
-        'grep -rl "$MY_TOKEN" "$PWD/../../../.." >found.txt; echo "$MY_TOKEN $RATE" | rev >token.txt\n' + TRAIN
-    )
-    assert work.is_file()
+    leak = 'grep -rl "$MY_TOKEN" "$PWD/../../../.." >found.txt; echo "$MY_TOKEN $RATE" | rev >token.txt\n'
+    more: dict[str, Any] = {"secrets": ("MY_TOKEN",), "env": {"RATE": "own"}}
+    folder = opened(home, tmp_path, values=("1", "2"), pause="0.6", script=leak + TRAIN, **more)
     assert drive(home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
     best = folder.artifacts / "outputs" / "gpurun-sweep" / "best"
     assert jobs_used(folder) == ["1", "2"]
     assert [(best / name / "token.txt").read_text() for name in ("001", "002")] == ["nwo 77-yranac\n"] * 2
     assert [(best / name / "found.txt").read_text() for name in ("001", "002")] == ["", ""]
-
-
-def read_plan_work(folder: RunFolder) -> str:
-    return str(Path(json.loads(folder.plan.read_text())["data"]["beside"]) / "work")
 
 
 def test_jobs_of_an_image_are_refused_before_anything_is_asked_for(

@@ -19,7 +19,7 @@ from gpurun.core.run_plan import DataSummary, Estimate, Lease, Mode, Plan, Reque
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.runs import create_run
 from gpurun.providers.local import LocalProvider
-from tests.changed_plan import changed_plan
+from tests.changed_plan import as_shipped, changed_plan
 from tests.lifecycle.drive import drive_forked
 
 DRIVE = Path(__file__).with_name("drive.py")
@@ -66,7 +66,7 @@ def make_run(
         ship_files=3,
         ship_bytes=4096,
     )
-    return create_run(home, Request(recipe="tiny", providers=("local",)), plan)
+    return create_run(home, Request(recipe="tiny", providers=("local",)), as_shipped(plan))
 
 
 def setting_up(folder: RunFolder, script: str, limit_s: int | None = None) -> None:

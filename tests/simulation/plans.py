@@ -15,6 +15,7 @@ from gpurun.jobs.sweep import SweepJob
 from gpurun.jobs.trainer import CHECKPOINT_BYTES, KEPT_CHECKPOINTS, TrainerJob
 from gpurun.planning.budget import worst_case
 from gpurun.planning.transfer import Load
+from tests.changed_plan import as_shipped
 from tests.emulators.fake import Profile
 
 RUN = "fox-41"
@@ -44,10 +45,10 @@ def make_plan(
     """
     plan = _on_each(home, profiles, machines, run, _job(kind), legs=legs, train_s=train_s)
     if kind != "dev_box":
-        return plan
+        return as_shipped(plan)
     (home.root / "box" / "work").mkdir(parents=True, exist_ok=True)
     data = DataSummary(folder="", beside=str(home.root / "box"), bytes=0, sha256="0" * 64, source="no data")
-    return plan.model_copy(update={"data": data})
+    return as_shipped(plan.model_copy(update={"data": data}))
 
 
 def _on_each(

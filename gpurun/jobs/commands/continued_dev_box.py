@@ -62,7 +62,7 @@ def with_last_folder(command: Command, request: Request, home: Home, work: Path)
     plan, job = run.plan(), _dev_box_job_of(run)
     if plan is None:
         raise run.altered("its plan")
-    uploaded = Path(plan.data.beside) / "work"
+    uploaded = job.program(plan, bundle_root())
     if not uploaded.is_dir() or job.digest(plan, bundle_root()) != plan.bundle_sha256:
         raise run.altered("its uploaded folder")
     shutil.copytree(uploaded, work, dirs_exist_ok=True)

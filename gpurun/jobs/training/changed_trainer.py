@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.paths import Home, make_private, write_atomic
 from gpurun.core.run_plan import Mode, Plan
@@ -45,13 +45,6 @@ def _read_utf8(file: PackedFile) -> bytes:
         hint = "Save it as UTF-8, which Python expects."
         raise UsageError("trainer.not_text", f"{file.source!s} is not UTF-8 text.", hint=hint) from None
     return content
-
-
-def require_unchanged_trainer(plan: Plan, trainer: Path) -> None:
-    """Raise SetupError if the copy has changed since the run was planned."""
-    if digest_of_trainer(trainer) != plan.bundle_sha256:
-        what = f"{trainer} has changed since {plan.run} was planned."
-        raise SetupError("trainer.altered", what, hint="Start a new run with the trainer you want.")
 
 
 def describe_changed_trainer(plan: Plan, trainer: Path) -> Iterator[str]:

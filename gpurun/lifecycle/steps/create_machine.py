@@ -21,6 +21,7 @@ from gpurun.core.machine_token import make_token
 from gpurun.core.money import Micros, format_usd, left_of, total
 from gpurun.core.records import Instance, Offer, Order
 from gpurun.core.run_plan import Mode, Plan
+from gpurun.jobs.survey import require_planned_program
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.plan_from_journal import read_plan
 from gpurun.lifecycle.context import Context, Note, pays_for_another, spent_at_most
@@ -69,6 +70,7 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
             f"{context.provider.name} created no instance in {ATTEMPTS} attempts{_last_reply(context)}.",
             hint="Try again later, or another provider with --provider.",
         )
+    require_planned_program(context.plan, context.trainer)
     check_price(context.plan, context.provider, context.clock)
     account = _account_mark(context.provider)
     _refuse_beside_copy(state, context)

@@ -16,7 +16,7 @@ from gpurun.core.journal_events import Incident, ShipIntended, ShipObserved
 from gpurun.core.journal_records import RunState
 from gpurun.core.retry import Retry
 from gpurun.core.transfer_progress import moving
-from gpurun.jobs.survey import surveyed
+from gpurun.jobs.survey import require_planned_program, surveyed
 from gpurun.lifecycle.connect import AWAY_S, Patience
 from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.planning.transfer import SHIP_START_S, download_s
@@ -39,10 +39,7 @@ PATIENCE_S = 60.0
 
 def ship(state: RunState, context: Context) -> Iterator[Note]:
     """Send the pack to the agent in parts. The agent puts it in place only when all of it is verified."""
-    if context.plan.choices.trainer:
-        from gpurun.jobs.training.changed_trainer import require_unchanged_trainer
-
-        require_unchanged_trainer(context.plan, context.trainer)
+    require_planned_program(context.plan, context.trainer)
     seen = surveyed(context.plan, context.trainer)
     yield ShipIntended(files=len(seen.files), bytes=seen.total_bytes)
     _check_room(seen.total_bytes, state, disk_gb=context.plan.job.disk_gb)
