@@ -14,6 +14,7 @@ from gpurun.core.clock import utc
 from gpurun.core.journal_events import CreateIntended
 from gpurun.core.journal_records import Event, Record, opened_of
 from gpurun.core.receipt_record import UNKNOWN, Planned, Timeline
+from gpurun.core.receipt_rules import END_TOLD
 from gpurun.core.trainer_events import CheckpointEvent, EvaluationEvent, StartEvent, StepEvent, TrainerEvent
 from gpurun.core.untrusted import number, plain_data
 from gpurun.ledger.billed_time import MEASURED, last_of
@@ -155,20 +156,25 @@ def planned(intent: CreateIntended, plan: Mapping[str, Any]) -> Planned:
 
 
 def timeline(records: Sequence[Record]) -> Timeline:
-    """Return when things were seen here: the first request, and the last of everything else."""
-    asked = next((record for record in records if record.event is Event.CREATE_INTENDED), None)
+    """Return when things were seen here: the first request, and the last of everything else.
 
-    def seen(event: Event) -> str:
-        record = last_of(records, event)
+    Of a run that moved, the beginning is that on its first machine.
+    """
+    asked = next((record for record in records if record.event is Event.CREATE_INTENDED), None)
+    moves = [place for place, record in enumerate(records) if record.event is Event.LEG_PLANNED]
+    first = records[: moves[0]] if moves and (opened_of(records).rules or 1) >= END_TOLD else records
+
+    def seen(event: Event, among: Sequence[Record] = records) -> str:
+        record = last_of(among, event) or last_of(records, event)
         return utc(record.wall) if record else UNKNOWN
 
     return {
         "is": MEASURED,
         "asked": utc(asked.wall) if asked else UNKNOWN,
-        "exists": seen(Event.CREATE_OBSERVED),
-        "ready": seen(Event.READY_OBSERVED),
-        "shipped": seen(Event.SHIP_OBSERVED),
-        "train_start": seen(Event.TRAIN_STARTED),
+        "exists": seen(Event.CREATE_OBSERVED, first),
+        "ready": seen(Event.READY_OBSERVED, first),
+        "shipped": seen(Event.SHIP_OBSERVED, first),
+        "train_start": seen(Event.TRAIN_STARTED, first),
         "train_end": UNKNOWN if opened_of(records).imported else seen(Event.TRAIN_OBSERVED),
         "collected": seen(Event.COLLECT_OBSERVED),
         "gone": seen(Event.DEATH_PROVEN),

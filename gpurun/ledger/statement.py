@@ -8,6 +8,7 @@ on: "measured" (this computer's clock), "provider-reported", "instance-reported"
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 from gpurun.core.clock import utc
@@ -366,18 +367,14 @@ def _trials(evidence: Evidence, rentals: Sequence[Rental]) -> ReceiptTrials:
 
 
 def _training(records: Sequence[Record], evidence: Evidence, rentals: Sequence[Rental]) -> Training:
-    started, ended = last_of(records, Event.TRAIN_STARTED), last_of(records, Event.TRAIN_OBSERVED)
     seen, failed = last_typed(records, TrainObserved), failed_step(records)
-    seconds = elapsed_s(records, started, ended) if started and ended and ended.seq > started.seq else None
-    if seen and seconds is not None:  # Downloads after the end were not training.
-        seconds = round(max(0.0, seconds - (number(seen.drained_s) or 0.0)), 3)
     training: Training = {
         "outcome": seen.outcome if seen else "none",
         "reason": plain_line(seen.reason) if seen else "",
         "message": plain_line(seen.message) if seen else "",
         "exit_code": seen.exit_code if seen else None,
         "failed_step": plain_data(failed.model_dump(include={"step", "code", "message"})) if failed else None,
-        "seconds": _training_seconds(records, seen, seconds),
+        "seconds": _training_seconds(records),
         "device": evidence.device or UNKNOWN,
         "start": {"is": FROM_INSTANCE, "event": evidence.start},
         "figures": {"is": FROM_INSTANCE, **evidence.figures},
@@ -396,17 +393,40 @@ def _training(records: Sequence[Record], evidence: Evidence, rentals: Sequence[R
     return training
 
 
-def _training_seconds(records: Sequence[Record], seen: TrainObserved | None, seconds: float | None) -> ReceiptMeasured:
-    """Return how long the job ran until its end was seen here, and by the machine's clock if that was long before."""
-    line: ReceiptMeasured = {"is": MEASURED if seconds is not None else UNKNOWN, "train_s": seconds}
-    began, ended = last_typed(records, TrainStarted), number(seen.ended_wall) if seen else None
-    began_wall = number(began.started_wall) if began else None
-    if seconds is None or began_wall is None or ended is None or (opened_of(records).rules or 1) < END_TOLD:
-        return line
-    told_s = round(ended - began_wall, 3)
-    if 0 <= told_s < seconds - SEEN_LATE_S:
+def _training_seconds(records: Sequence[Record]) -> ReceiptMeasured:
+    """Return how long the job ran until its end was seen here, and by the machine's clock if that was long before.
+
+    A run that moved is counted on each of its machines.
+    """
+    is_whole = (opened_of(records).rules or 1) >= END_TOLD
+    parts = _by_machine(records) if is_whole else [records]
+    times = [time for time in map(_training_time, parts) if time is not None]
+    if not times:
+        return {"is": UNKNOWN, "train_s": None}
+    seconds = round(sum(seconds for seconds, _ in times), 3)
+    line: ReceiptMeasured = {"is": MEASURED, "train_s": seconds}
+    told_s = round(sum(seconds if told_s is None else told_s for seconds, told_s in times), 3)
+    if is_whole and 0 <= told_s < seconds - SEEN_LATE_S:
         line["told_s"] = told_s
     return line
+
+
+def _by_machine(records: Sequence[Record]) -> list[Sequence[Record]]:
+    """Divide the records of a run at each move to another machine."""
+    moves = [place for place, record in enumerate(records) if record.event is Event.LEG_PLANNED]
+    return [records[begin:end] for begin, end in pairwise([0, *moves, len(records)])]
+
+
+def _training_time(records: Sequence[Record]) -> tuple[float, float | None] | None:
+    """Return how long the job ran on one machine, and by that machine's clock if it is known; None if it did not."""
+    started, ended = last_of(records, Event.TRAIN_STARTED), last_of(records, Event.TRAIN_OBSERVED)
+    began, seen = last_typed(records, TrainStarted), last_typed(records, TrainObserved)
+    if not (started and ended and began and seen and ended.seq > started.seq):
+        return None
+    # Downloads after the end were not training.
+    seconds = round(max(0.0, elapsed_s(records, started, ended) - (number(seen.drained_s) or 0.0)), 3)
+    began_wall, ended_wall = number(began.started_wall), number(seen.ended_wall)
+    return seconds, None if began_wall is None or ended_wall is None else ended_wall - began_wall
 
 
 def failed_step(records: Sequence[Record]) -> StepFailed | None:
@@ -414,8 +434,7 @@ def failed_step(records: Sequence[Record]) -> StepFailed | None:
 
     Failures on an earlier machine, after which the run continued on another, do not count.
     """
-    legs = [place for place, record in enumerate(records) if record.event is Event.LEG_PLANNED]
-    records = records[legs[-1] :] if legs else records
+    records = _by_machine(records)[-1]
     held = next((place for place, record in enumerate(records) if record.event is Event.HOLD_INTENDED), len(records))
     is_home = any(not collected.missing for collected in all_typed(records[held:], CollectObserved))
     failed = all_typed(reversed(records), StepFailed)

@@ -38,9 +38,10 @@ from gpurun.providers.base import (
 from gpurun.remote.client import FarSide
 
 # These are used only before the deadline, and only if this home did not request the end.
-ENDED = "it was ended from elsewhere (in its console, by another gpurun under this account's keys, or by the provider)"
+_BY_HAND = "in its provider's console, or by another gpurun with this account's keys"
+ENDED = f"it was ended by its provider, {_BY_HAND}"
 TAKEN_BACK = "its provider took it back, as it may a spot machine"
-TAKEN = f"{TAKEN_BACK}, or {ENDED}"
+TAKEN = f"{TAKEN_BACK}, or it was ended {_BY_HAND}"
 RETRY_S = 2.0
 UNSEEN_S = 120.0
 BETWEEN_S = 1.0

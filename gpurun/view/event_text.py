@@ -256,7 +256,7 @@ def _leg(leg: LegPlanned) -> str:
     twice = f", {format_whole(again)} steps are repeated" if leg.token and again > 0 else ""
     caps = [format_usd(Micros(leg.left_micros))] if leg.left_micros is not None else []
     caps += [f"{leg.left_gpu_hours:.2f} GPU-hours"] if leg.left_gpu_hours is not None else []
-    left = f"{' and '.join(caps)} of the cap are left"
+    left = f"the cap has {' and '.join(caps)} left"
     why = f"; the last machine: {_line(leg.why)}" if leg.why else ""
     return f"leg {leg.number}: the run continues {start} on another machine{twice}; {left}{why}"
 

@@ -89,10 +89,16 @@ def live_screen(screen: Screen, style: Style, *, now: float, keys: bool = False,
     left -= len(chart) + bool(chart)
     log = _help(style) if helps else _log(screen, style, min(8, left - 2)) if left >= 3 else []
     blank = [line()] if left >= 0 else []
-    footer = " · ".join(filter(None, (_FOOTERS.get(screen.phase, _BEFORE_TRAINING), "? help" if keys else "")))
+    footer = " · ".join(filter(None, (_footer(screen), "? help" if keys else "")))
     end = [line(Span(f" {footer}", "dim"))] if footer and screen.closed_wall is None else []
     lines = [*head, *blank, *training, *([line()] if chart else []), *chart, *blank, *foot, *log, *end]
     return [clip_line(row, style.width, style) for row in lines[:room]]
+
+
+def _footer(screen: Screen) -> str:
+    """Return what Ctrl-C does now; between two machines it has work to lose, so it asks."""
+    is_between = screen.is_waiting or (screen.leg and screen.phase in ("plan", "provision", "ship"))
+    return _FOOTERS["run"] if is_between else _FOOTERS.get(screen.phase, _BEFORE_TRAINING)
 
 
 def _help(style: Style) -> list[Line]:
@@ -122,7 +128,7 @@ def _state(screen: Screen) -> Span:
         return Span(*_ENDS.get(screen.exit_code, (f"FAILED exit {screen.exit_code}", "bad")))
     if screen.stopping and screen.phase in _BEFORE_COLLECTING:
         return Span("STOPPING", "warn")
-    return Span(_DOING[screen.phase], "accent")
+    return Span("WAITING" if screen.is_waiting else _DOING[screen.phase], "accent")
 
 
 def _phases(screen: Screen, style: Style, now: float) -> list[Line]:

@@ -38,6 +38,7 @@ from gpurun.core.trainer_events import (
 )
 from gpurun.core.untrusted import safe_line, whole
 from gpurun.view.event_text import BEGINS, ENDS, FELL, PHASES, is_alarming, tell_event, tell_rate, tell_record
+from gpurun.view.number_format import format_whole
 from gpurun.view.terminal_charts import Point
 
 if TYPE_CHECKING:
@@ -178,9 +179,18 @@ class Screen:
         return None if eta is None else min(self.spent(now + eta), self.worst_micros)
 
     @property
+    def is_waiting(self) -> bool:
+        """Return whether nothing is rented now, and the run waits for its next machine."""
+        return self.moving is not None and self.moving.what == "wait" and self.closed_wall is None
+
+    @property
     def worst_micros(self) -> Micros:
-        """Return the most that the run can cost: the worst case of this machine, plus the cost of earlier machines."""
-        return total(self.spent_before, self.plan.worst_micros)
+        """Return the most that the run can cost: the worst case of this machine, plus the cost of earlier machines.
+
+        The cap bounds it: the lease of the next machine, which is shortened to what is left, is known at its request.
+        """
+        worst, cap = total(self.spent_before, self.plan.worst_micros), self.plan.cap_micros
+        return min(worst, cap) if self.leg and cap is not None else worst
 
     def _take(self, intent: CreateIntended) -> None:
         """Take the approved offer that is requested now; offers before it were unavailable."""
@@ -216,7 +226,7 @@ class Screen:
                     self.queued = None
             case LegPlanned() as leg:
                 self.spent_before = Micros(leg.spent_micros)
-                self.leg = f"leg {leg.number}" + (f" from step {leg.step:,}" if leg.step else "")
+                self.leg = f"leg {leg.number}" + (f" from step {format_whole(leg.step)}" if leg.step else "")
                 self.phases |= {name: PhaseTime() for name in PHASES[1:]}
                 self.phase, self.deadline_wall, self.alarm, self.outcome = "plan", None, "", ""
             case RateObserved() as rate:

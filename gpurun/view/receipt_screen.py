@@ -17,7 +17,7 @@ from gpurun.core.places import place_facts
 from gpurun.core.receipt_record import UNKNOWN as NOT_KNOWN
 from gpurun.core.receipt_record import Predicate, Receipt, ReceiptMachine, ReceiptTrials, Runtime, on_gpu
 from gpurun.core.untrusted import safe_line, safe_text
-from gpurun.view.number_format import UNKNOWN, format_bytes, format_cards, format_duration, short_hash
+from gpurun.view.number_format import UNKNOWN, format_bytes, format_cards, format_duration, format_whole, short_hash
 from gpurun.view.receipt_files import cells_home, files_missing
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, count_cells, fold, line, spell, spread, wrap
@@ -142,7 +142,7 @@ def receipt_pairs(predicate: Predicate, *, now: float, shutdown: str, then: str 
         ("Machine", _machine(predicate)),
         ("Timeline", [f"{step} {_when(wall, now)}" for step, wall in times_of(predicate)]),
         ("Runtime", _runtime(predicate)),
-        ("Paid time", _phases(predicate["runtime"], terms.doing)),
+        ("Paid time", _phases(predicate["runtime"], terms.doing, is_of_one="legs" not in predicate)),
         ("In training", _in_training(predicate["runtime"]) if terms.has_model else []),
         ("GPU", _gpu_use(predicate)),
         ("Sessions", _sessions(predicate)),
@@ -281,12 +281,13 @@ def _is_begun(predicate: Predicate) -> bool:
     return predicate["timeline"]["train_start"] != NOT_KNOWN or "imported" in predicate["asked"]
 
 
-def _phases(runtime: Runtime, activity: str) -> list[Cell]:
+def _phases(runtime: Runtime, activity: str, *, is_of_one: bool) -> list[Cell]:
     """Return how long each paid phase took, beside its limit in the plan; leave out phases without time and limit.
 
-    `activity` is what this kind of job calls its own phase, such as "training".
+    The plan limits a phase on one machine; unless `is_of_one`, the times are those of several. `activity` is what this
+    kind of job calls its own phase, such as "training".
     """
-    planned, spent = runtime.get("planned"), runtime["phases_s"]
+    planned, spent = runtime.get("planned") if is_of_one else None, runtime["phases_s"]
     limits = planned["limits_s"] if planned else {}
     cells: list[Cell] = []
     for name in (phase for phase in _PHASES if phase in spent):
@@ -338,8 +339,8 @@ def _legs(predicate: Predicate) -> list[Cell]:
         cards = format_cards(str(leg["gpu"]), leg["gpu_count"] or 0, 1)
         where = f"{leg['provider']} {cards}{' spot' if leg['spot'] else ''}"
         cost = "cost unknown" if leg["micros"] is None else format_usd(Micros(leg["micros"]))
-        start = f"from step {leg['step']:,}" if leg["step"] else "from the beginning"
-        twice = f", {leg['again']:,} steps repeated" if leg["again"] else ""
+        start = f"from step {format_whole(leg['step'])}" if leg["step"] else "from the beginning"
+        twice = f", {format_whole(leg['again'])} steps repeated" if leg["again"] else ""
         dollars = f" ({format_usd(Micros(leg['again_micros']))})" if "again_micros" in leg else ""
         why = f", ended: {safe_line(leg['why'])}" if leg.get("why") else ""
         cells.append(f"leg {leg['leg']}: {where}, {start}{twice}{dollars}, {cost}{why}")
@@ -354,8 +355,8 @@ def _legs_in_all(predicate: Predicate) -> Iterator[Cell]:
     legs = predicate.get("legs", [])
     again = [leg for leg in legs if leg["again"]]
     if len(again) > 1 and all("again_micros" in leg for leg in again):
-        dollars = total(*(Micros(leg["again_micros"]) for leg in again))
-        yield f"trained twice in all: {sum(leg['again'] for leg in again):,} steps, about {format_usd(dollars)}"
+        steps, dollars = sum(leg["again"] for leg in again), total(*(Micros(leg["again_micros"]) for leg in again))
+        yield f"trained twice in all: {format_whole(steps)} steps, about {format_usd(dollars)}"
     if legs and all("on_demand_micros" in leg for leg in legs):
         dollars = total(*(Micros(leg["on_demand_micros"]) for leg in legs))
         yield f"uninterrupted and on demand, at that time's prices: about {format_usd(dollars)}"

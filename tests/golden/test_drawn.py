@@ -19,6 +19,7 @@ from drawing import check
 from gpurun.core.journal_records import Event
 from gpurun.core.money import usd
 from gpurun.core.run_plan import Mode
+from gpurun.core.transfer_progress import Moving
 from gpurun.view.audit_table import audit_screen
 from gpurun.view.budget_screen import budget_screen
 from gpurun.view.candidate_table import candidates_table
@@ -61,6 +62,29 @@ def _silent() -> tuple[samples.Screen, float]:
     return screen, now + 3590
 
 
+def _waiting() -> tuple[samples.Screen, float]:
+    """A run whose machine was taken away, and that waits for the next one at $0."""
+    screen, now = samples.rented_screen()
+    facts = [
+        (Event.TRAIN_OBSERVED, {"outcome": "lost", "reason": "lost", "message": "the instance is gone"}),
+        (Event.COLLECT_OBSERVED, {"files": samples.checkpoint_files(2250), "missing": []}),
+        (Event.DESTROY_INTENDED, {}),
+        (Event.DEATH_PROVEN, {"teardown": "destroyed", "reads": 3}),
+    ]
+    records = [samples.record(10 + i, event, now, data) for i, (event, data) in enumerate(facts)]
+    words = "$0.00 an hour, until 20:00; best $2.99/h at runpod, more than --max-rate"
+    screen.update(records, [], [], Moving("wait", 115, 3600, now, 0, now - 115, words))
+    return screen, now
+
+
+def _next_machine() -> tuple[samples.Screen, float]:
+    """The same run while its next machine boots."""
+    screen, now = _waiting()
+    leg = {"number": 2, "plan": "legs/1.json", "step": 2250, "spent_micros": usd("4.31"), "left_micros": usd("7.69")}
+    screen.update([samples.record(14, Event.LEG_PLANNED, now, {**leg, "plan_sha256": samples.SHA})], [], [])
+    return screen, now
+
+
 SCREENS: dict[str, Callable[[Style], list[Line]]] = {
     "plan-paid": lambda s: plan_screen(samples.plan(), s, now=NOW),
     "plan-rehearsal": lambda s: plan_screen(samples.plan(Mode.REHEARSAL), s, now=NOW),
@@ -85,6 +109,8 @@ SCREENS: dict[str, Callable[[Style], list[Line]]] = {
     "live-help": lambda s: _live(samples.rented_screen(), s, helps=True),
     "live-ended": lambda s: _live(samples.local_screen(), s),
     "live-lost": lambda s: _live(_ended("lost", 6), s),
+    "live-waiting": lambda s: _live(_waiting(), s),
+    "live-next-machine": lambda s: _live(_next_machine(), s),
     "live-silent": lambda s: _live(_silent(), s),
     "error": lambda s: error_lines(
         "No offer fits $3.00. The cheapest way to run this recipe is $7.97 (runpod 1×H100).",

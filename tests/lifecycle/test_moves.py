@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from gpurun.core.clock import utc
 from gpurun.core.errors import ExitCode
 from gpurun.core.job_terms import COMMAND
 from gpurun.core.journal_events import StepFailed
@@ -168,6 +169,20 @@ def test_taken_twice_it_continues_from_its_newest_checkpoint_as_one_run(voyage: 
     assert told["cost"]["cap_kept"] is True
     assert len(told["teardown"]["evidence"]) == 3
     assert voyage.problems() == []
+
+
+def test_the_receipt_times_the_training_on_all_machines(voyage: Voyage) -> None:
+    voyage.take_at(12, 23)
+    assert voyage.drive() == "DONE"
+    begins, ends = (
+        [record.wall for record in voyage.played.records if record.event is event]
+        for event in (Event.TRAIN_STARTED, Event.TRAIN_OBSERVED)
+    )
+    assert len(begins) == len(ends) == 3
+    measured_s = voyage.receipt["training"]["seconds"]["train_s"]
+    assert measured_s == pytest.approx(sum(ends) - sum(begins), abs=3), "downloads after the end do not count"
+    timeline = voyage.receipt["timeline"]
+    assert (timeline["train_start"], timeline["train_end"]) == (utc(begins[0]), utc(ends[-1]))
 
 
 def test_the_receipt_has_what_was_trained_twice_and_what_on_demand_would_have_cost_in_dollars(tmp_path: Path) -> None:
