@@ -102,7 +102,7 @@ def program(own: Home, request: pytest.FixtureRequest) -> tuple[World, str]:
     return world, f"{kind}.altered"
 
 
-def test_a_program_other_than_the_planned_one_rents_no_machine(program: tuple[World, str]) -> None:
+def test_a_changed_program_rents_no_machine(program: tuple[World, str]) -> None:
     """The receipt would name the program that was planned, and another one would have run."""
     world, code = program
     world.folder.plan.write_text(changed_plan(world.plan, {"bundle_sha256": "0" * 64}).to_json())
@@ -113,7 +113,7 @@ def test_a_program_other_than_the_planned_one_rents_no_machine(program: tuple[Wo
     assert not world.all_of(Event.SHIP_INTENDED)
 
 
-def test_a_program_that_changes_while_its_machine_boots_is_not_uploaded(
+def test_a_program_changed_during_the_boot_is_not_uploaded(
     program: tuple[World, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, code = program
