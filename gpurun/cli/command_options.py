@@ -252,7 +252,7 @@ COMMAND = Shared(
         "include": (repeated("--include", "GLOB", "Upload this even if .gitignore excludes it."), []),
         "exclude": (repeated("--exclude", "GLOB", "Do not upload this."), []),
         "stop_signal": (
-            make_text_option("--stop-signal", "NAME", "Stop the command with this signal (default TERM)."),
+            make_text_option("--stop-signal", "NAME", "Stop the command with this signal."),
             "TERM",
         ),
         "grace": (numbered(int, "--grace", "S", "Let it save for so many seconds (default 60).", min=0, max=3600), 60),

@@ -10,7 +10,7 @@ import typer
 
 from gpurun.cli.command_options import COMMAND, numbered, parse_globs, parse_upload_globs, refuse_pip_here, repeated
 from gpurun.cli.durations import sync_s
-from gpurun.cli.options import RENTING, flag, make_text_option, renting_from, usual_providers
+from gpurun.cli.options import RENTING, flag, make_from_option, make_text_option, renting_from, usual_providers
 from gpurun.cli.session import Session
 from gpurun.cli.verb import Shared
 from gpurun.core.errors import UsageError
@@ -106,12 +106,7 @@ DEV_BOX = Shared(
             None,
         ),
         "idle": (make_text_option("--idle", "DURATION", "End the box after this long without use (default 30m)."), ""),
-        "continues": (
-            Annotated[
-                str | None, typer.Option("--from", metavar="RUN", help="Start with the files of an earlier box.")
-            ],
-            None,
-        ),
+        "continues": (make_from_option("Start with the files of an earlier box."), None),
         "upload": (make_text_option("--upload", "DIR", "Work in a copy of this folder (default: current)."), ""),
         "git": (make_text_option("--git", "URL", "Work in a clone of this repository."), ""),
         "include": COMMAND.flags["include"],

@@ -93,10 +93,6 @@ Providers = Annotated[
     list[str],
     typer.Option("--provider", metavar="P", help="Use only this cloud; repeatable.", autocompletion=_complete_provider),
 ]  # fmt: skip
-Continues = Annotated[
-    str | None,
-    typer.Option("--from", metavar="RUN", help="Continue from a run's newest checkpoint.", autocompletion=complete_run),
-]  # fmt: skip
 Set = Annotated[
     list[str],
     typer.Option(
@@ -354,6 +350,13 @@ def make_text_option(
     return Annotated[str, typer.Option(name, metavar=metavar, help=help_text, autocompletion=complete)]
 
 
+def make_from_option(help_text: str) -> Any:
+    """Return the type of --from, for Typer."""
+    return Annotated[
+        str | None, typer.Option("--from", metavar="RUN", help=help_text, autocompletion=complete_run)
+    ]  # fmt: skip
+
+
 RENTING: dict[str, tuple[Any, Any]] = {
     "gpu": (
         make_text_option("--gpu", "GPU", "Rent 8xA100-80GB, cpu, or any: the cheapest that fits.", complete_gpu),
@@ -363,7 +366,7 @@ RENTING: dict[str, tuple[Any, Any]] = {
     "provider": (Providers, []),
     "region": (make_text_option("--region", "R", "Use only this region."), ""),
     "data": (make_text_option("--data", "PATH", "Train on text, shards, or hf:OWNER/NAME."), ""),
-    "continues": (Continues, None),
+    "continues": (make_from_option("Continue from a run's newest checkpoint."), None),
     "stage": (make_text_option("--stage", "s3://BUCKET", "Upload the shards to this bucket before renting."), ""),
     "hours": (
         Annotated[float | None, typer.Option("--hours", metavar="H", help="Stop training after this many hours.")],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpurun.cli.command_options import COMMAND, command_request
-from gpurun.cli.options import REQUEST, make_text_option, request_from, usual_providers
+from gpurun.cli.options import REQUEST, make_from_option, make_text_option, request_from, usual_providers
 from gpurun.cli.session import Session
 from gpurun.cli.verb import Shared
 
@@ -171,6 +171,7 @@ SWEEP = Shared(
         "at_once": (_number("--at-once", "N", "Run N trials per GPU (default: as many as fit).", min=0, max=64), 0),
         "seed": (_number("--seed", "N", "Seed the sampler with this number.", min=0), 0),
         **{name: kind for name, kind in COMMAND.flags.items() if name not in ("command", *_NOT_OF_A_TRIAL)},
+        "continues": (make_from_option("Run the remaining trials of an earlier sweep."), None),
     },
     sweep_request,
 )
