@@ -33,7 +33,10 @@ def notebook(
         str, typer.Option("--challenge", metavar="C", help="Derive the seed from this challenge.")
     ] = "",
     minutes: Annotated[
-        int, typer.Option("--minutes", min=1, max=MOST_MINUTES, help="Stop training after this many minutes.")
+        int,
+        typer.Option(
+            "--minutes", metavar="MIN", min=1, max=MOST_MINUTES, help="Stop training after this many minutes."
+        ),
     ] = 60,
     url: Annotated[
         str, typer.Option("--url", metavar="URL", help="Add Colab's badge, for a notebook at this URL.")
