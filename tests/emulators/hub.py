@@ -45,11 +45,11 @@ class HubEmulator:
 
     def tree(self) -> list[dict[str, Any]]:
         """What the hub lists, each file of LFS with its digest."""
-        told = [{"type": "file", "path": "README.md", "size": 3, "oid": "0" * 40}]
+        entries = [{"type": "file", "path": "README.md", "size": 3, "oid": "0" * 40}]
         for path, content in self.files.items():
             lfs = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
-            told.append({"type": "file", "path": path, "size": len(content), "oid": "1" * 40, "lfs": lfs})
-        return told
+            entries.append({"type": "file", "path": path, "size": len(content), "oid": "1" * 40, "lfs": lfs})
+        return entries
 
 
 def _handler(hub: HubEmulator) -> type[BaseHTTPRequestHandler]:
@@ -63,10 +63,10 @@ def _handler(hub: HubEmulator) -> type[BaseHTTPRequestHandler]:
             if path in (f"/api/datasets/me/tokens/revision/{name}" for name in ("main", COMMIT)):
                 return self.answer(json.dumps({"sha": COMMIT, "gated": hub.gated, "private": False}).encode())
             if path == f"/api/datasets/me/tokens/tree/{COMMIT}":  # In two pages, as the hub tells many files.
-                told, half = hub.tree(), len(hub.tree()) // 2
+                rows, half = hub.tree(), len(hub.tree()) // 2
                 if "cursor" in self.path:
-                    return self.answer(json.dumps(told[half:]).encode())
-                return self.answer(json.dumps(told[:half]).encode(), Link=f'<{hub.origin}{path}?cursor=x>; rel="next"')
+                    return self.answer(json.dumps(rows[half:]).encode())
+                return self.answer(json.dumps(rows[:half]).encode(), Link=f'<{hub.origin}{path}?cursor=x>; rel="next"')
             if path.startswith(file := f"/datasets/me/tokens/resolve/{COMMIT}/"):
                 return self.file(path.removeprefix(file))
             return self.send_error(401)

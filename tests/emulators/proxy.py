@@ -187,11 +187,11 @@ class _Both:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("port", type=int)
-    asked.add_argument("--round-trip", type=float, default=0.0)
-    asked.add_argument("--cut-every", type=float, default=0.0)
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("port", type=int)
+    parser.add_argument("--round-trip", type=float, default=0.0)
+    parser.add_argument("--cut-every", type=float, default=0.0)
+    options = parser.parse_args()
     proxy = Proxy(options.port, round_trip_s=options.round_trip, cut_every_s=options.cut_every)
     print(proxy.port, flush=True)
     sys.stdin.read()

@@ -142,8 +142,8 @@ class S3Emulator:
                 self._check_pieces(environ["REQUEST_METHOD"], query, body)
             except Refused as refused:
                 return _answer_no(refused, environ, start_response, self.region if refused.more else "")
-            told: dict[str, Any] = {}
-            content = b"".join(self._moto(environ, lambda status, headers, *_: told.update(s=status, h=headers)))
+            head: dict[str, Any] = {}
+            content = b"".join(self._moto(environ, lambda status, headers, *_: head.update(s=status, h=headers)))
             is_cut = bool(self._cuts and len(content) > 1000)
             self._cuts -= is_cut
             is_lost = bool(self._lost) and key.endswith(self._lost) and environ["REQUEST_METHOD"] == "PUT"
@@ -153,10 +153,10 @@ class S3Emulator:
             raise ConnectionAbortedError
         if is_cut:
             half = content[: len(content) // 2]
-            start_response(told["s"], told["h"])(half)
+            start_response(head["s"], head["h"])(half)
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise ConnectionAbortedError
-        start_response(told["s"], [*told["h"], ("x-amz-bucket-region", self.region)])
+        start_response(head["s"], [*head["h"], ("x-amz-bucket-region", self.region)])
         return [content]
 
     def _check(self, environ: dict[str, Any], query: dict[str, list[str]], bucket: str, key: str) -> None:
@@ -192,7 +192,7 @@ class S3Emulator:
         if method == "PUT" and upload:
             self._pieces[upload, int(query["partNumber"][0])] = len(body)
         if method == "POST" and upload and self.wants_equal_pieces:
-            numbers = sorted(int(one) for one in re.findall(rb"<PartNumber>(\d+)<", body))
+            numbers = sorted(int(number) for number in re.findall(rb"<PartNumber>(\d+)<", body))
             *others, last = (self._pieces[upload, number] for number in numbers)
             if len({*others}) > 1 or last > max(others, default=last):
                 raise Refused(400, "InvalidPart", "All non-trailing parts must have the same length.")

@@ -30,5 +30,5 @@ def differences(name: str, schema: dict[str, Any], value: Any) -> list[str]:
 def _validator(name: str, schema: str) -> Any:
     from jsonschema import Draft202012Validator
 
-    told = document(name) or {}
-    return Draft202012Validator({**json.loads(schema), "components": told["components"]})
+    spec = document(name) or {}
+    return Draft202012Validator({**json.loads(schema), "components": spec["components"]})

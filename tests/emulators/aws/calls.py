@@ -99,14 +99,14 @@ def read_call(environ: dict[str, Any]) -> Call:
     body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     environ["wsgi.input"] = io.BytesIO(body)
     form: dict[str, str] = {}
-    told: Any = None
+    payload: Any = None
     if environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):
         form = dict(parse_qsl(body.decode(), keep_blank_values=True))
         action = form.get("Action", "")
     else:
-        told = json.loads(body) if body else {}
+        payload = json.loads(body) if body else {}
         action = environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2] or _rest_action(environ)
-    return Call(service, region, action, key, form, told, environ)
+    return Call(service, region, action, key, form, payload, environ)
 
 
 def error_reply(call: Call, error: AwsError) -> Reply:
@@ -119,8 +119,8 @@ def error_reply(call: Call, error: AwsError) -> Reply:
     return Reply(error.status, body, "application/x-amz-json-1.1")
 
 
-def json_reply(told: Any) -> Reply:
-    return Reply(200, json.dumps(told).encode(), "application/x-amz-json-1.1")
+def json_reply(payload: Any) -> Reply:
+    return Reply(200, json.dumps(payload).encode(), "application/x-amz-json-1.1")
 
 
 def ec2_reply(action: str, inner: str) -> Reply:

@@ -64,7 +64,7 @@ def run_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: 
         return reply
     found = re.search(rb"<instanceId>(i-[0-9a-f]+)</instanceId>", reply.body)
     assert found, reply.body
-    one = Launched(
+    instance = Launched(
         id=found[1].decode(),
         region=call.region,
         zone=zone,
@@ -77,13 +77,13 @@ def run_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: 
         # Without a maximum the price on demand is one.
         spot_usd=form.get(f"{_SPOT}MaxPrice") or rules.usd(type_id, call.region) or "" if spot else "",
     )
-    world.add(one, rate)
-    _tag_cards(world, one, call)
+    world.add(instance, rate)
+    _tag_cards(world, instance, call)
     # moto gives every instance a public address at once, and one of somebody else's.
     body = re.sub(rb"<(ipAddress|dnsName|association)>.*?</\1>", b"", reply.body, flags=re.DOTALL)
     # And it reads its own clock for the answer.
     body = _with_spot(body, world)
-    launched = datetime.fromtimestamp(one.launched, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z").encode()
+    launched = datetime.fromtimestamp(instance.launched, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z").encode()
     reply = Reply(200, re.sub(rb"(?<=<launchTime>).*?(?=</launchTime>)", launched, body))
     _tokens(world)[call.region, token] = (digest, reply)
     return reply
@@ -92,15 +92,17 @@ def run_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: 
 @answers("DescribeInstances")
 def describe_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
     """With the filter for client tokens, and blind for what is too new."""
-    here = [one for one in world.instances.values() if one.region == call.region]
+    here = [instance for instance in world.instances.values() if instance.region == call.region]
     named, filters = call.texts("InstanceId"), call.filters()
-    hidden = {one.id for one in here if world.hidden(one)}
+    hidden = {instance.id for instance in here if world.hidden(instance)}
     if hidden & set(named):
         raise AwsError("InvalidInstanceID.NotFound", f"The instance IDs {sorted(hidden)} do not exist")
     if not named and (hidden or "client-token" in filters):
         wanted = filters.pop("client-token", ["*"])
         shown = [
-            one.id for one in here if one.id not in hidden and any(fnmatchcase(one.token, glob) for glob in wanted)
+            instance.id
+            for instance in here
+            if instance.id not in hidden and any(fnmatchcase(instance.token, glob) for glob in wanted)
         ]
         if not shown:
             return ec2_reply("DescribeInstances", "<reservationSet/>")
@@ -114,40 +116,42 @@ def describe_spot_instance_requests(call: Call, world: World, rules: Rules, pass
     """Those of launches, which moto does not keep."""
     items = ""
     for name in call.texts("SpotInstanceRequestId"):
-        one = world.requests.get(name)
-        if one is None or one.region != call.region or world.hidden(one):
+        instance = world.requests.get(name)
+        if instance is None or instance.region != call.region or world.hidden(instance):
             raise AwsError("InvalidSpotInstanceRequestID.NotFound", f"The spot instance request ID '{name}' is unknown")
-        items += f"<item><spotInstanceRequestId>{name}</spotInstanceRequestId><spotPrice>{one.spot_usd}</spotPrice>"
-        items += f"<type>one-time</type><instanceId>{one.id}</instanceId></item>"
+        items += (
+            f"<item><spotInstanceRequestId>{name}</spotInstanceRequestId><spotPrice>{instance.spot_usd}</spotPrice>"
+        )
+        items += f"<type>one-time</type><instanceId>{instance.id}</instanceId></item>"
     return ec2_reply("DescribeSpotInstanceRequests", f"<spotInstanceRequestSet>{items}</spotInstanceRequestSet>")
 
 
 @answers("TerminateInstances")
 def terminate_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
     """It takes its time; what is not there, or not visible yet, is an error for the whole request."""
-    told = ""
-    named = [world.instances.get(one) for one in call.texts("InstanceId")]
-    for one, identifier in zip(named, call.texts("InstanceId"), strict=True):
-        if one is None or one.region != call.region or world.hidden(one):
+    items = ""
+    named = [world.instances.get(identifier) for identifier in call.texts("InstanceId")]
+    for instance, identifier in zip(named, call.texts("InstanceId"), strict=True):
+        if instance is None or instance.region != call.region or world.hidden(instance):
             raise AwsError("InvalidInstanceID.NotFound", f"The instance ID '{identifier}' does not exist")
-    for one in named:
-        assert one is not None
-        before = one.state
+    for instance in named:
+        assert instance is not None
+        before = instance.state
         if not lie:
-            world.end(one.id)
+            world.end(instance.id)
         states = "".join(
             f"<{name}><code>0</code><name>{state}</name></{name}>"
             for name, state in (("currentState", "shutting-down"), ("previousState", before))
         )
-        told += f"<item><instanceId>{one.id}</instanceId>{states}</item>"
-    return ec2_reply("TerminateInstances", f"<instancesSet>{told}</instancesSet>")
+        items += f"<item><instanceId>{instance.id}</instanceId>{states}</item>"
+    return ec2_reply("TerminateInstances", f"<instancesSet>{items}</instancesSet>")
 
 
 @answers("DeleteSecurityGroup")
 def delete_security_group(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
     """Not while a network card of a machine that is not gone has it."""
-    for one in world.alive:
-        for card in world._inner(one).nics.values() if one.region == call.region else ():
+    for instance in world.alive:
+        for card in world._inner(instance).nics.values() if instance.region == call.region else ():
             if call.form.get("GroupId") in {group.id for group in card.group_set}:
                 words = f"resource {call.form['GroupId']} has a dependent object"
                 raise AwsError("DependencyViolation", words)
@@ -205,17 +209,17 @@ def describe_spot_price_history(call: Call, world: World, rules: Rules, pass_on:
 
 @answers("GetConsoleOutput")
 def get_console_output(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    one = world.instances.get(call.form["InstanceId"])
-    if one is None:
+    instance = world.instances.get(call.form["InstanceId"])
+    if instance is None:
         raise AwsError("InvalidInstanceID.NotFound", "The instance does not exist")
-    text = base64.b64encode((one.guest.log if one.guest else "").encode()).decode()
-    return ec2_reply("GetConsoleOutput", f"<instanceId>{one.id}</instanceId><output>{escape(text)}</output>")
+    text = base64.b64encode((instance.guest.log if instance.guest else "").encode()).decode()
+    return ec2_reply("GetConsoleOutput", f"<instanceId>{instance.id}</instanceId><output>{escape(text)}</output>")
 
 
 def _with_spot(body: bytes, world: World) -> bytes:
     """What moto leaves out of an instance: that it is spot, and the request that made it."""
-    for request, one in world.requests.items():
-        name = f"<instanceId>{one.id}</instanceId>"
+    for request, instance in world.requests.items():
+        name = f"<instanceId>{instance.id}</instanceId>"
         more = f"<instanceLifecycle>spot</instanceLifecycle><spotInstanceRequestId>{request}</spotInstanceRequestId>"
         body = body.replace(name.encode(), (name + more).encode())
     return body
@@ -277,7 +281,7 @@ def _rate_micros(call: Call, rules: Rules, type_id: str, zone: str, *, spot: boo
     return int((Decimal(price) * 1_000_000).to_integral_value(ROUND_CEILING))
 
 
-def _tag_cards(world: World, one: Launched, call: Call) -> None:
+def _tag_cards(world: World, instance: Launched, call: Call) -> None:
     """moto leaves out the tags that are asked for the network card."""
     for key, value in call.form.items():
         found = re.fullmatch(r"TagSpecification\.(\d+)\.ResourceType", key)
@@ -286,9 +290,9 @@ def _tag_cards(world: World, one: Launched, call: Call) -> None:
         prefix = f"TagSpecification.{found[1]}.Tag."
         for name, tag in call.form.items():
             if name.startswith(prefix) and name.endswith(".Key"):
-                told = call.form[name.removesuffix(".Key") + ".Value"]
-                for card in world._inner(one).nics.values():
-                    card.add_tag(tag, told)
+                tag_value = call.form[name.removesuffix(".Key") + ".Value"]
+                for card in world._inner(instance).nics.values():
+                    card.add_tag(tag, tag_value)
 
 
 def _facts(type_id: str) -> dict[str, object]:
@@ -299,16 +303,16 @@ def _facts(type_id: str) -> dict[str, object]:
 
 
 def _vcpus(type_id: str) -> int:
-    told = _facts(type_id).get("VCpuInfo")
-    return int(told["DefaultVCpus"]) if isinstance(told, dict) else 0
+    info = _facts(type_id).get("VCpuInfo")
+    return int(info["DefaultVCpus"]) if isinstance(info, dict) else 0
 
 
 def _gpus(type_id: str) -> int | None:
     """How many GPUs a type has; None for what is no type."""
     if not _facts(type_id):
         return None
-    told = _facts(type_id).get("GpuInfo")
-    return sum(int(gpu["Count"]) for gpu in told["Gpus"]) if isinstance(told, dict) else 0
+    info = _facts(type_id).get("GpuInfo")
+    return sum(int(gpu["Count"]) for gpu in info["Gpus"]) if isinstance(info, dict) else 0
 
 
 __all__ = ["ACCOUNT", "ANSWERS"]

@@ -103,14 +103,14 @@ class AwsEmulator(Emulator):
 
     def _pass_on(self, call: Call) -> Reply:
         """What moto answers."""
-        told: dict[str, Any] = {}
+        head: dict[str, Any] = {}
 
         def start_response(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
-            told.update(status=int(status.split()[0]), headers=dict(headers))
+            head.update(status=int(status.split()[0]), headers=dict(headers))
 
         body = b"".join(self._moto(call.environ, start_response))
-        kind = {name.lower(): value for name, value in told["headers"].items()}.get("content-type", "text/xml")
-        return Reply(told["status"], body, kind)
+        kind = {name.lower(): value for name, value in head["headers"].items()}.get("content-type", "text/xml")
+        return Reply(head["status"], body, kind)
 
 
 class _Handler(WSGIRequestHandler):

@@ -82,7 +82,7 @@ class Rules:
         if {type_id, f"{type_id}@{region}"} & self.not_sold:
             return None
         named = self.prices_usd.get(f"{type_id}@{region}") or self.prices_usd.get(type_id)
-        rows = [one.rate_micros_per_hour for one in all_offers() if (one.provider, one.type_id) == ("aws", type_id)]
+        rows = [row.rate_micros_per_hour for row in all_offers() if (row.provider, row.type_id) == ("aws", type_id)]
         return named or (f"{rows[0] / 1e6:.10f}" if rows else None)
 
     def spot(self, type_id: str, zone: str) -> str | None:

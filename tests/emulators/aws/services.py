@@ -37,8 +37,8 @@ def get_products(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: b
     """A list of JSON texts: the on-demand price, and a capacity block's, which is another kind of sale."""
     if call.region not in _REGIONS_OF_PRICING:
         raise AwsError("UnknownEndpoint", "Pricing is not served here", 404)
-    asked = {one["Field"]: one["Value"] for one in call.json.get("Filters", ())}
-    type_id, region = asked.get("instanceType", ""), asked.get("regionCode", "")
+    filters = {row["Field"]: row["Value"] for row in call.json.get("Filters", ())}
+    type_id, region = filters.get("instanceType", ""), filters.get("regionCode", "")
     price = rules.usd(type_id, region) if type_id else None
     products = [_product(type_id, region, price, "OnDemand"), _product(type_id, region, "99", "CapacityBlock")]
     return json_reply({"FormatVersion": "aws_v1", "PriceList": products if price else []})
@@ -68,8 +68,8 @@ def get_caller_identity(call: Call, world: World, rules: Rules, pass_on: PassOn,
     if call.key not in rules.strangers:
         return pass_on(call)
     number = rules.strangers[call.key]
-    told = f"<Arn>arn:aws:iam::{number}:user/else</Arn><UserId>AIDAELSE</UserId><Account>{number}</Account>"
-    return Reply(200, _IDENTITY.format(told).encode())
+    fields = f"<Arn>arn:aws:iam::{number}:user/else</Arn><UserId>AIDAELSE</UserId><Account>{number}</Account>"
+    return Reply(200, _IDENTITY.format(fields).encode())
 
 
 def _product(type_id: str, region: str, price: str | None, option: str) -> str:

@@ -64,36 +64,36 @@ class World:
     @property
     def requests(self) -> dict[str, Launched]:
         """The spot requests, each with its instance."""
-        return {spot_request(one.id): one for one in self.instances.values() if one.spot_usd}
+        return {spot_request(instance.id): instance for instance in self.instances.values() if instance.spot_usd}
 
     @property
     def alive(self) -> list[Launched]:
         """What is billed, or was stopped and still has its disk: the oracle of a test."""
-        return [one for one in self.instances.values() if one.state != "terminated"]
+        return [instance for instance in self.instances.values() if instance.state != "terminated"]
 
-    def add(self, one: Launched, rate_micros: int) -> None:
+    def add(self, instance: Launched, rate_micros: int) -> None:
         """An instance that moto has just made: it is billed from now on."""
-        self.instances[one.id] = one
-        inner = self._inner(one)
+        self.instances[instance.id] = instance
+        inner = self._inner(instance)
         inner.launch_time = datetime.fromtimestamp(self.clock.wall(), UTC)
-        self._say(one, "pending")
+        self._say(instance, "pending")
         for card in inner.nics.values():
             card.public_ip = None
-        self.meter.start(one.id, rate_micros, 1, LEAST_BILLED_S)
+        self.meter.start(instance.id, rate_micros, 1, LEAST_BILLED_S)
 
-    def hidden(self, one: Launched) -> bool:
+    def hidden(self, instance: Launched) -> bool:
         """Whether it was made so recently that it is not told of yet."""
-        return self.clock.wall() - one.launched < self.hidden_s
+        return self.clock.wall() - instance.launched < self.hidden_s
 
     def end(self, identifier: str, code: str = BY_USER) -> None:
         """Begin to terminate; nothing new for what is ending or ended."""
-        one = self.instances[identifier]
-        if one.state in ("shutting-down", "terminated"):
+        instance = self.instances[identifier]
+        if instance.state in ("shutting-down", "terminated"):
             return
-        one.ending = self.clock.wall()
-        self._say(one, "shutting-down", code)
-        if one.guest is not None:
-            one.guest.kill()
+        instance.ending = self.clock.wall()
+        self._say(instance, "shutting-down", code)
+        if instance.guest is not None:
+            instance.guest.kill()
         self.tick()
 
     def interrupt(self, identifier: str) -> None:
@@ -104,65 +104,67 @@ class World:
         """Let happen what is due."""
         now = self.clock.wall()
         self._fire(now)
-        for one in list(self.instances.values()):
-            if isinstance(one.guest, FakeGuest):
-                one.guest.tick(now)
+        for instance in list(self.instances.values()):
+            if isinstance(instance.guest, FakeGuest):
+                instance.guest.tick(now)
         while self._powered_off:
             self._obey_poweroff(self._powered_off.pop())
-        for one in list(self.instances.values()):
-            if one.state == "pending" and not self.never_boots and now - one.launched >= self.pending_s:
-                self._start(one)
-            if one.state == "shutting-down" and now - (one.ending or now) >= self.dying_s:
-                self._finish(one)
-            if one.ended is not None and now - one.ended >= self.tomb_s:
-                self._forget(one)
+        for instance in list(self.instances.values()):
+            if instance.state == "pending" and not self.never_boots and now - instance.launched >= self.pending_s:
+                self._start(instance)
+            if instance.state == "shutting-down" and now - (instance.ending or now) >= self.dying_s:
+                self._finish(instance)
+            if instance.ended is not None and now - instance.ended >= self.tomb_s:
+                self._forget(instance)
 
     def close(self) -> None:
         """End every guest."""
-        for one in self.instances.values():
-            if one.guest is not None:
-                one.guest.kill()
+        for instance in self.instances.values():
+            if instance.guest is not None:
+                instance.guest.kill()
 
-    def _start(self, one: Launched) -> None:
-        one.guest = self.boot(Machine(one.id, one.type_id, one.gpu_count, one.user_data, self._hears(one.id)))
-        self._say(one, "running")
-        for card in self._inner(one).nics.values():
-            card.public_ip = one.guest.host
+    def _start(self, instance: Launched) -> None:
+        instance.guest = self.boot(
+            Machine(instance.id, instance.type_id, instance.gpu_count, instance.user_data, self._hears(instance.id))
+        )
+        self._say(instance, "running")
+        for card in self._inner(instance).nics.values():
+            card.public_ip = instance.guest.host
 
     def _hears(self, identifier: str) -> Callable[[], None]:
         """What a guest calls when it powers itself off: taken down here, obeyed with the next tick."""
         return lambda: self._powered_off.append(identifier)
 
     def _obey_poweroff(self, identifier: str) -> None:
-        one = self.instances.get(identifier)
-        if one is None or one.state != "running":
+        instance = self.instances.get(identifier)
+        if instance is None or instance.state != "running":
             return
-        if one.shutdown == "terminate":
-            one.ending = self.clock.wall()
-            self._say(one, "shutting-down", "Client.InstanceInitiatedShutdown")
+        if instance.shutdown == "terminate":
+            instance.ending = self.clock.wall()
+            self._say(instance, "shutting-down", "Client.InstanceInitiatedShutdown")
         else:
-            self._say(one, "stopped", "Client.InstanceInitiatedShutdown")
-            self.meter.stop(one.id)
+            self._say(instance, "stopped", "Client.InstanceInitiatedShutdown")
+            self.meter.stop(instance.id)
 
-    def _finish(self, one: Launched) -> None:
-        code = self._inner(one).state_reason.code
-        self._inner(one).terminate()
-        one.ended = self.clock.wall()
-        self.meter.stop(one.id)
-        self._say(one, "terminated", code)
+    def _finish(self, instance: Launched) -> None:
+        code = self._inner(instance).state_reason.code
+        self._inner(instance).terminate()
+        instance.ended = self.clock.wall()
+        self.meter.stop(instance.id)
+        self._say(instance, "terminated", code)
 
-    def _forget(self, one: Launched) -> None:
+    def _forget(self, instance: Launched) -> None:
         """It is no longer told of at all."""
-        reservations = self._backend(one.region).reservations
+        reservations = self._backend(instance.region).reservations
         for name, held in list(reservations.items()):
-            if any(inner.id == one.id for inner in held.instances):
+            if any(inner.id == instance.id for inner in held.instances):
                 del reservations[name]
 
-    def _say(self, one: Launched, state: str, code: str = "") -> None:
+    def _say(self, instance: Launched, state: str, code: str = "") -> None:
         from moto.ec2.models.instances import InstanceState, StateReason
 
-        one.state = state
-        inner = self._inner(one)
+        instance.state = state
+        inner = self._inner(instance)
         inner._state = InstanceState(state, _CODES[state])
         stamp = datetime.fromtimestamp(self.clock.wall(), UTC).strftime("%Y-%m-%d %H:%M:%S GMT")
         words = "User initiated" if code.startswith("Client.") else code
@@ -186,13 +188,13 @@ class World:
                     if schedule.action_after_completion == "DELETE":
                         group.schedules.pop(schedule.name, None)
 
-    def _inner(self, one: Launched) -> Any:
+    def _inner(self, instance: Launched) -> Any:
         """moto's own record of an instance."""
-        for held in self._backend(one.region).reservations.values():
+        for held in self._backend(instance.region).reservations.values():
             for inner in held.instances:
-                if inner.id == one.id:
+                if inner.id == instance.id:
                     return inner
-        raise KeyError(one.id)
+        raise KeyError(instance.id)
 
     def _backend(self, region: str) -> Any:
         from moto.ec2.models import ec2_backends

@@ -66,7 +66,7 @@ class Thing:
 
 def thing_of(provider: str, kind: str, order: Order, made_s: float) -> Thing:
     """What an order leaves of a kind: one for each token."""
-    told = Leftover(
+    leftover = Leftover(
         provider=provider,
         kind=kind,
         id=f"{kind}-{order.token}",
@@ -74,7 +74,7 @@ def thing_of(provider: str, kind: str, order: Order, made_s: float) -> Thing:
         token=order.token,
         deadline_wall=order.deadline_wall,
     )
-    return Thing(told, made_s)
+    return Thing(leftover, made_s)
 
 
 def revoked() -> SetupError:

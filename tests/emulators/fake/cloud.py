@@ -84,8 +84,8 @@ class FakeCloud:
         if fault is Fault.STILLBORN:
             self._end(box, self.now)
         self._ends("create", fault)
-        told = self._told(box, self.now, "create")
-        return told.model_copy(update={"token": "gr-other-1"}) if fault is Fault.OF_ANOTHER else told
+        instance = self._told(box, self.now, "create")
+        return instance.model_copy(update={"token": "gr-other-1"}) if fault is Fault.OF_ANOTHER else instance
 
     def find(self, token: str | None) -> list[Instance]:
         """What the list shows of a token, or of all, oldest first."""
@@ -127,7 +127,7 @@ class FakeCloud:
         at_s = self._view_s(fault)
         there = [t.leftover for t in self.things if t.made_s <= at_s and (t.removed_s is None or t.removed_s > at_s)]
         self._ends("leftovers", fault)
-        return [] if fault is Fault.DENIED else [one for one in there if token in (None, one.token)]
+        return [] if fault is Fault.DENIED else [thing for thing in there if token in (None, thing.token)]
 
     def remove(self, leftover: Leftover) -> None:
         """Remove a side resource, unless a machine still uses it."""
@@ -276,7 +276,7 @@ class FakeCloud:
 
     def _come_true(self) -> None:
         """Let happen what was due: requests that arrive late, and timers that fire."""
-        for at_s, order in [one for one in self._late if one[0] <= self.now]:
+        for at_s, order in [due for due in self._late if due[0] <= self.now]:
             self._late.remove((at_s, order))
             self._make(order, Fault.LATE, at_s)
         for box in self.boxes:

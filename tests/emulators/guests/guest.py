@@ -243,12 +243,12 @@ class Guest:
         how = "died"
         assert self._room.stdout is not None
         for line in self._room.stdout:
-            told = line.decode().strip()
-            if told == "up":
+            word = line.decode().strip()
+            if word == "up":
                 self._hold_namespace()
                 self._up.set()
             else:
-                how = told
+                how = word
         self._room.wait()
         self._sweep()
         self._namespace = ""

@@ -61,7 +61,7 @@ class Instance:
 
     def as_json(self, status: str, *, nulls: bool) -> dict[str, Any]:
         """How it is told, seen in this status; what is not known yet is absent, or null where `nulls` says so."""
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "id": self.id,
             "status": status,
             "ssh_key_names": self.body["ssh_key_names"],
@@ -73,15 +73,15 @@ class Instance:
             "firewall_rulesets": [],
         }
         if "name" in self.body:
-            told["name"] = self.body["name"]
+            fields["name"] = self.body["name"]
         if self.host and status in _UP:
             token = f"jupyter{self.id}"
-            told |= {"ip": self.host, "private_ip": "10.0.2.100", "hostname": self.body.get("hostname", self.host)}
-            told |= {
+            fields |= {"ip": self.host, "private_ip": "10.0.2.100", "hostname": self.body.get("hostname", self.host)}
+            fields |= {
                 "jupyter_token": token,
                 "jupyter_url": f"https://jupyter-{self.id}.lambdaspaces.com/?token={token}",
             }
-        return {**(dict.fromkeys(_OPTIONAL) if nulls else {}), **told}
+        return {**(dict.fromkeys(_OPTIONAL) if nulls else {}), **fields}
 
 
 def _actions(status: str) -> dict[str, Any]:

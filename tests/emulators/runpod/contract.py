@@ -31,10 +31,10 @@ def unknown_query(method: str, path: str, names: set[str]) -> list[str]:
     entry = whole["paths"][path]
     known = set()
     for parameter in [*entry.get("parameters", []), *entry[method.lower()].get("parameters", [])]:
-        told = parameter
+        resolved = parameter
         if "$ref" in parameter:
-            told = whole["components"]["parameters"][parameter["$ref"].rsplit("/", 1)[1]]
-        known.add(told["name"])
+            resolved = whole["components"]["parameters"][parameter["$ref"].rsplit("/", 1)[1]]
+        known.add(resolved["name"])
     return [f"{method} {path}: unknown query {name}" for name in sorted(names - known)]
 
 
@@ -51,6 +51,6 @@ def body_errors(body: Any, refused: frozenset[str]) -> list[str]:
     errors += [f"$.gpu: additional properties {', '.join(map(repr, strange))} not allowed"] if strange else []
     older = {name: value for name, value in body.items() if name not in NEWER_FIELDS}
     for name in NEWER_FIELDS:
-        if name in body and not (isinstance(body[name], list) and all(isinstance(one, str) for one in body[name])):
+        if name in body and not (isinstance(body[name], list) and all(isinstance(item, str) for item in body[name])):
             errors.append(f"$.{name}: must be an array of strings")
     return errors or against("CreatePodRequest", older)

@@ -127,10 +127,10 @@ class RunPodEmulator(HttpEmulator):
         until = _wall(query["endTime"]) if "endTime" in query else now
         records = self.world.billing(query.get("podId"), since, until)
         names = ("totalAmount", "gpuAmount", "cpuAmount", "diskAmount")
-        asked = {"startTime": stamp(since), "endTime": stamp(until), "bucketSize": query.get("bucketSize", "day")}
+        filters = {"startTime": stamp(since), "endTime": stamp(until), "bucketSize": query.get("bucketSize", "day")}
         totals = {name: sum(record[name] for record in records) for name in names}
         pods = len({record["podId"] for record in records})
-        metadata = {"query": asked, "recordCount": len(records), "uniquePodCount": pods, "totals": totals}
+        metadata = {"query": filters, "recordCount": len(records), "uniquePodCount": pods, "totals": totals}
         return {"records": records, "metadata": metadata}
 
     def _graphql(self, body: Any, own: str | None) -> Any:

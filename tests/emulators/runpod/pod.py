@@ -109,8 +109,8 @@ class Pod:
         up = self.status == "RUNNING" and self.guest is not None and self.guest.alive
         compute: dict[str, Any] = {}
         if "gpu" in self.body:
-            asked = self.body["gpu"]
-            compute["gpu"] = {"id": self.told_gpu or asked["id"], "count": asked.get("count", 1)}
+            gpu = self.body["gpu"]
+            compute["gpu"] = {"id": self.told_gpu or gpu["id"], "count": gpu.get("count", 1)}
         else:
             compute["cpu"] = {**self.body["cpu"], "memory": 2 * self.body["cpu"]["vcpuCount"]}
         runs = self.status in ("PROVISIONING", "STARTING", "RUNNING")

@@ -234,10 +234,10 @@ def running(root: Path, *, has_books: bool = False) -> Iterator[Engine]:
         else:
             raise AssertionError((root / "slurmctld.log").read_text()[-3000:])
         yield engine
-        for one in provider.find(None):
-            provider.destroy(one.id)
+        for instance in provider.find(None):
+            provider.destroy(instance.id)
         for _ in ticks(CLOCK, 0.5, 30):
-            if all(one.state is InstanceState.GONE for one in provider.find(None)):
+            if all(instance.state is InstanceState.GONE for instance in provider.find(None)):
                 break
 
 
