@@ -196,8 +196,8 @@ def _told_over_took(recipe: str, keys: list[str], cpu_time: bool) -> float:
         resolved = json.loads((run / "plan.json").read_text())["resolved"]
         if not cpu_time:
             return _ratio(resolved, run / "events.jsonl")
-        asked = tomllib.loads("\n".join(keys))["train"]  # The run that made the data took 20 steps.
-        resolved["train"].update(asked)
+        changes = tomllib.loads("\n".join(keys))["train"]  # The run that made the data took 20 steps.
+        resolved["train"].update(changes)
         (run / "recipe.json").write_text(json.dumps(resolved))
         paths = ["--recipe", str(run / "recipe.json"), "--data", str(run / "data"), "--out", str(run / "out")]
         argv = [sys.executable, "-c", _BY_PROCESSOR, *paths]
@@ -208,8 +208,8 @@ def _told_over_took(recipe: str, keys: list[str], cpu_time: bool) -> float:
 def _ratio(resolved: dict[str, Any], file: Path) -> float:
     meter = Meter(resolved)
     events = list(events_of(file))
-    told = next(found for event in events if (found := meter.take(event)) is not None)
-    return float((told.elapsed_s + told.left_s) / (events[-1].elapsed_s or 0.0))
+    progress = next(found for event in events if (found := meter.take(event)) is not None)
+    return float((progress.elapsed_s + progress.left_s) / (events[-1].elapsed_s or 0.0))
 
 
 def main() -> int:

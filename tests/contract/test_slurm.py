@@ -330,7 +330,7 @@ def test_a_foreign_state_is_unknown_and_any_comment_is_harmless() -> None:
         ((None, "COMPLETED"), InstanceState.GONE),
     ],
 )
-def test_several_jobs_of_one_sbatch_are_one_that_is_gone_once_all_are(
+def test_an_array_is_one_job_that_is_gone_once_all_its_jobs_are(
     words: tuple[str | None, str], state: InstanceState
 ) -> None:
     lines = [
