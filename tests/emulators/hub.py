@@ -1,4 +1,4 @@
-"""The hub of public data sets, as far as its tree and its files go, on this machine."""
+"""The hub of public data sets on this machine: its tree and its files, no more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def shard(tokens: bytes) -> bytes:
-    """A shard of llm.c's kind, of tokens that are below 256."""
+    """Return a shard in llm.c's format, of tokens below 256."""
     header = struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253)
     return header + b"".join(bytes([token, 0]) for token in tokens)
 
@@ -44,7 +44,7 @@ class HubEmulator:
         self._thread.join()
 
     def tree(self) -> list[dict[str, Any]]:
-        """What the hub lists, each file of LFS with its digest."""
+        """Return what the hub lists, each file of LFS with its digest."""
         entries = [{"type": "file", "path": "README.md", "size": 3, "oid": "0" * 40}]
         for path, content in self.files.items():
             lfs = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}

@@ -34,7 +34,7 @@ class Door:
         self._thread.start()
 
     def close(self) -> None:
-        """Take nobody in any more; who is in stays."""
+        """Accept no more connections; those that are open stay."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -49,7 +49,7 @@ class Door:
 
 
 class Proxy:
-    """Passes bytes on both ways, each `round_trip_s` / 2 late, until it is told otherwise.
+    """Passes bytes on both ways, each `round_trip_s` / 2 late, until a method changes that.
 
     With `cut_every_s` all connections are cut again and again. `sent_bytes` came from the near side, `brought_bytes`
     from the far one. `at` is where it listens, `host` where the server is.

@@ -39,8 +39,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def planned(cap: str, **asked: Any) -> Plan:
-    wanted = {"recipe": "gpt2-124m", "max_cost_micros": parse_usd(cap), "uplink_mbit": 1000} | asked
+def planned(cap: str, **changes: Any) -> Plan:
+    wanted = {"recipe": "gpt2-124m", "max_cost_micros": parse_usd(cap), "uplink_mbit": 1000} | changes
     home, clock = Home(Path("home")).prepare(), VirtualClock(1_800_000_000.0)
     return make_plan(Request(**wanted), run="fox-41", home=home, clock=clock, say=print, need_data=False)
 

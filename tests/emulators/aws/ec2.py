@@ -28,7 +28,7 @@ _QUOTA = re.compile(r"\((L-[0-9A-F]{8})\)")
 
 
 def answers(action: str) -> Callable[[Answer], Answer]:
-    """The function answers this action."""
+    """Have the function answer this action."""
 
     def keep(function: Answer) -> Answer:
         ANSWERS[action] = function
@@ -39,7 +39,7 @@ def answers(action: str) -> Callable[[Answer], Answer]:
 
 @answers("RunInstances")
 def run_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """Once for a client token; refused where there is no quota, no capacity or no such thing."""
+    """Launch once for each client token; refuse it without quota or capacity, or for a thing that is not there."""
     token, form = call.form.get("ClientToken", ""), call.form
     if len(token) > _TOKEN_LIMIT or not token.isascii():
         raise AwsError("InvalidParameterValue", "ClientToken is not at most 64 ASCII characters")
@@ -91,7 +91,7 @@ def run_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: 
 
 @answers("DescribeInstances")
 def describe_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """With the filter for client tokens, and blind for what is too new."""
+    """List instances, if wanted by client token; what was made too recently is not seen yet."""
     here = [instance for instance in world.instances.values() if instance.region == call.region]
     named, filters = call.texts("InstanceId"), call.filters()
     hidden = {instance.id for instance in here if world.hidden(instance)}
@@ -113,7 +113,7 @@ def describe_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, 
 
 @answers("DescribeSpotInstanceRequests")
 def describe_spot_instance_requests(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """Those of launches, which moto does not keep."""
+    """List the spot requests of launches, which moto does not keep."""
     items = ""
     for name in call.texts("SpotInstanceRequestId"):
         instance = world.requests.get(name)
@@ -128,7 +128,7 @@ def describe_spot_instance_requests(call: Call, world: World, rules: Rules, pass
 
 @answers("TerminateInstances")
 def terminate_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """It takes its time; what is not there, or not visible yet, is an error for the whole request."""
+    """Begin to terminate; one that is not there, or not visible yet, is an error for the whole request."""
     items = ""
     named = [world.instances.get(identifier) for identifier in call.texts("InstanceId")]
     for instance, identifier in zip(named, call.texts("InstanceId"), strict=True):
@@ -149,7 +149,7 @@ def terminate_instances(call: Call, world: World, rules: Rules, pass_on: PassOn,
 
 @answers("DeleteSecurityGroup")
 def delete_security_group(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """Not while a network card of a machine that is not gone has it."""
+    """Delete the group, unless a network card of a machine that is not gone has it."""
     for instance in world.alive:
         for card in world._inner(instance).nics.values() if instance.region == call.region else ():
             if call.form.get("GroupId") in {group.id for group in card.group_set}:
@@ -176,7 +176,7 @@ def describe_subnets(call: Call, world: World, rules: Rules, pass_on: PassOn, li
 
 @answers("DescribeImages")
 def describe_images(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """The images that AWS itself publishes."""
+    """List the images that AWS itself publishes."""
     items = ""
     for identifier in call.texts("ImageId"):
         if not rules.knows_image(identifier, call.region):
@@ -217,7 +217,7 @@ def get_console_output(call: Call, world: World, rules: Rules, pass_on: PassOn, 
 
 
 def _with_spot(body: bytes, world: World) -> bytes:
-    """What moto leaves out of an instance: that it is spot, and the request that made it."""
+    """Add what moto leaves out of an instance: that it is spot, and the request that made it."""
     for request, instance in world.requests.items():
         name = f"<instanceId>{instance.id}</instanceId>"
         more = f"<instanceLifecycle>spot</instanceLifecycle><spotInstanceRequestId>{request}</spotInstanceRequestId>"
@@ -226,7 +226,7 @@ def _with_spot(body: bytes, world: World) -> bytes:
 
 
 def _tokens(world: World) -> dict[tuple[str, str], tuple[str, Reply]]:
-    """What was answered to each client token, in its region."""
+    """Return what was answered to each client token, by region."""
     remembered: dict[tuple[str, str], tuple[str, Reply]] = world.__dict__.setdefault("client_tokens", {})
     return remembered
 
@@ -246,7 +246,7 @@ def _check_form(call: Call, rules: Rules, user_data_bytes: int) -> None:
 
 
 def _zone(call: Call, world: World) -> str:
-    """The zone of the subnet that was named; the first of the region where EC2 chooses."""
+    """Return the zone of the subnet that was named; the region's first where EC2 chooses."""
     subnet = call.form.get("NetworkInterface.1.SubnetId") or call.form.get("SubnetId")
     if not subnet:
         return f"{call.region}a"
@@ -254,15 +254,16 @@ def _zone(call: Call, world: World) -> str:
 
 
 def _check_quota(call: Call, world: World, rules: Rules, type_id: str, *, spot: bool) -> None:
-    """vCPUs of one family, of everything that is not gone."""
+    """Refuse what would exceed the vCPUs of its family, counted over all that is not gone."""
 
-    def code_of(one: str) -> str:
-        found = _QUOTA.search(quota_in_words(one, call.region, spot=spot))
+    def code_of(kind: str) -> str:
+        found = _QUOTA.search(quota_in_words(kind, call.region, spot=spot))
         assert found
         return found[1]
 
     code = code_of(type_id)
-    used = sum(_vcpus(one.type_id) for one in world.alive if one.region == call.region and code_of(one.type_id) == code)
+    kinds = [instance.type_id for instance in world.alive if instance.region == call.region]
+    used = sum(_vcpus(kind) for kind in kinds if code_of(kind) == code)
     if used + _vcpus(type_id) > rules.quotas[code]:
         if spot:
             raise AwsError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
@@ -271,7 +272,7 @@ def _check_quota(call: Call, world: World, rules: Rules, type_id: str, *, spot: 
 
 
 def _rate_micros(call: Call, rules: Rules, type_id: str, zone: str, *, spot: bool) -> int:
-    """What an hour is billed: the price of today, or the spot price, which must be within the bid."""
+    """Return what an hour is billed: today's price, or the spot price, which must be within the bid."""
     price = rules.spot(type_id, zone) if spot else rules.usd(type_id, call.region)
     if price is None:
         raise AwsError("Unsupported", f"Your requested instance type ({type_id}) is not supported in {zone}.")
@@ -282,7 +283,7 @@ def _rate_micros(call: Call, rules: Rules, type_id: str, zone: str, *, spot: boo
 
 
 def _tag_cards(world: World, instance: Launched, call: Call) -> None:
-    """moto leaves out the tags that are asked for the network card."""
+    """Tag the network cards as the call asks, which moto leaves out."""
     for key, value in call.form.items():
         found = re.fullmatch(r"TagSpecification\.(\d+)\.ResourceType", key)
         if not found or value != "network-interface":
@@ -308,7 +309,7 @@ def _vcpus(type_id: str) -> int:
 
 
 def _gpus(type_id: str) -> int | None:
-    """How many GPUs a type has; None for what is no type."""
+    """Return how many GPUs a type has; None for what is no type."""
     if not _facts(type_id):
         return None
     info = _facts(type_id).get("GpuInfo")

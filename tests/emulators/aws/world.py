@@ -1,6 +1,6 @@
-"""The instances in time: pending, running, ending, ended; what each costs; and the schedules that end them.
+"""The instances over time: pending, running, ending, ended; what each costs; and the schedules that end them.
 
-moto holds what is told of an instance; when that changes is decided here, by one clock.
+moto holds what a caller sees of an instance; when that changes is decided here, by one clock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Launched:
 
 
 def spot_request(identifier: str) -> str:
-    """The id of the request by which a spot instance was made."""
+    """Return the id of the request by which a spot instance was made."""
     return f"sir-{identifier[2:10]}"
 
 
@@ -63,16 +63,16 @@ class World:
 
     @property
     def requests(self) -> dict[str, Launched]:
-        """The spot requests, each with its instance."""
+        """Return the spot requests, each with its instance."""
         return {spot_request(instance.id): instance for instance in self.instances.values() if instance.spot_usd}
 
     @property
     def alive(self) -> list[Launched]:
-        """What is billed, or was stopped and still has its disk: the oracle of a test."""
+        """Return what is billed, or was stopped and still has its disk: the oracle of a test."""
         return [instance for instance in self.instances.values() if instance.state != "terminated"]
 
     def add(self, instance: Launched, rate_micros: int) -> None:
-        """An instance that moto has just made: it is billed from now on."""
+        """Bill from now on an instance that moto has just made."""
         self.instances[instance.id] = instance
         inner = self._inner(instance)
         inner.launch_time = datetime.fromtimestamp(self.clock.wall(), UTC)
@@ -82,11 +82,11 @@ class World:
         self.meter.start(instance.id, rate_micros, 1, LEAST_BILLED_S)
 
     def hidden(self, instance: Launched) -> bool:
-        """Whether it was made so recently that it is not told of yet."""
+        """Return whether it was made so recently that no answer shows it yet."""
         return self.clock.wall() - instance.launched < self.hidden_s
 
     def end(self, identifier: str, code: str = BY_USER) -> None:
-        """Begin to terminate; nothing new for what is ending or ended."""
+        """Begin to terminate an instance, unless it is ending or ended already."""
         instance = self.instances[identifier]
         if instance.state in ("shutting-down", "terminated"):
             return
@@ -97,7 +97,7 @@ class World:
         self.tick()
 
     def interrupt(self, identifier: str) -> None:
-        """AWS takes a spot instance away."""
+        """Take a spot instance away, as AWS does."""
         self.end(identifier, "Server.SpotInstanceTermination")
 
     def tick(self) -> None:
@@ -132,7 +132,7 @@ class World:
             card.public_ip = instance.guest.host
 
     def _hears(self, identifier: str) -> Callable[[], None]:
-        """What a guest calls when it powers itself off: taken down here, obeyed with the next tick."""
+        """Return what a guest calls when it powers itself off: noted now, obeyed with the next tick."""
         return lambda: self._powered_off.append(identifier)
 
     def _obey_poweroff(self, identifier: str) -> None:
@@ -154,7 +154,7 @@ class World:
         self._say(instance, "terminated", code)
 
     def _forget(self, instance: Launched) -> None:
-        """It is no longer told of at all."""
+        """Drop an instance from every answer."""
         reservations = self._backend(instance.region).reservations
         for name, held in list(reservations.items()):
             if any(inner.id == instance.id for inner in held.instances):
@@ -172,7 +172,7 @@ class World:
         inner.state_reason = StateReason(f"{code}: {code.partition('.')[2]}" if code else "", code)
 
     def _fire(self, now: float) -> None:
-        """The one-time schedules that are due end their instances, and themselves if they were told to."""
+        """Have the one-time schedules that are due end their instances, and themselves if they were made so."""
         from moto.scheduler.models import scheduler_backends
 
         for region, backend in scheduler_backends[ACCOUNT].items():
@@ -189,7 +189,7 @@ class World:
                         group.schedules.pop(schedule.name, None)
 
     def _inner(self, instance: Launched) -> Any:
-        """moto's own record of an instance."""
+        """Return moto's own record of an instance."""
         for held in self._backend(instance.region).reservations.values():
             for inner in held.instances:
                 if inner.id == instance.id:

@@ -65,7 +65,7 @@ class Thing:
 
 
 def thing_of(provider: str, kind: str, order: Order, made_s: float) -> Thing:
-    """What an order leaves of a kind: one for each token."""
+    """Return the side resource of a kind that an order leaves: one for each token."""
     leftover = Leftover(
         provider=provider,
         kind=kind,
@@ -78,5 +78,5 @@ def thing_of(provider: str, kind: str, order: Order, made_s: float) -> Thing:
 
 
 def revoked() -> SetupError:
-    """What the user of a withdrawn key gets as an answer."""
+    """Return the refusal that the user of a withdrawn key gets."""
     return SetupError("key.revoked", "The key is not accepted any more.", hint="Make a new one.")

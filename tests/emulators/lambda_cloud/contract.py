@@ -10,7 +10,7 @@ SPEC = "lambda-v1.openapi.json"
 
 
 def request_errors(method: str, path: str, query: set[str], body: Any) -> list[str]:
-    """What a request has that the document does not allow, names that it does not know among that."""
+    """Return what the document does not allow in a request, unknown names included."""
     operation = _operation(method, path)
     if operation is None:
         return []
@@ -26,7 +26,7 @@ def request_errors(method: str, path: str, query: set[str], body: Any) -> list[s
 
 
 def answer_errors(method: str, path: str, status: int, body: Any) -> list[str]:
-    """How an answer differs from the document's; one of a status that the document does not have is not judged."""
+    """Return how an answer differs from the document; one whose status the document lacks is not judged."""
     operation = _operation(method, path)
     response = operation["responses"].get(str(status)) if operation else None
     if response is None:

@@ -30,7 +30,7 @@ class Instance:
 
     @property
     def status(self) -> str:
-        """What it is by the last change; `gone` once it has left the list."""
+        """Return its status by the last change; `gone` once it has left the list."""
         return self.history[-1][1]
 
     @property
@@ -38,7 +38,7 @@ class Instance:
         return self.history[-1][0]
 
     def status_at(self, wall: float) -> str:
-        """What it was at a moment; before its launch it was `gone` too."""
+        """Return its status at a moment; `gone` before its launch, too."""
         return next((status for begun, status in reversed(self.history) if begun <= wall), "gone")
 
     def become(self, status: str, wall: float) -> None:
@@ -60,7 +60,7 @@ class Instance:
         )
 
     def as_json(self, status: str, *, nulls: bool) -> dict[str, Any]:
-        """How it is told, seen in this status; what is not known yet is absent, or null where `nulls` says so."""
+        """Return it as an answer shows it in this status; what is not known yet is absent, or null with `nulls`."""
         fields: dict[str, Any] = {
             "id": self.id,
             "status": status,

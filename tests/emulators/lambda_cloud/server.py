@@ -62,7 +62,7 @@ _EDGE = b"<!DOCTYPE html><html><head><title>Attention Required! | Cloudflare</ti
 
 @dataclass(frozen=True)
 class Lie:
-    """It happens, and the answer is this data instead of its own."""
+    """The request takes effect, and this data is the answer instead of its own."""
 
     data: Any
 
@@ -110,7 +110,7 @@ class Door(Handler):
         self._reply(fault, status, payload)
 
     def _injected(self, fault: Trouble | None, raw: bytes) -> Problem | None:
-        """The error that a test wants answered before anything is looked at."""
+        """Return the error that a test wants answered before anything is looked at."""
         if isinstance(fault, Problem):
             return fault
         if fault is Fault.ECHO:
@@ -119,7 +119,7 @@ class Door(Handler):
         return _REFUSALS.get(fault) if isinstance(fault, Fault) else None
 
     def _admit(self, route: str) -> None:
-        """The key, then the rates."""
+        """Check the key, then the rates."""
         scheme, _, given = self.headers.get("Authorization", "").partition(" ")
         if scheme == "Basic":
             given = base64.b64decode(given).decode().partition(":")[0]

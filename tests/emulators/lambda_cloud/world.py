@@ -49,7 +49,7 @@ class World:
 
     @property
     def alive(self) -> list[Instance]:
-        """What has not ended, whatever is told of it: the oracle of a test."""
+        """Return what has not ended, whatever an answer says: the oracle of a test."""
         return [instance for instance in self.instances.values() if instance.status not in ("terminated", "gone")]
 
     def add_key(self, name: str, public_key: str) -> dict[str, str]:
@@ -112,7 +112,7 @@ class World:
         return made
 
     def listed(self, age_s: float = 0.0) -> list[tuple[Instance, str]]:
-        """Every instance that is told of, with its status, as it all was some time ago."""
+        """Return every instance that a list shows, with its status, as of some time ago."""
         then = self.clock.wall() - max(self.list_lag_s, age_s)
         seen = [(instance, instance.status_at(then)) for instance in self.instances.values()]
         return [(instance, status) for instance, status in seen if status != "gone"]
@@ -125,7 +125,7 @@ class World:
         return instance, status
 
     def terminate(self, identifiers: list[str]) -> list[Instance]:
-        """All of them or, where one is not there, none."""
+        """Terminate all of them; none where one is not there."""
         found = [self.instances.get(identifier) for identifier in identifiers]
         there = [instance for instance in found if instance is not None and instance.status != "gone"]
         if len(there) < len(identifiers):
@@ -138,7 +138,7 @@ class World:
         return there
 
     def ail(self, instance: Instance, status: str = "unhealthy") -> None:
-        """From now on it is told as unhealthy, or as something else; it is billed on."""
+        """Show it from now on as unhealthy, or in another status; it is billed on."""
         instance.become(status, self.clock.wall())
 
     def tick(self) -> None:

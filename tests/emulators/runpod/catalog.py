@@ -11,7 +11,7 @@ DATA_CENTERS = {"US-KS-2": "US Kansas 2", "EU-RO-1": "EU Romania 1"}
 
 
 def single(amount: Decimal) -> float:
-    """An amount as RunPod tells it: its document says `format: float`, which is single precision."""
+    """Return an amount as RunPod sends it: its document says `format: float`, which is single precision."""
     return float(struct.unpack("f", struct.pack("f", amount))[0])
 
 
@@ -72,7 +72,7 @@ def _gpu(kind: str, name: str, memory: int, secure: str, community: str, bid: st
 
 
 def usual_gpus() -> dict[str, GpuKind]:
-    """The kinds that tests rent, at the prices of November 2026."""
+    """Return the kinds that tests rent, at the prices of November 2026."""
     kinds = [
         _gpu("NVIDIA GeForce RTX 4090", "RTX 4090", 24, "0.69", "0.34", "0.20"),
         _gpu("NVIDIA A40", "A40", 48, "0.44", "0", "0.20"),

@@ -19,12 +19,12 @@ NEWER_FIELDS = ("entrypoint", "cmd")  # On RunPod's page of creating a pod, not 
 
 
 def against(schema: str, value: Any) -> list[str]:
-    """How a value differs from a schema of the document; nothing where there is no document."""
+    """Return how a value differs from a schema of the document; nothing where there is no document."""
     return differences(SPEC, {"$ref": f"#/components/schemas/{schema}"}, value)
 
 
 def unknown_query(method: str, path: str, names: set[str]) -> list[str]:
-    """Names in a query that the document does not have for this path."""
+    """Return the names in a query that the document does not have for this path."""
     whole = document(SPEC)
     if whole is None:
         return []
@@ -39,7 +39,7 @@ def unknown_query(method: str, path: str, names: set[str]) -> list[str]:
 
 
 def body_errors(body: Any, refused: frozenset[str]) -> list[str]:
-    """Why a body of a create is refused, in the words of the real validator."""
+    """Return why the body of a create is refused, in the words of the real validator."""
     if not isinstance(body, dict):
         return ["$: got something else than an object"]
     extra = sorted((set(body) - BODY_FIELDS) | (set(body) & refused))

@@ -107,7 +107,7 @@ class Parser:
 
 
 def execute(document: str, world: World, own_pod: str | None) -> dict[str, Any]:
-    """The data of a document; a pod-scoped key (`own_pod`) may end its own pod and read nothing."""
+    """Return the data that a document asks for; a pod-scoped key (`own_pod`) may end its own pod and read nothing."""
     kind, fields = Parser(document).operation()
     known = {"query": {"myself": _myself, "gpuTypes": _gpu_types}, "mutation": {"podRentInterruptable": _rent}}
     data: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def execute(document: str, world: World, own_pod: str | None) -> dict[str, Any]:
 
 
 def _chosen(value: Any, fields: list[Field]) -> Any:
-    """Of a value only the fields that were asked for."""
+    """Return only the fields of a value that were asked for."""
     if isinstance(value, list):
         return [_chosen(item, fields) for item in value]
     if not isinstance(value, dict):

@@ -101,7 +101,7 @@ class Door(Handler):
         self.send(status, kind, b"" if payload is None else json.dumps(payload).encode(), extra)
 
     def _refuse_first(self, fault: Fault | None, size: int, raw: bytes) -> None:
-        """What is refused before the application sees it."""
+        """Raise what is refused before the application sees it."""
         if fault in _REFUSALS:
             raise Problem(*_REFUSALS[fault])
         if fault is Fault.SECRET_ECHO:

@@ -105,7 +105,7 @@ def sbatch(state: Path, words: list[str]) -> int:
 
 
 def job(state: Path, number: str) -> int:
-    """Wait for its turn, run, and be the end of all that it has started."""
+    """Wait for the job's turn, run it, and end all that it has started."""
     folder = state / "jobs" / number
     (folder / "keeper").write_text(str(os.getpid()))
     signal.signal(signal.SIGTERM, lambda *_: (folder / "cancelled").write_text(OWNER))
@@ -121,7 +121,7 @@ def job(state: Path, number: str) -> int:
 
 
 def waited(state: Path, folder: Path, rivals: list[Path]) -> str:
-    """Wait for its turn; the state in which it is over before that came."""
+    """Wait for the job's turn; return the state if it is over before that, else ""."""
     while (state / "hold").exists() or any(not (other / "ended").exists() for other in rivals):
         if (folder / "cancelled").exists():
             return "CANCELLED"
@@ -132,7 +132,7 @@ def waited(state: Path, folder: Path, rivals: list[Path]) -> str:
 
 
 def run(state: Path, folder: Path) -> str:
-    """Run it to its end; its last state."""
+    """Run the job to its end; return its last state."""
     (folder / "started").write_text(str(time.time()))
     with open(text(folder, "output"), "ab") as log:
         child = subprocess.Popen(
@@ -171,25 +171,25 @@ def run(state: Path, folder: Path) -> str:
 
 
 def shown(folder: Path) -> str:
-    """The number of a job as squeue has it: `N_K` of several of one sbatch."""
+    """Return the number of a job as squeue shows it: `N_K` for one of an array."""
     return text(folder, "array") or folder.name
 
 
 def of_array(folder: Path) -> dict[str, str]:
-    """What a job of several is told of them."""
+    """Return the variables by which a job of an array knows its place."""
     whole, _, place = text(folder, "array").partition("_")
     return {"SLURM_ARRAY_JOB_ID": whole, "SLURM_ARRAY_TASK_ID": place} if place else {}
 
 
 def meant(state: Path, number: str) -> list[Path]:
-    """The jobs of a number: all of an array by the one that it has in common, else that of the number itself."""
+    """Return the jobs of a number: all of an array by their common number, else the job of that number."""
     all_of = sorted((state / "jobs").iterdir(), key=lambda folder: int(folder.name))
     found = [folder for folder in all_of if number in (shown(folder), text(folder, "array").partition("_")[0])]
     return found or [folder for folder in all_of if folder.name == number]
 
 
 def shebang(script: str) -> list[str]:
-    """The program of a script's first line, which slurmd starts it with."""
+    """Return the program of a script's first line, by which slurmd starts it."""
     try:
         with open(script) as file:
             return file.readline().removeprefix("#!").split()
@@ -198,7 +198,7 @@ def shebang(script: str) -> list[str]:
 
 
 def srun(state: Path, words: list[str]) -> int:
-    """Run a command on each node of a job, as processes here, one that fails ends the others; or one step from afar."""
+    """Run a command once for each node of a job, where a failure ends the others; or run one step from afar."""
     pairs, command = getopt.getopt(words, "", LONG)
     options = dict(pairs)
     if "--jobid" in options:
@@ -329,7 +329,7 @@ def scancel(state: Path, words: list[str]) -> int:
 
 
 def sacct(state: Path, words: list[str]) -> int:
-    """How jobs ended, as accounting has it, which names who cancelled one."""
+    """Print how jobs ended, as accounting has it, and who cancelled one."""
     pairs, _ = getopt.getopt(words, "XnPo:j:", LONG)
     options = dict(pairs)
     if not (state / "books").exists():
