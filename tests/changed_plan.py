@@ -9,11 +9,11 @@ from gpurun.core.run_plan import Candidate, Plan
 from tests.lifecycle.drive import TINY
 
 
-def changed_plan(plan: Plan, told: Mapping[str, Any]) -> Plan:
+def changed_plan(plan: Plan, changes: Mapping[str, Any]) -> Plan:
     """The plan with these keys, wherever they belong."""
-    chosen = {key: value for key, value in told.items() if key in Candidate.model_fields}
-    job = {key: value for key, value in told.items() if key in type(plan.job).model_fields}
-    others = {key: value for key, value in told.items() if key not in chosen and key not in job}
+    chosen = {key: value for key, value in changes.items() if key in Candidate.model_fields}
+    job = {key: value for key, value in changes.items() if key in type(plan.job).model_fields}
+    others = {key: value for key, value in changes.items() if key not in chosen and key not in job}
     parts = {"job": plan.job.model_copy(update=job), "chosen": plan.chosen.model_copy(update=chosen)}
     return plan.model_copy(update={**others, **parts})
 

@@ -48,7 +48,7 @@ def write_bundle(path: Path, *, folder: str = "eval_bundle/", **other: str | Non
     }
     with zipfile.ZipFile(path, "w") as bundle:
         for name, text in members.items():
-            told = other.get(Path(name).stem, text)
-            if told is not None:
-                bundle.writestr(f"{folder}{name}", told)
+            content = other.get(Path(name).stem, text)
+            if content is not None:
+                bundle.writestr(f"{folder}{name}", content)
     return path

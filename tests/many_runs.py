@@ -36,7 +36,7 @@ def many_runs(root: Path, closed: int, open_ones: int) -> Home:
     records = [json.loads(line) for line in template.journal.read_bytes().splitlines()]
     for seq in range(1, closed + 1):
         folder, own = _copied(template, home, f"run-{seq - 1:05d}", records)
-        place = next(place for place, one in enumerate(own) if one["event"] == "receipt.observed")
+        place = next(place for place, record in enumerate(own) if record["event"] == "receipt.observed")
         chain_anew(folder.journal, own[:place])
         receipt = receipt_bytes(folder, seq, head, signer)
         folder.receipt.write_bytes(receipt)
@@ -45,7 +45,7 @@ def many_runs(root: Path, closed: int, open_ones: int) -> Home:
         own[place]["data"] |= {"seq": seq, "sha256": head}
         chain_anew(folder.journal, own)
     home.ledger.write_bytes(b"".join(canonical(link) + b"\n" for link in links))
-    begun = next(place for place, one in enumerate(records) if one["event"] == "train.started")
+    begun = next(place for place, record in enumerate(records) if record["event"] == "train.started")
     for number in range(open_ones):
         folder, own = _copied(template, home, f"open-{number}", records)
         chain_anew(folder.journal, own[: begun + 1])

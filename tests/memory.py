@@ -42,10 +42,10 @@ def tree_bytes(pid: int, *, shared_once: bool = False) -> int:
     """
     name, field = ("smaps_rollup", "Pss") if shared_once else ("status", "VmRSS")
     try:
-        told = Path(f"/proc/{pid}/{name}").read_text(encoding="ascii", errors="replace")
+        text = Path(f"/proc/{pid}/{name}").read_text(encoding="ascii", errors="replace")
     except OSError:
         return 0
-    found = re.search(rf"^{field}:\s+(\d+) kB", told, re.MULTILINE)
+    found = re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)
     own = int(found[1]) * 1024 if found else 0
     return own + sum(tree_bytes(child, shared_once=shared_once) for child in _children(pid))
 
@@ -56,10 +56,10 @@ def tree_cpu_s(pid: int) -> float:
     What a forked worker takes is nobody's `ru_utime` who started the server that forked it.
     """
     try:
-        told = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return 0.0
-    ticks = sum(map(int, told.rpartition(")")[2].split()[11:15]))
+    ticks = sum(map(int, text.rpartition(")")[2].split()[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK") + sum(map(tree_cpu_s, _children(pid)))
 
 

@@ -26,9 +26,9 @@ def make_plan(
 
 
 def make_command_plan(
-    request: Request, *, run: str, home: Home, clock: Clock, say: Callable[[str], None], **asked: Any
+    request: Request, *, run: str, home: Home, clock: Clock, say: Callable[[str], None], **options: Any
 ) -> Plan:
-    return planned(CommandProposal(request, Desk(run, home, clock, say), **asked))
+    return planned(CommandProposal(request, Desk(run, home, clock, say), **options))
 
 
 def catalogue_quote(request: Request, recipe: ResolvedRecipe, priors: Priors = NO_PRIORS) -> Quote:

@@ -14,7 +14,7 @@ print("the key is", os.environ.get("MY_TOKEN"))
 """
 NANOGPT = """\
 import json, os, signal, sys, time
-steps = int(next(one for one in sys.argv if one.startswith("--max_iters=")).split("=")[1])
+steps = int(next(word for word in sys.argv if word.startswith("--max_iters=")).split("=")[1])
 out = "out-char"
 os.makedirs(out, exist_ok=True)
 first = json.load(open(f"{out}/ckpt.pt"))["iter"] + 1 if "--init_from=resume" in sys.argv else 0
@@ -39,10 +39,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 torch.manual_seed(1)
 model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=1))
 rows = [{"input_ids": torch.arange(i, i + 16) % 64, "labels": torch.arange(i, i + 16) % 64} for i in range(64)]
-told = TrainingArguments(
+arguments = TrainingArguments(
     "out", max_steps=int(sys.argv[1]), logging_steps=5, save_steps=10, save_total_limit=2, report_to=[], use_cpu=True,
 )
-Trainer(model, told, train_dataset=rows).train(resume_from_checkpoint=sys.argv[2] if sys.argv[2:] else None)
+Trainer(model, arguments, train_dataset=rows).train(resume_from_checkpoint=sys.argv[2] if sys.argv[2:] else None)
 """
 
 COURSE_GPT = """\

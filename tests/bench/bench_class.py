@@ -82,7 +82,7 @@ def main() -> None:
         for number in range(given.learners):
             later, turn = divmod(number, len(given.python))
             capability, threads, precision = KINDS[5 * later % len(KINDS)]
-            seed, other = (recipe_file.seed_of(f"learner-{one}:key") for one in (number, number + 1))
+            seed, other = (recipe_file.seed_of(f"learner-{learner}:key") for learner in (number, number + 1))
             recipe = {**base, "train": {**base["train"], "seed": seed, "precision": precision}}
             out = work / f"out-{number}"
             out.mkdir()
@@ -93,8 +93,8 @@ def main() -> None:
             claimed = {**recipe, "train": {**recipe["train"], "precision": "auto"}}
             answer = replayed(out, work / "data", claimed, steps)
             (again,) = answer["again"]
-            told = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-            said = [one["val_loss"] for one in told if one["kind"] == "eval"][-1]
+            events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+            said = [event["val_loss"] for event in events if event["kind"] == "eval"][-1]
             honest.append(again["alike"])
             equal += again["equal"]
             losses.append(abs(answer["val_loss"] / said - 1))

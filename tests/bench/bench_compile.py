@@ -62,8 +62,8 @@ def cold(rounds: int, work: Path) -> None:
             with tempfile.TemporaryDirectory() as cache:
                 known = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
                 argv = [sys.executable, __file__, "--alone", way, "--work", str(work)]
-                told = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, env=known)
-            seconds[way].append(float(told.stdout.splitlines()[-1]))
+                done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, env=known)
+            seconds[way].append(float(done.stdout.splitlines()[-1]))
     tell("cold compile, processor time", seconds["blocks"], seconds["whole"], COLD_BAR, "s", more_is_better=False)
 
 

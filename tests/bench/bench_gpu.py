@@ -81,11 +81,11 @@ def small(row: Row) -> Row:
 def own_process(kind: str, row: str, name: str, work: Path, *, is_trial: bool) -> float:
     """A figure that needs a process of its own."""
     argv = [sys.executable, __file__, "--alone", f"{kind}:{row}:{name}", "--work", str(work)]
-    told = subprocess.run([*argv, *(["--try"] if is_trial else [])], check=True, stdout=subprocess.PIPE, text=True)
-    return float(told.stdout.splitlines()[-1])
+    done = subprocess.run([*argv, *(["--try"] if is_trial else [])], check=True, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout.splitlines()[-1])
 
 
-def told_alone(kind: str, row: Row, name: str, work: Path) -> float:
+def measured_alone(kind: str, row: Row, name: str, work: Path) -> float:
     """Peak bytes after a few steps, or the seconds from the finished model to the end of the first one."""
     file = shards_of(row.shape, work)
     before = own_peak_bytes()
@@ -127,12 +127,12 @@ def mfu(row: Row, work: Path, rounds: int) -> None:
     steps_s = [ours.block(row.steps, card_clock)[0] for _ in range(rounds)]
     rates = [row.shape.batch * row.shape.context / step_s for step_s in steps_s]
     flops, peak = ours.run.setup.model.flops_per_token(), peak_flops(ours.run.setup.device)
-    told = "no peak is known of this card"
+    figure = "no peak is known of this card"
     if peak is not None and flops is not None:
         low, high = (flops * rate / peak for rate in interval(rates))
         share = flops * statistics.median(rates) / peak
-        told = f"MFU **{share:.1%}** ({low:.1%} to {high:.1%}), {prior(ours.run.setup.device.cuda_name or '')}"
-    print(f"| {row.what}, ours | {statistics.median(rates):,.0f} tokens/s, {told} | {where()} |", flush=True)
+        figure = f"MFU **{share:.1%}** ({low:.1%} to {high:.1%}), {prior(ours.run.setup.device.cuda_name or '')}"
+    print(f"| {row.what}, ours | {statistics.median(rates):,.0f} tokens/s, {figure} | {where()} |", flush=True)
     print(f"| where its step goes | {shares_of_a_step(ours)} | {where()} |", flush=True)
 
 
@@ -215,7 +215,7 @@ def main() -> int:
     fitted = small if given.is_trial else (lambda row: row)
     if given.alone:
         kind, _, name = given.alone.split(":")
-        print(told_alone(kind, fitted(LARGE), name, given.work))
+        print(measured_alone(kind, fitted(LARGE), name, given.work))
         return 0
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         work = Path(folder)

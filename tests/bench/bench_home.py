@@ -39,11 +39,11 @@ def cost_of(verb: str, home: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--runs", type=int, default=10_000)
-    asked.add_argument("--repeats", type=int, default=3)
-    asked.add_argument("--home", type=Path)
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--home", type=Path)
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         full = given.home or many_runs(Path(folder) / "full", given.runs, 3).root
         homes = {"empty": many_runs(Path(folder) / "empty", 0, 0).root, "full": full}

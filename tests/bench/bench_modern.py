@@ -92,7 +92,7 @@ def last_loss(out: Path) -> float | None:
     """What the evaluation after the last step found; None where it was not reached."""
     path = out / "events.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return next((one["val_loss"] for one in events if one["kind"] == "eval" and one["step"] == STEPS), None)
+    return next((event["val_loss"] for event in events if event["kind"] == "eval" and event["step"] == STEPS), None)
 
 
 def row(name: str, rate: float, losses: list[float], against: list[float]) -> str:
@@ -100,7 +100,7 @@ def row(name: str, rate: float, losses: list[float], against: list[float]) -> st
     mean, spread = statistics.mean(losses), statistics.stdev(losses)
     if losses is against:
         return f"| {name} | {rate:g} | {mean:.4f} | {spread:.4f} | | |"
-    pairs = [one - other for one, other in zip(losses, against, strict=True)]
+    pairs = [loss - other for loss, other in zip(losses, against, strict=True)]
     error = statistics.stdev(pairs) / math.sqrt(len(pairs))
     sigma = statistics.mean(pairs) / error if error else 0.0
     difference = f"{statistics.mean(pairs):+.4f} ± {error:.4f}"
@@ -122,7 +122,7 @@ def main() -> int:
     wanted = [(name, rate, seed) for name in names for rate in rates for seed in seeds]
     # Each training has a process of its own: the loop sets up signals, threads and the garbage collector for itself.
     with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        runs = {one: pool.submit(trained, work, *one) for one in wanted}
+        runs = {key: pool.submit(trained, work, *key) for key in wanted}
     found = {(name, rate): [runs[name, rate, seed].result() for seed in seeds] for name, rate, _ in wanted}
     print("| addition | rates x | validation loss | spread | less than the reference | sigma |")
     print("| --- | --- | --- | --- | --- | --- |")

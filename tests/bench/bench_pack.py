@@ -79,9 +79,9 @@ def ours(source: Path, work: Path, codec: str) -> dict[str, float]:
     machine = work / "machine"
     machine.mkdir()
     command = [sys.executable, __file__, "--ship", str(source), str(machine), "--codec", codec]
-    told = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    measured = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     shutil.rmtree(machine)
-    return dict(told)
+    return dict(measured)
 
 
 def tar(source: Path, work: Path) -> float:

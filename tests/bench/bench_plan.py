@@ -120,10 +120,10 @@ def memory() -> None:
     print("| --- | --- | --- | --- | --- | --- |", flush=True)
     for name, points in _points():
         errors = []
-        for model, batch, asked in points:
-            traced = traced_peak_bytes(model, batch, **asked)
-            errors.append(tensor_bytes(ModelConfig(**model), batch, way=way_of(**asked)) / traced - 1)
-            print(f"{name}: {model} x {batch} {asked}: {traced:,} {errors[-1]:+.2%}", file=sys.stderr, flush=True)
+        for model, batch, options in points:
+            traced = traced_peak_bytes(model, batch, **options)
+            errors.append(tensor_bytes(ModelConfig(**model), batch, way=way_of(**options)) / traced - 1)
+            print(f"{name}: {model} x {batch} {options}: {traced:,} {errors[-1]:+.2%}", file=sys.stderr, flush=True)
         reached = "yes" if max(map(abs, errors)) <= 0.05 else "NO"
         found = f"{min(errors):+.2%} to {max(errors):+.2%}, median {statistics.median(errors):+.2%}"
         print(
@@ -134,11 +134,11 @@ def memory() -> None:
 def _points() -> Iterator[tuple[str, list[tuple[dict[str, Any], int, dict[str, Any]]]]]:
     for name, (more, variants) in GROUPS.items():
         sizes = SIZES if "124M" in name else WIDE
-        yield name, [(_shape(s, more), b, asked) for s in sizes.values() for b in BATCHES for asked in variants]
+        yield name, [(_shape(s, more), b, options) for s in sizes.values() for b in BATCHES for options in variants]
     yield "modern with Muon, 355M", [(_shape(LARGE["355M"], MODERN), 8, {"optim": "muon"})]
     for name, size in LARGE.items():
         yield f"faithful, {name}", [(_shape(size, {}), batch, {}) for batch in BATCHES]
-    yield "1.5B in shares", [(_shape(LARGE["1.5B"], {}), batch, asked) for batch in BATCHES for asked in SHARES]
+    yield "1.5B in shares", [(_shape(LARGE["1.5B"], {}), batch, options) for batch in BATCHES for options in SHARES]
 
 
 def _shape(size: tuple[int, ...], more: dict[str, Any]) -> dict[str, Any]:
@@ -196,8 +196,8 @@ def _told_over_took(recipe: str, keys: list[str], cpu_time: bool) -> float:
         resolved = json.loads((run / "plan.json").read_text())["resolved"]
         if not cpu_time:
             return _ratio(resolved, run / "events.jsonl")
-        asked = tomllib.loads("\n".join(keys))["train"]  # The run that made the data took 20 steps.
-        resolved["train"].update(asked)
+        changes = tomllib.loads("\n".join(keys))["train"]  # The run that made the data took 20 steps.
+        resolved["train"].update(changes)
         (run / "recipe.json").write_text(json.dumps(resolved))
         paths = ["--recipe", str(run / "recipe.json"), "--data", str(run / "data"), "--out", str(run / "out")]
         argv = [sys.executable, "-c", _BY_PROCESSOR, *paths]
@@ -208,8 +208,8 @@ def _told_over_took(recipe: str, keys: list[str], cpu_time: bool) -> float:
 def _ratio(resolved: dict[str, Any], file: Path) -> float:
     meter = Meter(resolved)
     events = list(events_of(file))
-    told = next(found for event in events if (found := meter.take(event)) is not None)
-    return float((told.elapsed_s + told.left_s) / (events[-1].elapsed_s or 0.0))
+    progress = next(found for event in events if (found := meter.take(event)) is not None)
+    return float((progress.elapsed_s + progress.left_s) / (events[-1].elapsed_s or 0.0))
 
 
 def main() -> int:

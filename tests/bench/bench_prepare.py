@@ -139,8 +139,8 @@ def against_datasets(source: Path, folder: Path, processes: int, rounds: int) ->
         ratios.append(their_cpu / our_cpu)
         walls.append(their_wall / our_wall)
         peaks.append(peak)
-        told = f"{our_cpu:.1f} s of CPU in {our_wall:.1f} s, the script {their_cpu:.1f} in {their_wall:.1f}"
-        print(f"  {told}", flush=True)
+        line = f"{our_cpu:.1f} s of CPU in {our_wall:.1f} s, the script {their_cpu:.1f} in {their_wall:.1f}"
+        print(f"  {line}", flush=True)
     print(f"against datasets.map, {processes} processes: {statistics.median(ratios):.2f}x by CPU time "
           f"({min(ratios):.2f} to {max(ratios):.2f}), {statistics.median(walls):.2f}x by the wall clock")  # fmt: skip
     print(f"memory of the whole tree: {max(peaks) / 1e6:.0f} MB at most")
@@ -163,7 +163,7 @@ def awkward(texts: list[str], folder: Path) -> None:
 
     def lines(place: Path) -> None:
         with place.open("w") as file:
-            file.writelines(json.dumps({"text": one}) + "\n" for one in documents(50_000_000, 4))
+            file.writelines(json.dumps({"text": document}) + "\n" for document in documents(50_000_000, 4))
 
     rows: dict[str, tuple[str, Callable[[Path], None]]] = {
         "lines of JSON of 50 MB": ("lines.jsonl", lines),
@@ -177,8 +177,8 @@ def awkward(texts: list[str], folder: Path) -> None:
         source, out = folder / name, folder / f"awkward-{number}"
         write(source)
         _, wall, (peak, shared_once) = _run([sys.executable, "-c", _TWO_PROCESSES, str(source), str(out)])
-        told = f"{peak / 1e6:.0f} MB, what is shared counted once {shared_once / 1e6:.0f}; {wall:.0f} s"
-        print(f"{what}: {told}", flush=True)
+        figures = f"{peak / 1e6:.0f} MB, what is shared counted once {shared_once / 1e6:.0f}; {wall:.0f} s"
+        print(f"{what}: {figures}", flush=True)
 
 
 def _run(command: list[str]) -> tuple[float, float, tuple[int, int]]:

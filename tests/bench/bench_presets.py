@@ -167,9 +167,9 @@ def show(found: dict[str, object], seeds: int, share: float) -> None:
     for pair in pairs:
         ends = [pair[name][-1] for name in ("faithful", "modern")]  # type: ignore[index]
         ratio = pair["ratio"]
-        told = "never" if ratio is None else f"**{ratio:.2f}x**"
+        reached = "never" if ratio is None else f"**{ratio:.2f}x**"
         cells = [f"{loss:.3f} ({tokens / 1e6:.2f} M tokens)" for tokens, loss in ends]
-        print(f"| {pair['seed']} | {cells[0]} | {cells[1]} | {told} |")
+        print(f"| {pair['seed']} | {cells[0]} | {cells[1]} | {reached} |")
     ratios = [float(pair["ratio"]) for pair in pairs if pair["ratio"] is not None]  # type: ignore[arg-type]
     spread = f"median {statistics.median(ratios):.2f}x, {min(ratios):.2f}x to {max(ratios):.2f}x" if ratios else "none"
     whole = len(ratios) == len(pairs) == seeds

@@ -148,9 +148,9 @@ def shards(bench: Bench, sizes: Sizes) -> None:
     with bench.way(ROUND_TRIP_S) as port:
 
         def ours() -> float:
-            told = bench.ours("ship", source, port)
-            peaks.append(told["memory_bytes"])
-            return float(told["seconds"])
+            measured = bench.ours("ship", source, port)
+            peaks.append(measured["memory_bytes"])
+            return float(measured["seconds"])
 
         ours_s, tar_s, rsync_s = bench.best(
             ours, lambda: bench.tar_scp_tar(source, port), lambda: bench.rsync(source, port)
@@ -182,9 +182,9 @@ def cuts(bench: Bench, sizes: Sizes) -> None:
     os.link(weights, source / "weights.bin")
     for what, content in (("shipped", source), ("brought home", weights)):
         with bench.way(ROUND_TRIP_S, CUT_EVERY_S) as port:
-            told = bench.ours("ship" if content is source else "home", content, port, size_bytes)
+            measured = bench.ours("ship" if content is source else "home", content, port, size_bytes)
         ratio = bench.carried_bytes / size_bytes
-        print(f"| {sizes.cuts_mb} MB {what}, cut every 5 s | {told['seconds']:.1f} s, {told['tries']} tries "
+        print(f"| {sizes.cuts_mb} MB {what}, cut every 5 s | {measured['seconds']:.1f} s, {measured['tries']} tries "
               f"| {ratio:.2f}x its size went over the line | | <= 1.3x | {'yes' if ratio <= 1.3 else 'NO'} | |",
               flush=True)  # fmt: skip
         bench.set_aside()  # What a cut has left of a lane may still write there.
@@ -196,10 +196,10 @@ def memory(bench: Bench, sizes: Sizes) -> None:
     source.mkdir()
     for number in range(10):
         os.link(tenth, source / f"train_{number:06d}.bin")
-    told = bench.ours("ship", source, bench.sshd.port)
-    peak_mb = told["memory_bytes"] / 1e6
-    print(f"| memory while {sizes.memory_mb / 1000:.0f} GB are shipped | {peak_mb:.0f} MB | {told['seconds']:.0f} s | "
-          f"| <= 200 MB | {'yes' if peak_mb <= 200 else 'NO'} | |")  # fmt: skip
+    measured = bench.ours("ship", source, bench.sshd.port)
+    peak_mb = measured["memory_bytes"] / 1e6
+    print(f"| memory while {sizes.memory_mb / 1000:.0f} GB are shipped | {peak_mb:.0f} MB | "
+          f"{measured['seconds']:.0f} s | | <= 200 MB | {'yes' if peak_mb <= 200 else 'NO'} | |")  # fmt: skip
 
 
 def checkpoint(bench: Bench, megabytes: int) -> Path:

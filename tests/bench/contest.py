@@ -248,19 +248,19 @@ def speed(row: Row, work: Path, rounds: int, clock: Clock) -> dict[str, list[flo
     seen = contest.rounds(rounds, clock)
     tokens = row.shape.batch * row.shape.context
     for name, bar in row.bars.items():
-        told = "no bar" if bar is None else f">= {bar}x"
+        needed = "no bar" if bar is None else f">= {bar}x"
         if name not in rivals:
-            print(f"| {row.what} | {NAMES[name]} | not measured: not installed | | {told} | | |")
+            print(f"| {row.what} | {NAMES[name]} | not measured: not installed | | {needed} | | |")
             continue
         if apart[name] > row.gate:
-            print(f"| {row.what} | {NAMES[name]} | void: losses {apart[name]:.1e} apart | | {told} | | |")
+            print(f"| {row.what} | {NAMES[name]} | void: losses {apart[name]:.1e} apart | | {needed} | | |")
             continue
         ratios = [theirs / ours for ours, theirs in zip(seen["ours"], seen[name], strict=True)]
         low, high = interval(ratios)
         reached = "" if bar is None else "yes" if low >= bar else "NO" if high < bar else "not shown"
-        rates = [f"{tokens / statistics.median(seen[one]):,.0f}" for one in ("ours", name)]
+        rates = [f"{tokens / statistics.median(seen[side]):,.0f}" for side in ("ours", name)]
         ratio = f"**{statistics.median(ratios):.2f}x** ({low:.2f} to {high:.2f})"
-        print(f"| {row.what} | {NAMES[name]} | {ratio} | {rates[0]} / {rates[1]} | {told} | {reached} | {where()} |",
+        print(f"| {row.what} | {NAMES[name]} | {ratio} | {rates[0]} / {rates[1]} | {needed} | {reached} | {where()} |",
               flush=True)  # fmt: skip
     return seen
 

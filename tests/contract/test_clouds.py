@@ -52,7 +52,7 @@ def test_every_offer_is_in_a_region_that_the_cloud_names(customers: Customers) -
     known = cloud.regions()  # type: ignore[attr-defined]
     assert known
     offers = cloud.offers(NEED, rows_for(NEED, cloud.name) or offers_for(NEED))
-    assert {one.region for one in offers} - {"any"} <= set(known)
+    assert {offer.region for offer in offers} - {"any"} <= set(known)
 
 
 def test_an_unknown_region_is_refused_with_the_nearest_and_all() -> None:

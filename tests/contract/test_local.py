@@ -59,7 +59,7 @@ def test_local_instance_whose_guard_died_is_not_called_running(provider: Provide
     created = provider.create(order(provider))
     kill_instance(created.token)
     wait_for(provider, created, InstanceState.STOPPED)
-    assert [one.id for one in provider.find(None)] == [created.id]
+    assert [instance.id for instance in provider.find(None)] == [created.id]
 
 
 def test_local_never_turns_a_strange_id_into_a_path(provider: Provider) -> None:

@@ -63,7 +63,7 @@ def test_what_is_read_of_a_channel_and_a_transport_is_there() -> None:
         assert hasattr(channel, name), name
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        one = paramiko.Transport(ours, packetizer_class=Packetizer)
+        connected = paramiko.Transport(ours, packetizer_class=Packetizer)
         for name in ("packetizer", "clear_to_send", "banner_timeout", "handshake_timeout", "auth_timeout"):
-            assert hasattr(one, name), name
-        one.packetizer.close()
+            assert hasattr(connected, name), name
+        connected.packetizer.close()

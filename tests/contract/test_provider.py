@@ -86,28 +86,28 @@ def test_offers_are_read_only_and_carry_what_a_plan_needs(provider: Provider) ->
 
 
 def test_a_created_instance_is_found_by_its_token_with_all_facts(provider: Provider) -> None:
-    asked = order(provider)
-    created = provider.create(asked)
-    assert (created.token, created.run) == (asked.token, "fox-41")
+    wanted = order(provider)
+    created = provider.create(wanted)
+    assert (created.token, created.run) == (wanted.token, "fox-41")
     running = wait_for(provider, created, InstanceState.RUNNING)
-    (found,) = provider.find(asked.token)
+    (found,) = provider.find(wanted.token)
     assert found.id == created.id == running.id
-    assert (found.token, found.run, found.deadline_wall) == (asked.token, "fox-41", asked.deadline_wall)
-    assert [one.id for one in provider.find(None)] == [created.id]
+    assert (found.token, found.run, found.deadline_wall) == (wanted.token, "fox-41", wanted.deadline_wall)
+    assert [instance.id for instance in provider.find(None)] == [created.id]
 
 
 def test_a_running_instance_is_as_ordered_and_reachable(provider: Provider) -> None:
-    asked = order(provider)
-    created = provider.create(asked)
+    wanted = order(provider)
+    created = provider.create(wanted)
     for _ in ticks(CLOCK, 0.05, 30):
         seen = provider.read(created.id)
         if seen.state is InstanceState.RUNNING and seen.address is not None:
             break
     assert seen.address is not None
-    assert seen.type_id in ("", asked.offer.type_id)
-    assert seen.gpu_count == asked.offer.gpu_count
+    assert seen.type_id in ("", wanted.offer.type_id)
+    assert seen.gpu_count == wanted.offer.gpu_count
     rate = seen.rate_micros_per_hour
-    assert rate is None or rate == asked.offer.rate_micros_per_hour
+    assert rate is None or rate == wanted.offer.rate_micros_per_hour
 
 
 def test_another_token_finds_nothing(provider: Provider) -> None:
@@ -125,7 +125,7 @@ def test_destroy_is_idempotent_and_can_be_read_back(provider: Provider) -> None:
     provider.destroy(created.id)
     provider.destroy(created.id)
     wait_for(provider, created, InstanceState.GONE)
-    assert all(one.state is InstanceState.GONE for one in provider.find(created.token))
+    assert all(instance.state is InstanceState.GONE for instance in provider.find(created.token))
 
 
 def test_leftovers_are_found_by_the_token_and_can_be_removed(provider: Provider) -> None:
@@ -134,11 +134,11 @@ def test_leftovers_are_found_by_the_token_and_can_be_removed(provider: Provider)
     created = provider.create(order(provider))
     wait_for(provider, created, InstanceState.RUNNING)
     beside = provider.leftovers(TOKEN)
-    assert {one.token for one in beside} == {TOKEN}
-    assert [one.id for one in provider.leftovers(None)] == [one.id for one in beside]
+    assert {leftover.token for leftover in beside} == {TOKEN}
+    assert [leftover.id for leftover in provider.leftovers(None)] == [leftover.id for leftover in beside]
     assert provider.leftovers("gr-fox-41-00000000") == []
     provider.destroy(created.id)
     wait_for(provider, created, InstanceState.GONE)
-    for one in provider.leftovers(TOKEN):
-        provider.remove(one)
+    for leftover in provider.leftovers(TOKEN):
+        provider.remove(leftover)
     assert provider.leftovers(TOKEN) == []

@@ -63,21 +63,21 @@ def test_a_lost_create_is_found_and_a_second_never_runs_with_it(slurm: ScriptedS
     (first,) = provider.find(TOKEN)
     wait_for(provider, first, InstanceState.RUNNING)
     second = provider.create(order(provider))
-    assert [one.state for one in provider.find(TOKEN)] == [InstanceState.RUNNING, InstanceState.PENDING]
+    assert [job.state for job in provider.find(TOKEN)] == [InstanceState.RUNNING, InstanceState.PENDING]
     provider.destroy(first.id)
     assert wait_for(provider, second, InstanceState.GONE).said == "FAILED", "nothing runs twice in a run's folder"
     assert provider.read(first.id).state is InstanceState.GONE
 
 
 def test_a_controller_that_is_away_says_nothing_about_any_job(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:
-    made, asked = provider.create(order(provider)), order(provider, "gr-fox-41-11111111")
+    made, second = provider.create(order(provider)), order(provider, "gr-fox-41-11111111")
     slurm.set("away")
     verbs = (
         provider.verify,
         lambda: provider.read(made.id),
         lambda: provider.find(TOKEN),
         lambda: provider.destroy(made.id),
-        lambda: provider.create(asked),
+        lambda: provider.create(second),
     )
     for verb in verbs:
         with pytest.raises(Unknown, match="Unable to contact"):
@@ -234,8 +234,8 @@ def test_a_set_up_uses_a_login_shell_and_exports_reach_the_job(slurm: ScriptedSl
     for _ in ticks(CLOCK, 0.05, 10):
         if (passed_on := slurm.work / made.token / "job.env").exists() and (slurm.work / made.token / "calls").exists():
             break
-    told = subprocess.run(["sh", "-c", '. "$0"; echo "$NCCL_SOCKET_IFNAME"', str(passed_on)], capture_output=True)
-    assert told.stdout == b'ib "0"\n'
+    done = subprocess.run(["sh", "-c", '. "$0"; echo "$NCCL_SOCKET_IFNAME"', str(passed_on)], capture_output=True)
+    assert done.stdout == b'ib "0"\n'
     assert provider.never_runs(provider.read(made.id)) is None
 
 
@@ -256,7 +256,7 @@ def test_an_unreachable_cluster_hides_nothing_of_another(slurm: ScriptedSlurm, e
     made = provider.create(order(provider))
     with pytest.raises(Unknown) as unclear:
         provider.find(None)
-    assert [one.id for one in unclear.value.found] == [made.id]
+    assert [job.id for job in unclear.value.found] == [made.id]
     assert ("dark" in unclear.value.regions, "slurm.third" in str(unclear.value)) == (True, True)
     with pytest.raises(Unknown) as unseen:
         provider.leftovers(None)
@@ -276,8 +276,8 @@ def test_cards_are_counted_on_one_node_that_works(slurm: ScriptedSlurm, provider
 def test_several_nodes_are_one_job_that_asks_for_each_ones_cards(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:
     need = GpuNeed(count=8, name="A100", nodes=2)
     (offer,) = provider.offers(need, rows_for(need))
-    asked = order(provider).model_copy(update={"offer": offer})
-    made = provider.create(asked)
+    wanted = order(provider).model_copy(update={"offer": offer})
+    made = provider.create(wanted)
     assert {"--nodes=2", "--ntasks-per-node=1", "--gres=gpu:8"} <= set(slurm.options_of("1"))
     assert (made.gpu_count, offer.gpu_count) == (16, 16)
     slurm.set("sinfo", "main*|up|infinite|idle|1|gpu:8\nmain*|up|infinite|drain|4|gpu:8\nmain*|up|infinite|mix|3|gpu:4")
@@ -330,7 +330,7 @@ def test_a_foreign_state_is_unknown_and_any_comment_is_harmless() -> None:
         ((None, "COMPLETED"), InstanceState.GONE),
     ],
 )
-def test_several_jobs_of_one_sbatch_are_one_that_is_gone_once_all_are(
+def test_an_array_is_one_job_that_is_gone_once_all_its_jobs_are(
     words: tuple[str | None, str], state: InstanceState
 ) -> None:
     lines = [

@@ -1,4 +1,4 @@
-"""The hub of public data sets, as far as its tree and its files go, on this machine."""
+"""The hub of public data sets on this machine: its tree and its files, no more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def shard(tokens: bytes) -> bytes:
-    """A shard of llm.c's kind, of tokens that are below 256."""
+    """Return a shard in llm.c's format, of tokens below 256."""
     header = struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253)
     return header + b"".join(bytes([token, 0]) for token in tokens)
 
@@ -44,12 +44,12 @@ class HubEmulator:
         self._thread.join()
 
     def tree(self) -> list[dict[str, Any]]:
-        """What the hub lists, each file of LFS with its digest."""
-        told = [{"type": "file", "path": "README.md", "size": 3, "oid": "0" * 40}]
+        """Return what the hub lists, each file of LFS with its digest."""
+        entries = [{"type": "file", "path": "README.md", "size": 3, "oid": "0" * 40}]
         for path, content in self.files.items():
             lfs = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
-            told.append({"type": "file", "path": path, "size": len(content), "oid": "1" * 40, "lfs": lfs})
-        return told
+            entries.append({"type": "file", "path": path, "size": len(content), "oid": "1" * 40, "lfs": lfs})
+        return entries
 
 
 def _handler(hub: HubEmulator) -> type[BaseHTTPRequestHandler]:
@@ -63,10 +63,10 @@ def _handler(hub: HubEmulator) -> type[BaseHTTPRequestHandler]:
             if path in (f"/api/datasets/me/tokens/revision/{name}" for name in ("main", COMMIT)):
                 return self.answer(json.dumps({"sha": COMMIT, "gated": hub.gated, "private": False}).encode())
             if path == f"/api/datasets/me/tokens/tree/{COMMIT}":  # In two pages, as the hub tells many files.
-                told, half = hub.tree(), len(hub.tree()) // 2
+                rows, half = hub.tree(), len(hub.tree()) // 2
                 if "cursor" in self.path:
-                    return self.answer(json.dumps(told[half:]).encode())
-                return self.answer(json.dumps(told[:half]).encode(), Link=f'<{hub.origin}{path}?cursor=x>; rel="next"')
+                    return self.answer(json.dumps(rows[half:]).encode())
+                return self.answer(json.dumps(rows[:half]).encode(), Link=f'<{hub.origin}{path}?cursor=x>; rel="next"')
             if path.startswith(file := f"/datasets/me/tokens/resolve/{COMMIT}/"):
                 return self.file(path.removeprefix(file))
             return self.send_error(401)

@@ -34,7 +34,7 @@ class Door:
         self._thread.start()
 
     def close(self) -> None:
-        """Take nobody in any more; who is in stays."""
+        """Accept no more connections; those that are open stay."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -49,7 +49,7 @@ class Door:
 
 
 class Proxy:
-    """Passes bytes on both ways, each `round_trip_s` / 2 late, until it is told otherwise.
+    """Passes bytes on both ways, each `round_trip_s` / 2 late, until a method changes that.
 
     With `cut_every_s` all connections are cut again and again. `sent_bytes` came from the near side, `brought_bytes`
     from the far one. `at` is where it listens, `host` where the server is.
@@ -187,11 +187,11 @@ class _Both:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("port", type=int)
-    asked.add_argument("--round-trip", type=float, default=0.0)
-    asked.add_argument("--cut-every", type=float, default=0.0)
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("port", type=int)
+    parser.add_argument("--round-trip", type=float, default=0.0)
+    parser.add_argument("--cut-every", type=float, default=0.0)
+    options = parser.parse_args()
     proxy = Proxy(options.port, round_trip_s=options.round_trip, cut_every_s=options.cut_every)
     print(proxy.port, flush=True)
     sys.stdin.read()

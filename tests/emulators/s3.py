@@ -28,7 +28,7 @@ _NEEDS = {"PUT": "s3:PutObject", "DELETE": "s3:DeleteObject", "GET": "s3:GetObje
 
 
 class Refused(Exception):
-    """An answer of no."""
+    """A refusal."""
 
     def __init__(self, status: int, code: str, message: str, more: str = "") -> None:
         super().__init__(code)
@@ -95,7 +95,7 @@ class S3Emulator:
         return bytes(self.objects.get_object(BUCKET, key).value)
 
     def alter(self, key: str, content: bytes | None = None) -> None:
-        """Another content under the same name, size and tag: what a checksum of S3's own would not show."""
+        """Change an object's content under the same name, size and tag, which no checksum of S3's own would show."""
         found = self.objects.get_object(BUCKET, key)
         old = bytes(found.value)
         tag = found.etag
@@ -103,27 +103,27 @@ class S3Emulator:
         found._etag = tag.strip('"')
 
     def expire(self, requests: int) -> None:
-        """So many requests with presigned URLs are told that they came too late."""
+        """Refuse the next so many requests with presigned URLs as too late."""
         self._expiring = requests
 
     def cut(self, answers: int) -> None:
-        """So many answers with content break off in the middle."""
+        """Break off the next so many answers with content in the middle."""
         self._cuts = answers
 
     def fail(self, requests: int, status: int = 503, code: str = "SlowDown") -> None:
-        """So many requests are answered with 503, or with another refusal."""
+        """Answer the next so many requests with 503, or with another refusal."""
         self._unavailable, self._failure = requests, (status, code)
 
     def deny_after(self, puts: int | None) -> None:
-        """So many more objects are taken by URL, then none; None: as many as come."""
+        """Take so many more objects by URL, then none; None: as many as come."""
         self._puts_left = puts
 
     def deny_writing_of(self, ending: str) -> None:
-        """No object whose name ends so may be written; nothing: all may."""
+        """Let no object whose name ends so be written; "": all may be."""
         self._protected = ending
 
     def lose_answer_to(self, name: str) -> None:
-        """The next object of that name is taken, and the answer lost."""
+        """Take the next object of that name, and lose the answer."""
         self._lost = name
 
     def uploaded_bytes(self, prefix: str = "") -> int:
@@ -142,8 +142,8 @@ class S3Emulator:
                 self._check_pieces(environ["REQUEST_METHOD"], query, body)
             except Refused as refused:
                 return _answer_no(refused, environ, start_response, self.region if refused.more else "")
-            told: dict[str, Any] = {}
-            content = b"".join(self._moto(environ, lambda status, headers, *_: told.update(s=status, h=headers)))
+            head: dict[str, Any] = {}
+            content = b"".join(self._moto(environ, lambda status, headers, *_: head.update(s=status, h=headers)))
             is_cut = bool(self._cuts and len(content) > 1000)
             self._cuts -= is_cut
             is_lost = bool(self._lost) and key.endswith(self._lost) and environ["REQUEST_METHOD"] == "PUT"
@@ -153,14 +153,14 @@ class S3Emulator:
             raise ConnectionAbortedError
         if is_cut:
             half = content[: len(content) // 2]
-            start_response(told["s"], told["h"])(half)
+            start_response(head["s"], head["h"])(half)
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise ConnectionAbortedError
-        start_response(told["s"], [*told["h"], ("x-amz-bucket-region", self.region)])
+        start_response(head["s"], [*head["h"], ("x-amz-bucket-region", self.region)])
         return [content]
 
     def _check(self, environ: dict[str, Any], query: dict[str, list[str]], bucket: str, key: str) -> None:
-        """Who asks, from which region, when, and whether that is allowed."""
+        """Refuse by who asks, from which region and when, and what that user may do."""
         if self._unavailable:
             self._unavailable -= 1
             raise Refused(*self._failure, "Please reduce your request rate.")
@@ -187,12 +187,12 @@ class S3Emulator:
             raise Refused(403, "AccessDenied", words)
 
     def _check_pieces(self, method: str, query: dict[str, list[str]], body: bytes) -> None:
-        """What R2 wants of an upload, and says when it is to be put together."""
+        """Refuse unequal pieces of an upload as R2 does: once it is to be put together."""
         upload = query.get("uploadId", [""])[0]
         if method == "PUT" and upload:
             self._pieces[upload, int(query["partNumber"][0])] = len(body)
         if method == "POST" and upload and self.wants_equal_pieces:
-            numbers = sorted(int(one) for one in re.findall(rb"<PartNumber>(\d+)<", body))
+            numbers = sorted(int(number) for number in re.findall(rb"<PartNumber>(\d+)<", body))
             *others, last = (self._pieces[upload, number] for number in numbers)
             if len({*others}) > 1 or last > max(others, default=last):
                 raise Refused(400, "InvalidPart", "All non-trailing parts must have the same length.")
@@ -233,4 +233,4 @@ class _Handler(WSGIRequestHandler):
         return formatdate(self.server.emulator.now(), usegmt=True)
 
     def log(self, *args: Any) -> None:
-        """Nothing is said of a request."""
+        """Log nothing."""

@@ -34,7 +34,7 @@ class Emulator:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that send gpurun here, with a key that is good."""
+        """Return the variables that send gpurun here, with a good key."""
         raise NotImplementedError
 
     @property
@@ -67,7 +67,7 @@ class Emulator:
         self.stop()
 
     def fail(self, route: str, *faults: Any) -> None:
-        """The next requests of a route go wrong in these ways, one each; None lets one pass."""
+        """Have the next requests of a route go wrong in these ways, one each; None lets one pass."""
         self.faults[route] += faults
 
     def next_fault(self, route: str) -> Any:
@@ -79,17 +79,17 @@ class Emulator:
             self.world.tick()
 
     def _serve(self) -> Any:
-        """The server, bound to a free port of this machine."""
+        """Return the server, bound to a free port of this machine."""
         raise NotImplementedError
 
     def _let_time_pass(self) -> None:
-        """For what nobody asks about."""
+        """Let time pass even while nobody asks."""
         while not self.ended.wait(self._tick_s):
             self.tick()
 
 
 class HttpEmulator(Emulator):
-    """One that speaks JSON itself. `requests` is what was asked: method, route and body.
+    """An emulator that speaks JSON itself. `requests` has the method, route and body of each request.
 
     `violations` are requests and answers that the provider's OpenAPI document does not allow.
     """
@@ -122,7 +122,7 @@ class Server(ThreadingHTTPServer):
         self.emulator = emulator
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is no news."""
+        """Ignore a client that hung up."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -152,11 +152,11 @@ class Handler(BaseHTTPRequestHandler):
         return super().date_time_string(int(self.server.emulator.world.clock.wall()))
 
     def log_message(self, *words: Any) -> None:
-        """Quiet: what was asked stands in `requests`."""
+        """Log nothing: `requests` has it all."""
 
 
 def route_of(routes: Sequence[tuple[str, str, str]], method: str, path: str) -> tuple[str, str, str]:
-    """The name of a route, the id in it, and its path as the provider's document writes it; "none" for no route."""
+    """Return a route's name, the id in it, and its path as the provider's document writes it; "none" for no route."""
     for verb, pattern, name in routes:
         match = re.fullmatch(pattern, path)
         if verb == method and match:
@@ -165,7 +165,7 @@ def route_of(routes: Sequence[tuple[str, str, str]], method: str, path: str) -> 
 
 
 def json_of(raw: bytes) -> Any:
-    """A body as JSON; None where there is none, or nothing that can be read."""
+    """Return a body as JSON; None where there is none, or nothing that can be read."""
     try:
         return json.loads(raw) if raw else None
     except ValueError:

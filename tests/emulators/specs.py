@@ -13,13 +13,13 @@ ABSENT = "the provider's OpenAPI document does not lie beside this checkout"
 
 @cache
 def document(name: str) -> dict[str, Any] | None:
-    """A document by its file's name; None where it is not there."""
+    """Return a document by its file's name; None where it is not there."""
     path = FOLDER / name
     return json.loads(path.read_text()) if path.is_file() else None
 
 
 def differences(name: str, schema: dict[str, Any], value: Any) -> list[str]:
-    """How a value differs from a schema that may refer to the document's components; nothing without the document."""
+    """Return how a value differs from a schema that may refer to the document's components; nothing without it."""
     if document(name) is None:
         return []
     errors = _validator(name, json.dumps(schema)).iter_errors(value)
@@ -30,5 +30,5 @@ def differences(name: str, schema: dict[str, Any], value: Any) -> list[str]:
 def _validator(name: str, schema: str) -> Any:
     from jsonschema import Draft202012Validator
 
-    told = document(name) or {}
-    return Draft202012Validator({**json.loads(schema), "components": told["components"]})
+    spec = document(name) or {}
+    return Draft202012Validator({**json.loads(schema), "components": spec["components"]})

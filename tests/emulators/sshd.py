@@ -25,7 +25,7 @@ _PRIVILEGE_SEPARATION = Path("/run/sshd")
 
 
 def missing() -> str:
-    """Why no sshd can be run here; empty when one can."""
+    """Return why no sshd can be run here; empty when one can."""
     if SSHD is None:
         return "OpenSSH's server is not installed"
     if os.getuid() == 0 and not _PRIVILEGE_SEPARATION.is_dir():
@@ -71,7 +71,7 @@ class Sshd:
 
     @property
     def connections(self) -> int:
-        """How many there were so far."""
+        """Return how many there were so far."""
         return self._door.connections
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Sshd:
 
 @contextmanager
 def key_agent(folder: Path, *keys: Path) -> Iterator[Path]:
-    """A real ssh-agent that holds these keys; its socket. It ends with the block."""
+    """Yield the socket of a real ssh-agent that holds these keys and ends with the block."""
     at = folder / "agent.sock"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", at], stdout=subprocess.DEVNULL, start_new_session=True)
     try:

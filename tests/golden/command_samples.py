@@ -28,7 +28,7 @@ def live() -> tuple[Screen, float]:
     """Half way, with a loss of each epoch and no learning rate; one output is finished, no checkpoint was named."""
     begun = samples.NOW - 6163
     screen = Screen(plan(), spent_by)
-    records = [one for one in samples.story(begun, usd("2.49")) if str(one.event) != "rate.observed"]
+    records = [record for record in samples.story(begun, usd("2.49")) if str(record.event) != "rate.observed"]
     events: list[dict[str, Any]] = [
         {"kind": "start", "wall": begun, "elapsed_s": 0.0, "steps": None, "python": "3.12.1"}
     ]
@@ -46,12 +46,12 @@ def live() -> tuple[Screen, float]:
 
 def predicate(**training: Any) -> dict[str, Any]:
     """What the receipt of it states; an older gpurun divided its time as a trainer's."""
-    told = copy.deepcopy(samples.PREDICATE)
-    told["asked"] |= {
+    fields = copy.deepcopy(samples.PREDICATE)
+    fields["asked"] |= {
         "recipe": "train.py",
         "command": {"argv": list(ARGV), "env": ["WANDB_MODE"], "secrets": ["HF_TOKEN"]},
     }
-    told["training"] |= {
+    fields["training"] |= {
         "outcome": "failed", "reason": "failed", "message": WORDS, "exit_code": 1, "device": "unknown",
         "start": {"is": "instance-reported", "event": {"device": None, "python": "3.12.1"}},
         "figures": {"is": "instance-reported", "last_step": 600, "last_loss": 4.3841, "best_val_loss": 4.4},
@@ -62,10 +62,10 @@ def predicate(**training: Any) -> dict[str, Any]:
             "lines": ["no new file matches out/** yet; the command's folder has train.py"],
         },
     }  # fmt: skip
-    told["training"] |= training
-    told["sample"], told["runtime"]["planned"]["training_s"] = None, None
+    fields["training"] |= training
+    fields["sample"], fields["runtime"]["planned"]["training_s"] = None, None
     file = {"bytes": 9, "sha256": samples.SHA, "step": 600}
-    told["checkpoint"] = {
+    fields["checkpoint"] = {
         "latest": 600, "best": None, "missing": [],
         "files": [
             {"name": "outputs/out/ckpt.pt", "kind": "checkpoint", **file},
@@ -73,8 +73,8 @@ def predicate(**training: Any) -> dict[str, Any]:
         ],
     }  # fmt: skip
     says = "the command failed; a GPU was at work in 870 of 900 looks"
-    told["verdict"] = {"is": "gpu, rented", "says": says, "not_shown": "This receipt does not prove who ran it."}
-    return told
+    fields["verdict"] = {"is": "gpu, rented", "says": says, "not_shown": "This receipt does not prove who ran it."}
+    return fields
 
 
 RECEIPT = samples.receipt(predicate())

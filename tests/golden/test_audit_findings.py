@@ -146,9 +146,9 @@ def new_home(tmp_path: Path) -> Callable[[], Home]:
     return new
 
 
-def said_of(home: Home, **asked: Any) -> str:
+def said_of(home: Home, **options: Any) -> str:
     """Return what the audit of a home finds wrong, a line each, without the digests of keys that are made here."""
-    report = audit(home, **asked)
+    report = audit(home, **options)
     lines = []
     for row in report.rows:
         lines += [f"{row.run}: {text}" for text in row.problems]

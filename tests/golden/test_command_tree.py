@@ -68,8 +68,8 @@ def test_the_help_has_each_verb_once_under_what_it_is_for() -> None:
     from typer.testing import CliRunner
 
     shown = CliRunner().invoke(build_app(), ["--help"]).output
-    told = re.findall(r"^(?:(\S.*):|  ([a-z-]+)  +\S)", shown, re.MULTILINE)
-    listed = [title or name for title, name in told]
+    lines = re.findall(r"^(?:(\S.*):|  ([a-z-]+)  +\S)", shown, re.MULTILINE)
+    listed = [title or name for title, name in lines]
     assert listed[listed.index("Rent and train") :] == [
         word for group in GROUPS.items() for word in (group[0], *group[1])
     ]

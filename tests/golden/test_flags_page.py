@@ -37,7 +37,7 @@ def drawn() -> str:
     takers: dict[str, dict[Flag, list[str]]] = {panel: {} for panel in (EVERY_VERB, *PANELS)}
     for name, verb in verbs_of(typer.main.get_command(build_app())).items():
         context = typer.Context(verb, info_name=name)
-        options = [one for one in verb.get_params(context) if one.param_type_name == "option" and not one.hidden]
+        options = [item for item in verb.get_params(context) if item.param_type_name == "option" and not item.hidden]
         for panel, members in panelled(options).items():
             for option in members:
                 flag, words = option.get_help_record(context)

@@ -30,7 +30,7 @@ def test_each_picture_is_what_this_code_draws(drawer: ModuleType) -> None:
     assert [path.name for path, content in drawn.items() if path.read_text(encoding="utf-8") != content] == []
 
 
-def test_the_picture_of_a_paid_run_says_that_its_cloud_was_emulated(drawer: ModuleType) -> None:
+def test_a_paid_runs_picture_says_that_its_cloud_was_emulated(drawer: ModuleType) -> None:
     assert "emulated" in drawer.pictures()[ROOT / "docs" / "live-rented.svg"]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "emulated" in readme[: readme.index("live-rented.svg")].rpartition("\n\n")[2]

@@ -39,8 +39,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def planned(cap: str, **asked: Any) -> Plan:
-    wanted = {"recipe": "gpt2-124m", "max_cost_micros": parse_usd(cap), "uplink_mbit": 1000} | asked
+def planned(cap: str, **changes: Any) -> Plan:
+    wanted = {"recipe": "gpt2-124m", "max_cost_micros": parse_usd(cap), "uplink_mbit": 1000} | changes
     home, clock = Home(Path("home")).prepare(), VirtualClock(1_800_000_000.0)
     return make_plan(Request(**wanted), run="fox-41", home=home, clock=clock, say=print, need_data=False)
 
@@ -114,26 +114,26 @@ SCREENS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_the_notes_of_plans() -> None:
     usual = planned(USUAL[0], **USUAL[1])
     scenes = {"as usual": "\n".join([*usual.notes, *usual.warnings])}
-    for scene, (cap, asked) in NOTED.items():
-        plan = planned(cap, **asked)
+    for scene, (cap, options) in NOTED.items():
+        plan = planned(cap, **options)
         said = [*plan.notes, *(f"WARNING {warning}" for warning in plan.warnings)]
-        scenes[scene] = "\n".join(one for one in said if one not in usual.notes)
+        scenes[scene] = "\n".join(note for note in said if note not in usual.notes)
     check_scenes("plan-notes.txt", scenes)
 
 
 def test_the_refusals_of_plans() -> None:
     scenes = {}
-    for scene, (cap, asked) in REFUSED.items():
+    for scene, (cap, options) in REFUSED.items():
         with pytest.raises(GpurunError) as refused:
-            planned(cap, **asked)
+            planned(cap, **options)
         scenes[scene] = f"{refused.value.what}\n  {refused.value.hint}\n  [{refused.value.code}]"
     check_scenes("plan-refusals.txt", scenes)
 
 
 def test_the_screens_of_odd_plans() -> None:
     style = Style(width=120)
-    scenes = {scene: plan_text(planned(cap, **asked), style, every=True) for scene, (cap, asked) in SCREENS.items()}
+    scenes = {scene: plan_text(planned(cap, **options), style, every=True) for scene, (cap, options) in SCREENS.items()}
     rehearsed = plan_text(planned("5", **EIGHT, dry_run=True), style).splitlines()
-    first, last = (next(place for place, one in enumerate(rehearsed) if word in one) for word in ("Provider", "Lease"))
+    first, last = (next(at for at, line in enumerate(rehearsed) if word in line) for word in ("Provider", "Lease"))
     scenes["what a rehearsal shows where none finishes"] = "\n".join(rehearsed[first:last])
     check_scenes("plan-odd.txt", scenes)

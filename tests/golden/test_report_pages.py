@@ -109,8 +109,8 @@ def _forged(home: Home) -> None:
 
 def _best_was_lost(home: Home) -> None:
     run = opened_run(home, "fox-41")
-    write_events(run.folder, [one | ({"val_loss": 1.5} if (one["kind"], one["step"]) == ("eval", 60) else {})
-                              for one in events()])  # fmt: skip
+    write_events(run.folder, [event | ({"val_loss": 1.5} if (event["kind"], event["step"]) == ("eval", 60) else {})
+                              for event in events()])  # fmt: skip
     write = run.journal.write
     run.journal.write = lambda event, data: write(  # type: ignore[method-assign]
         event, {**data, "best": {"step": 120, "val_loss": 2.0}} if event is Event.COLLECT_OBSERVED else data

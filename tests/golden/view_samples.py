@@ -155,7 +155,7 @@ def story(begun: float, rate: Micros) -> list[Record]:
     """The journal of a run that is training."""
     deadline = begun + LEASE.total_s
     instance = {"id": "k3x9", "rate_micros_per_hour": rate}
-    told: list[tuple[Event, float, dict[str, Any]]] = [
+    events: list[tuple[Event, float, dict[str, Any]]] = [
         (Event.RUN_OPENED, 0, {"recipe": "gpt2-124m", "provider": "runpod"}),
         (Event.CREATE_INTENDED, 1, {**INTENT, "provider": "runpod", "token": "gr-fox-41", "deadline_wall": deadline}),
         (Event.CREATE_OBSERVED, 4, {"instance": instance}),
@@ -166,7 +166,7 @@ def story(begun: float, rate: Micros) -> list[Record]:
         (Event.TRAIN_STARTED, 475, {}),
         (Event.RATE_OBSERVED, 640, RATE),
     ]
-    return [record(i, event, begun + after, data) for i, (event, after, data) in enumerate(told, 1)]
+    return [record(i, event, begun + after, data) for i, (event, after, data) in enumerate(events, 1)]
 
 
 def checkpoint_files(*steps: int) -> list[dict[str, Any]]:
@@ -176,7 +176,7 @@ def checkpoint_files(*steps: int) -> list[dict[str, Any]]:
 
 def ending(begun: float) -> list[Record]:
     """What follows when training is done."""
-    told: list[tuple[Event, float, dict[str, Any]]] = [
+    events: list[tuple[Event, float, dict[str, Any]]] = [
         (Event.TRAIN_OBSERVED, 11_000, {"outcome": "done", "reason": "done"}),
         (Event.COLLECT_INTENDED, 11_001, {}),
         (Event.COLLECT_OBSERVED, 11_100, {"files": checkpoint_files(4500, 4750), "missing": []}),
@@ -187,12 +187,12 @@ def ending(begun: float) -> list[Record]:
         (Event.RECEIPT_OBSERVED, 11_151, {"seq": 17, "sha256": SHA}),
         (Event.RUN_CLOSED, 11_152, {"exit_code": 0}),
     ]
-    return [record(i, event, begun + after, data) for i, (event, after, data) in enumerate(told, 9)]
+    return [record(i, event, begun + after, data) for i, (event, after, data) in enumerate(events, 9)]
 
 
 def told(*events: dict[str, Any]) -> list[TrainerEvent]:
     """Events as they are read from lines that say this."""
-    return [event for one in events if (event := make_event(one)) is not None]
+    return [event for fields in events if (event := make_event(fields)) is not None]
 
 
 def loss_at(step: int) -> float:

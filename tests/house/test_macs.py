@@ -48,14 +48,14 @@ def docstrings(source: Source) -> set[int]:
 
 def of_linux(source: Source) -> list[str]:
     """Where a module asks this computer for what macOS does not have."""
-    told, found = docstrings(source), list[str]()
+    documented, found = docstrings(source), list[str]()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Attribute) and CALLS.fullmatch(ast.unparse(node)):
             found.append(f"{source.at(node)} {ast.unparse(node)}")
         elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
             whole = [f"{node.module}.{name.name}" for name in node.names]
             found += [f"{source.at(node)} {name}" for name in whole if CALLS.fullmatch(name)]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
             found += [f"{source.at(node)} {word}" for word in WORDS.findall(node.value)]
         elif isinstance(node, ast.Call) and FORK.search(ast.unparse(node)):
             found.append(f"{source.at(node)} a process that is forked: macOS breaks its libraries")
@@ -65,8 +65,8 @@ def of_linux(source: Source) -> list[str]:
 def test_linux_calls_are_made_only_where_a_mac_has_a_substitute() -> None:
     named = {**ON_A_MAC, **OF_A_MACHINE}
     here = [source for source in sources("gpurun", "trainer") if not source.path.startswith(FAR_SIDE)]
-    asked = {source.path: found for source in here if (found := of_linux(source))}
-    assert not {path: found for path, found in asked.items() if path not in named}
+    calls = {source.path: found for source in here if (found := of_linux(source))}
+    assert not {path: found for path, found in calls.items() if path not in named}
 
 
 def test_no_file_is_listed_that_no_longer_needs_linux() -> None:

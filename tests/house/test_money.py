@@ -15,7 +15,7 @@ def is_money(node: ast.AST) -> bool:
 def test_only_money_py_does_sums_of_money() -> None:
     sums = []
     elsewhere = [source for source in sources("gpurun") if source.path != "gpurun/core/money.py"]
-    for source, node in ((one, node) for one in elsewhere for node in ast.walk(one.tree)):
+    for source, node in ((module, node) for module in elsewhere for node in ast.walk(module.tree)):
         adds = isinstance(node, ast.BinOp) and (is_money(node.left) or is_money(node.right))
         grows = isinstance(node, ast.AugAssign) and (is_money(node.target) or is_money(node.value))
         totals = isinstance(node, ast.Call) and ast.unparse(node.func) in ("sum", "float", "round", "divmod")

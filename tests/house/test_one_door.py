@@ -22,14 +22,14 @@ def is_of_a_kind(node: ast.Compare) -> bool:
 
 
 def test_no_providers_name_is_compared_outside_its_own_room() -> None:
-    asked = [
+    places = [
         source.at(node)
         for source in sources("gpurun")
         if not source.path.startswith(KNOW_THEM)
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Compare) and constants(node) & set(PROVIDERS) and not is_of_a_kind(node)
     ]
-    assert not asked, "\n".join(asked)
+    assert not places, "\n".join(places)
 
 
 def kinds_asked(source: Source) -> list[str]:
@@ -42,7 +42,7 @@ def kinds_asked(source: Source) -> list[str]:
 
 
 def test_no_plan_is_asked_for_its_command_outside_of_jobs() -> None:
-    asked = [
+    places = [
         at for source in sources("gpurun") if not source.path.startswith("gpurun/jobs/") for at in kinds_asked(source)
     ]
-    assert not asked, "\n".join(asked)
+    assert not places, "\n".join(places)

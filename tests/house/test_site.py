@@ -36,11 +36,11 @@ def test_a_link_that_leads_nowhere_ends_it(link: str, ends: int, tmp_path: Path)
     pages.mkdir()
     (pages / "index.md").write_text(f"# One\n\n[a link]({link})\n")
     (pages / "there.md").write_text("# Two\n")
-    told = {
+    config = {
         "site_name": "x",
         "docs_dir": str(pages),
         "site_dir": str(tmp_path / "site"),
         "nav": ["index.md", "there.md"],
     }
-    (tmp_path / "mkdocs.yml").write_text(json.dumps(told | {"validation": site.VALIDATION}))
+    (tmp_path / "mkdocs.yml").write_text(json.dumps(config | {"validation": site.VALIDATION}))
     assert site.built(tmp_path / "mkdocs.yml") == ends

@@ -135,7 +135,7 @@ def _below(file: str) -> set[str]:
 
 
 JOURNEYS: dict[str, Callable[[], set[str]]] = {
-    one.__name__: one for one in (plan, run, close, create, upload, training, download, receipt)
+    step.__name__: step for step in (plan, run, close, create, upload, training, download, receipt)
 }
 
 RENTAL = ("run", "close", "create", "download", "receipt")

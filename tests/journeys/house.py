@@ -48,8 +48,8 @@ def _loops(tree: ast.Module) -> Iterator[ast.For | ast.While]:
     for node in ast.walk(tree):
         if isinstance(node, ast.For | ast.While):
             inside = [*ast.walk(node)]
-            catches = any(isinstance(one, ast.Try) and one.handlers for one in inside)
-            sleeps = any(isinstance(one, ast.Call) and ast.unparse(one.func).endswith(".sleep") for one in inside)
+            catches = any(isinstance(part, ast.Try) and part.handlers for part in inside)
+            sleeps = any(isinstance(part, ast.Call) and ast.unparse(part.func).endswith(".sleep") for part in inside)
             if catches and sleeps:
                 yield node
 

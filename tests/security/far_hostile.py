@@ -47,8 +47,8 @@ def sized(content: bytes) -> bytes:
 
 
 def entry(name: str = GOOD, content: bytes = CONTENT, **changes: Any) -> dict[str, Any]:
-    told = {"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "kind": "weights"}
-    return {**told, "step": 10, **changes}
+    fields = {"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "kind": "weights"}
+    return {**fields, "step": 10, **changes}
 
 
 def manifest(*entries: dict[str, Any]) -> bytes:

@@ -100,8 +100,8 @@ def descendants(root: int) -> list[int]:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()[1])
     found = [root]
-    for one in found:
-        found += [pid for pid, parent in parents.items() if parent == one]
+    for ancestor in found:
+        found += [pid for pid, parent in parents.items() if parent == ancestor]
     return found[1:]
 
 
@@ -132,10 +132,10 @@ def clouds(monkeypatch: pytest.MonkeyPatch, own_home: Path, tmp_path: Path) -> I
     monkeypatch.chdir(tmp_path / "cwd")
     for name, value in AWS.items():
         monkeypatch.setenv(name, value)
-    with LambdaEmulator() as other, RunPodEmulator() as one:
-        monkeypatch.setenv("RUNPOD_API_BASE_URL", one.base_url)
-        monkeypatch.setenv("LAMBDA_API_BASE_URL", other.base_url)
-        other.api_keys.add(GUARD_KEY)
+    with LambdaEmulator() as instances, RunPodEmulator() as pods:
+        monkeypatch.setenv("RUNPOD_API_BASE_URL", pods.base_url)
+        monkeypatch.setenv("LAMBDA_API_BASE_URL", instances.base_url)
+        instances.api_keys.add(GUARD_KEY)
         home = Home(own_home)
         make_run(home, "fox-41")
         yield home
@@ -160,9 +160,9 @@ def test_no_verb_shows_or_keeps_a_key_wherever_it_came_from(
             monkeypatch.setattr(sys, "argv", ["gpurun", *words])
             with contextlib.suppress(SystemExit):
                 run_app(build_app())
-            told = capfdbinary.readouterr()
-            said[words] = told.out + told.err
-    assert {words: found for words, told in said.items() if (found := tainted(told))} == {}
+            printed = capfdbinary.readouterr()
+            said[words] = printed.out + printed.err
+    assert {words: found for words, output in said.items() if (found := tainted(output))} == {}
     assert {words: found for words, found in watch.seen.items() if found} == {}
     assert all(said[words] for words in verbs if words[0] not in ("logs", "attach")), "each of them said something"
     assert b"refuses the key" not in b"".join(said.values()), "the keys were really used"
@@ -179,14 +179,14 @@ def test_a_supervisor_that_dies_midway_leaves_no_key_behind(
     """Killed around the create and after it; then swept from an empty home. The machine never answers SSH."""
     variables = {"LAMBDA_API_KEY": KEY, "RUNPOD_API_KEY": FULL_KEY, "LAMBDA_GUARD_API_KEY": GUARD_KEY}
     root = str(Path(__file__).parents[2])
-    told = {**os.environ, **variables, "PYTHONPATH": root, "PYTHON_KEYRING_BACKEND": "keyring.backends.null.Keyring"}
+    environ = {**os.environ, **variables, "PYTHONPATH": root, "PYTHON_KEYRING_BACKEND": "keyring.backends.null.Keyring"}
     command = [sys.executable, "-m", "gpurun.cli.app"]
     train = [*command, "train", "mini-gpt", "--provider", "lambda", "--gpu", "1xA10", "--accept-weak-lease",
              "--accept-cpu", *RENTS, "--detach", "--name", "elk-3"]  # fmt: skip
     said = b""
     with Watch() as watch:
         child = subprocess.Popen(
-            train, env={**told, "GPURUN_CRASH_AT": str(crash_at)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            train, env={**environ, "GPURUN_CRASH_AT": str(crash_at)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         try:
             said += child.communicate(timeout=25)[0]
@@ -196,7 +196,7 @@ def test_a_supervisor_that_dies_midway_leaves_no_key_behind(
         kill_supervisors(clouds.root)
         journal = clouds.run("elk-3").journal
         assert journal.exists() or crash_at <= 2, said
-        reaped = subprocess.run([*command, "reap", "--destroy", "-v"], env=told, capture_output=True, timeout=120)
+        reaped = subprocess.run([*command, "reap", "--destroy", "-v"], env=environ, capture_output=True, timeout=120)
         said += reaped.stdout + reaped.stderr
         time.sleep(0.1)
     assert tainted(said) == []

@@ -47,20 +47,20 @@ class Lying(ScriptedFar):
 
     def lie(self, **answers: Callable[[list[str]], bytes]) -> None:
         self.lies = FarSide(Answers(**answers))
-        self.told = set(answers)
+        self.false_verbs = set(answers)
 
     def manifest(self, most_bytes: int) -> Manifest:
         self._call("manifest")
-        return self.lies.manifest(most_bytes) if "manifest" in self.told else super().manifest(most_bytes)
+        return self.lies.manifest(most_bytes) if "manifest" in self.false_verbs else super().manifest(most_bytes)
 
     def poll(self, wants: Mapping[str, tuple[int, int]]) -> Poll:
-        if "poll" not in self.told:
+        if "poll" not in self.false_verbs:
             return super().poll(wants)
         self._call("poll")
         return self.lies.poll(wants)
 
     def fetch(self, name: str, size_bytes: int, sha256: str, into: Path, **more: Any) -> Path:
-        if "get" not in self.told:
+        if "get" not in self.false_verbs:
             return super().fetch(name, size_bytes, sha256, into, **more)
         return self.lies.fetch(name, size_bytes, sha256, into, **more)
 
@@ -196,8 +196,8 @@ def piece(argv: list[str], content: bytes, **changes: Any) -> bytes:
     options = dict(zip(argv[5::2], argv[6::2], strict=False))
     at, most = int(options["--offset"]), int(options["--most"])
     data = content[at : at + most]
-    told = {"name": options["--name"], "offset": at, "bytes": len(data), "size": len(content)}
-    return json.dumps({**told, **changes}).encode() + b"\n" + data
+    fields = {"name": options["--name"], "offset": at, "bytes": len(data), "size": len(content)}
+    return json.dumps({**fields, **changes}).encode() + b"\n" + data
 
 
 GETS: dict[str, Callable[[list[str]], bytes]] = {
@@ -248,9 +248,9 @@ def test_a_link_to_the_right_bytes_is_not_a_file_at_home(tmp_path: Path) -> None
     target = tmp_path / "artifacts" / GOOD
     target.parent.mkdir(parents=True)
     target.symlink_to(tmp_path / "elsewhere")
-    told = entry()
+    file = entry()
     far = FarSide(Answers(get=lambda argv: piece(argv, CONTENT)))
-    far.fetch(GOOD, told["bytes"], told["sha256"], tmp_path / "artifacts")
+    far.fetch(GOOD, file["bytes"], file["sha256"], tmp_path / "artifacts")
     assert not target.is_symlink()
     assert target.read_bytes() == CONTENT
 
@@ -259,8 +259,8 @@ def test_a_file_of_equal_length_with_other_bytes_comes_again(tmp_path: Path) -> 
     target = tmp_path / GOOD
     target.parent.mkdir(parents=True)
     target.write_bytes(b"?" * len(CONTENT))
-    told = entry()
-    FarSide(Answers(get=lambda argv: piece(argv, CONTENT))).fetch(GOOD, told["bytes"], told["sha256"], tmp_path)
+    file = entry()
+    FarSide(Answers(get=lambda argv: piece(argv, CONTENT))).fetch(GOOD, file["bytes"], file["sha256"], tmp_path)
     assert target.read_bytes() == CONTENT
 
 
@@ -365,12 +365,12 @@ def test_machine_words_are_kept_whole_and_steer_no_terminal(
     assert _OBEYED.findall(supervised.out + supervised.err) == []
     for words in READERS:
         typed(monkeypatch, *words)
-        told = capfdbinary.readouterr()
-        assert told.out + told.err, words
-        assert _OBEYED.findall(told.out + told.err) == [], words
+        printed = capfdbinary.readouterr()
+        assert printed.out + printed.err, words
+        assert _OBEYED.findall(printed.out + printed.err) == [], words
         # A reader of JSON gets the log whole, as `--raw` would give it; a person gets what can be read.
         most_bytes = 12_000_000 if words[0] == "logs" and "--json" in words else 3_000_000
-        assert len(told.out + told.err) < most_bytes, words
+        assert len(printed.out + printed.err) < most_bytes, words
 
 
 @pytest.mark.parametrize("verb", ["install_agent", "hello", "unpack", "start", "poll", "manifest"])
@@ -383,8 +383,8 @@ def test_a_refusal_in_the_machines_words_loses_its_escapes(
     assert world.cloud.alive == []
     for words in (("attach", "fox-41"), ("receipt", "fox-41"), ("ps", "--all"), ("audit",)):
         typed(monkeypatch, *words)
-        told = capfdbinary.readouterr()
-        assert _OBEYED.findall(told.out + told.err) == [], words
+        printed = capfdbinary.readouterr()
+        assert _OBEYED.findall(printed.out + printed.err) == [], words
 
 
 def test_a_raw_log_is_given_to_no_terminal(world: World) -> None:
@@ -413,8 +413,8 @@ def test_nothing_on_this_side_unpickles_whatever_comes_home(world: World, monkey
     for name in ("load", "loads", "Unpickler", "_Unpickler"):
         monkeypatch.setattr(pickle, name, refuse)
     pickled = b"\x80\x04\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x0etouch /tmp/evil\x94\x85\x94R\x94."
-    told = entry(content=pickled)
-    world.far.lie(manifest=lambda argv: sized(manifest(told)), get=lambda argv: piece(argv, pickled))
+    file = entry(content=pickled)
+    world.far.lie(manifest=lambda argv: sized(manifest(file)), get=lambda argv: piece(argv, pickled))
     assert world.drive() is ExitCode.DONE
     assert (world.folder.artifacts / GOOD).read_bytes() == pickled
     for words in (("receipt", "fox-41"), ("audit",), ("ps", "--all")):

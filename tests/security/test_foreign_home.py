@@ -55,5 +55,5 @@ def test_a_strangers_home_hangs_no_verb_and_eats_no_memory(what: str, kind: str,
         path.touch()
         os.truncate(path, 1 << 40)
     for words in (["audit"], ["ps", "--all"], ["receipt", "fox-41"]):
-        told = json.loads(gpurun(*words, "--json").stdout)
-        assert told["exit_code"] != 1, (words, told["errors"])
+        reply = json.loads(gpurun(*words, "--json").stdout)
+        assert reply["exit_code"] != 1, (words, reply["errors"])

@@ -105,8 +105,8 @@ def test_no_broken_recipe_is_a_trace(many: int, home: Home, tmp_path: Path) -> N
     nasty = [*b'-1 0 1e999 nan inf 99999999999999999999 "" [] {} true 1.5'.split(), b"[" * 3000]
     for number in range(many):
         by = random.Random(number)
-        one = by.choice(values)
-        changed = whole[: one.start(1)] + by.choice(nasty) + whole[one.end(1) :]
+        field = by.choice(values)
+        changed = whole[: field.start(1)] + by.choice(nasty) + whole[field.end(1) :]
         (tmp_path / "own.toml").write_bytes(changed if by.random() < 0.7 else torn(whole, by))
         words = ("plan",) if number % 4 == 0 else ("recipes", "show")
         check(*words, str(tmp_path / "own.toml"), what=number)

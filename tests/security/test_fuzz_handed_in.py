@@ -47,7 +47,7 @@ def broken(content: bytes, by: random.Random) -> bytes:
 
 
 def with_optimizer(files: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [one | ({"kind": "optimizer"} if one["name"] == OPTIMIZER else {}) for one in files]
+    return [file | ({"kind": "optimizer"} if file["name"] == OPTIMIZER else {}) for file in files]
 
 
 class Whole(Lab):
@@ -64,9 +64,9 @@ class Whole(Lab):
 
     def hand_in_with_shards(self, into: Path, shards: Path) -> Path:
         self.until_gone().settle()
-        told = read_receipt(self.home, self.folder).predicate
+        predicate = read_receipt(self.home, self.folder).predicate
         content, _ = pack_card(
-            self.folder, self.home.keys, self.plan(), {"card.md": "# Card"}, {**told},
+            self.folder, self.home.keys, self.plan(), {"card.md": "# Card"}, {**predicate},
             private=(), with_checkpoint=True, data=shards,
         )  # fmt: skip
         into.mkdir(exist_ok=True)
@@ -193,21 +193,21 @@ def test_each_odd_card_has_its_own_finding_and_others_are_graded(tmp_path: Path,
     words = ("audit", "--roster", str(cards), "--class", str(tmp_path / "ml.roster.json"), "--replay", "--json")
     rows = json.loads(gpurun(*words).stdout.splitlines()[-1])["data"]["rows"]
     by_file = {row["file"]: row for row in rows if row["file"]}
-    told = [by_file[f"lab-{number:02d}.zip"] for number in range(len(names))]
-    assert [row["verdict"] for row in told[:10]] == ["gpu, rented"] * 10
-    assert not any(row["problems"] for row in told[:10])
-    assert all(any("was recomputed: 2" in said for said in row["checked"]) for row in told[:10])
+    in_order = [by_file[f"lab-{number:02d}.zip"] for number in range(len(names))]
+    assert [row["verdict"] for row in in_order[:10]] == ["gpu, rented"] * 10
+    assert not any(row["problems"] for row in in_order[:10])
+    assert all(any("was recomputed: 2" in said for said in row["checked"]) for row in in_order[:10])
     # The card of another is no forgery of it: both say so, and whose it should be has handed nothing in.
-    assert [not row["problems"] for row in told[10:]] == [name == "others" for name in ODDITIES]
-    assert any("lab-19.zip" in line for line in told[0]["checked"])
-    assert any("lab-00.zip" in line for line in told[-1]["checked"])
-    assert not any(row["notes"] for row in told[:10])
+    assert [not row["problems"] for row in in_order[10:]] == [name == "others" for name in ODDITIES]
+    assert any("lab-19.zip" in line for line in in_order[0]["checked"])
+    assert any("lab-00.zip" in line for line in in_order[-1]["checked"])
+    assert not any(row["notes"] for row in in_order[:10])
 
 
 @many
 def test_no_broken_card_or_state_keeps_another_from_its_row(many: int, tmp_path: Path, shards: Path) -> None:
     roster, cards = a_class(2), tmp_path / "cards"
-    labs = [Whole(tmp_path, number, one.challenge) for number, one in enumerate(roster.students)]
+    labs = [Whole(tmp_path, number, student.challenge) for number, student in enumerate(roster.students)]
     honest, other = (lab.again().hand_in_with_shards(cards, shards) for lab in labs)
     (tmp_path / "ml.roster.json").write_text(roster.to_json())
     whole = other.read_bytes()
@@ -289,13 +289,13 @@ def test_no_broken_plan_file_is_a_trace(
     assert made.returncode == 0, made.stderr
     whole = (tmp_path / "plan.json").read_bytes()
     for number in range(many):
-        by, told = random.Random(number), json.loads(whole)
+        by, fields = random.Random(number), json.loads(whole)
         if by.random() < 0.5:  # One whose digest is right is read to its depth.
-            del told["sha256"]
-            told |= {"request": altered(told["request"], by)}
+            del fields["sha256"]
+            fields |= {"request": altered(fields["request"], by)}
             with suppress(ValueError):
-                told["sha256"] = digest_json(told)
-        (tmp_path / "own.json").write_bytes(plain(told) if by.random() < 0.7 else broken(whole, by))
+                fields["sha256"] = digest_json(fields)
+        (tmp_path / "own.json").write_bytes(plain(fields) if by.random() < 0.7 else broken(whole, by))
         check("train", str(tmp_path / "own.json"), "--no-input")
 
 
@@ -308,7 +308,7 @@ def test_no_broken_settings_are_a_trace(many: int, own_home: Path, monkeypatch: 
          b"[budget]", b"month = 100", b"[notify]", b'url = "https://ntfy.sh/my-runs"', b"[slurm.big]",
          b'host = "login"', b'partition = "gpu"', b""]
     )  # fmt: skip
-    values = [b"=".join([b" ", one.split(b" = ")[1]]) for one in whole.split(b"\n") if b" = " in one]
+    values = [b"=".join([b" ", line.split(b" = ")[1]]) for line in whole.split(b"\n") if b" = " in line]
     for number in range(many):
         by = random.Random(number)
         nasty = json.dumps(by.choice(NASTY)).encode() if by.random() < 0.8 else b"[" * 5000

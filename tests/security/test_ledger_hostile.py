@@ -140,8 +140,8 @@ def test_hostile_facts_are_cut_to_size(home: Home) -> None:
         if event is Event.READY_OBSERVED:
             data["facts"] = {f"key {number}": ["x" * 1_000] * 70 for number in range(70)}
         run.write((event, data))
-    told = stated(run.play(run.death()))
-    assert len(json.dumps(told["instance"])) < 20_000
+    predicate = stated(run.play(run.death()))
+    assert len(json.dumps(predicate["instance"])) < 20_000
     run.settle()
     assert audit(home).sound
 

@@ -177,12 +177,12 @@ def test_threads_asking_aws_at_once_share_a_session_and_client(what: str, monkey
 
 
 def test_threads_needing_aws_credentials_at_once_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    calls = []
 
     class SlowCall:
         def __init__(self, _: object) -> None:
             threading.Event().wait(0.05)
-            asked.append(1)
+            calls.append(1)
 
         def wait(self, seconds: float) -> bool:
             return seconds > 0
@@ -197,7 +197,7 @@ def test_threads_needing_aws_credentials_at_once_ask_once(monkeypatch: pytest.Mo
         thread.start()
     for thread in threads:
         thread.join()
-    assert asked == [1]
+    assert calls == [1]
 
 
 def test_credentials_that_hang_are_given_up_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:

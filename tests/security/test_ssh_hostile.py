@@ -36,8 +36,8 @@ WINDOW_BYTES, FLOOD_BYTES = 1 << 20, 24 << 20
 def packet(payload: bytes, length: int | None = None) -> bytes:
     """An SSH packet before any encryption; its length may be a lie."""
     padding = 8 - (len(payload) + 5) % 8 + 8
-    told = len(payload) + padding + 1 if length is None else length
-    return struct.pack(">IB", told, padding) + payload + bytes(padding)
+    claimed = len(payload) + padding + 1 if length is None else length
+    return struct.pack(">IB", claimed, padding) + payload + bytes(padding)
 
 
 def for_ever(block: bytes, pause_s: float = 0.0) -> Iterator[bytes]:
@@ -170,16 +170,16 @@ def test_a_stranger_gets_nothing_and_holds_nobody_up(
     forget_own_peak()
     before_bytes = own_peak_bytes()
     stranger = Stranger(STRANGERS[name])
-    one = far(keys, stranger.port)
+    machine = far(keys, stranger.port)
     try:
         began = time.monotonic()
         with pytest.raises((MachineLost, HostKeyMismatch)) as lost:
-            one.call(["true"], timeout_s=60)
+            machine.call(["true"], timeout_s=60)
         with pytest.raises(MachineLost) as unreachable:
             scan_host_key("127.0.0.1", stranger.port, SystemClock(), SHORT_S)
         assert time.monotonic() - began < 10
     finally:
-        one.close()
+        machine.close()
         stranger.close()
     for error in (lost.value, unreachable.value):
         assert error.what.isprintable()
@@ -227,14 +227,14 @@ class Host(paramiko.ServerInterface):
     def __init__(self, act: Callable[[Host, paramiko.Channel, bytes], None] | None, log_in: int, opens: int) -> None:
         self.act, self.log_in, self.opens = act, log_in, opens
         self.leaving = threading.Event()
-        self.told: list[str] = []
+        self.notes: list[str] = []
 
     def check_auth_password(self, username: str, password: str) -> int:
-        self.told.append(password)
+        self.notes.append(password)
         return GOOD
 
     def check_auth_interactive(self, username: str, submethods: str) -> int:
-        self.told.append(submethods)
+        self.notes.append(submethods)
         return GOOD
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
@@ -333,14 +333,14 @@ def sends_on(host: Host, channel: paramiko.Channel, command: bytes) -> None:
         channel.close()
         return
     channel.sendall(b"x")
-    until(lambda: channel.closed or "at once" in host.told, 3.0)
+    until(lambda: channel.closed or "at once" in host.notes, 3.0)
     block = paramiko.Message()
     block.add_byte(cMSG_CHANNEL_DATA)
     block.add_int(channel.remote_chanid)
     block.add_string(bytes(32768))
     for _ in range(FLOOD_BYTES // 32768):
         channel.get_transport()._send_user_message(block)
-    host.told.append("all of it is sent")
+    host.notes.append("all of it is sent")
 
 
 Act = Callable[[Host, paramiko.Channel, bytes], None]
@@ -400,16 +400,16 @@ def test_a_host_gone_bad_costs_its_time_and_no_more(
     monkeypatch.setattr(ssh_machine, "KILL_S", 0.3)
     code, fact, *acts = HOSTS[name]
     server = Server(keys, Host(*acts))
-    one = far(keys, server.port)
+    machine = far(keys, server.port)
     source = (bytes(1000) for _ in range(10))
     try:
         began = time.monotonic()
         with refusal(MachineLost, code, fact) as lost:
-            one.call(["cat"], stdin=source, timeout_s=2.5)
+            machine.call(["cat"], stdin=source, timeout_s=2.5)
         assert time.monotonic() - began < 8
-        assert not server.host.told
+        assert not server.host.notes
     finally:
-        one.close()
+        machine.close()
         server.close()
     assert str(lost.value).isprintable()
     assert capfd.readouterr() == ("", "")
@@ -433,21 +433,21 @@ def channels(monkeypatch: pytest.MonkeyPatch) -> list[paramiko.Channel]:
 @pytest.mark.usefixtures("nothing_left")
 def test_a_hosts_words_after_a_refused_answer_are_not_kept(keys: Path, channels: list[paramiko.Channel]) -> None:
     server = Server(keys, host := Host(sends_on, GOOD, OPEN))
-    one = far(keys, server.port)
+    machine = far(keys, server.port)
 
     def refuse(_: bytes) -> None:
         raise FarRefusal("nonsense", "this was not asked for")
 
     try:
         with refusal(FarRefusal, "far.nonsense", "not asked for"):
-            one.call(["cat"], sink=refuse, timeout_s=20)
-        kept = one._connection
-        until(lambda: host.told, 30.0)
-        assert one.call(["true"], timeout_s=20).exit_code == 0
-        assert one._connection is kept is not None, "it is heard of by the next call, and harmless"
-        assert sum(len(one.in_buffer) for one in channels) < WINDOW_BYTES
+            machine.call(["cat"], sink=refuse, timeout_s=20)
+        kept = machine._connection
+        until(lambda: host.notes, 30.0)
+        assert machine.call(["true"], timeout_s=20).exit_code == 0
+        assert machine._connection is kept is not None, "it is heard of by the next call, and harmless"
+        assert sum(len(channel.in_buffer) for channel in channels) < WINDOW_BYTES
     finally:
-        one.close()
+        machine.close()
         server.close()
 
 
@@ -455,25 +455,25 @@ def test_a_hosts_words_after_a_refused_answer_are_not_kept(keys: Path, channels:
 def test_a_host_that_sends_faster_than_it_may_is_cut_off(keys: Path, channels: list[paramiko.Channel]) -> None:
     """The taker is slow, as a disk may be: what has come and is not taken yet is in memory."""
     server = Server(keys, host := Host(sends_on, GOOD, OPEN))
-    host.told.append("at once")
-    one = far(keys, server.port)
+    host.notes.append("at once")
+    machine = far(keys, server.port)
     try:
         with pytest.raises(MachineLost):
-            one.call(["cat"], sink=lambda _: until(lambda: channels[0].closed, 10.0), timeout_s=20)
+            machine.call(["cat"], sink=lambda _: until(lambda: channels[0].closed, 10.0), timeout_s=20)
         assert len(channels[0].in_buffer) <= WINDOW_BYTES + transport.MOST_PACKET_BYTES
-        assert "all of it is sent" not in host.told
+        assert "all of it is sent" not in host.notes
     finally:
-        one.close()
+        machine.close()
         server.close()
 
 
 def test_a_host_that_asks_for_channels_of_its_own_gets_none(keys: Path) -> None:
     server = Server(keys, Host(asks_for_more, GOOD, OPEN))
-    one = far(keys, server.port)
+    machine = far(keys, server.port)
     try:
-        assert one.call(["true"], timeout_s=30).stdout == b"refused\n"
+        assert machine.call(["true"], timeout_s=30).stdout == b"refused\n"
     finally:
-        one.close()
+        machine.close()
         server.close()
 
 

@@ -122,20 +122,20 @@ def test_where_no_process_is_to_be_had_it_is_synced_at_once(tmp_path: Path, monk
 
 
 def test_where_boots_have_no_names_it_is_synced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    synced: list[str] = []
     (tmp_path / "agent").mkdir()
     monkeypatch.setattr(finish_upload, "boot_id", lambda: "")
-    monkeypatch.setattr(finish_upload, "sync_filesystem", told.append)
+    monkeypatch.setattr(finish_upload, "sync_filesystem", synced.append)
     finish_upload.note_shipped(str(tmp_path), {"manifest_sha256": SHA256})
-    assert told == [str(tmp_path)]
+    assert synced == [str(tmp_path)]
 
 
 def test_all_file_systems_are_synced_where_one_alone_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    synced: list[str] = []
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())
-    monkeypatch.setattr(os, "sync", lambda: told.append("all"))
+    monkeypatch.setattr(os, "sync", lambda: synced.append("all"))
     system.sync_filesystem(str(tmp_path))
-    assert told == ["all"]
+    assert synced == ["all"]
 
 
 @needs_proc

@@ -113,20 +113,20 @@ def test_events_that_lie_break_nothing_and_draw_nothing_raw() -> None:
             style = Style(width=width, height=30)
             drawn = render(live_screen(screen, style, now=samples.NOW), style)
             assert offenders(drawn) == []
-        for told in view.update([], [event], samples.NOW):
-            assert offenders(told) == []
-            assert len(told) < 20_000
+        for printed in view.update([], [event], samples.NOW):
+            assert offenders(printed) == []
+            assert len(printed) < 20_000
         assert json.loads(event_json(event))["stream"] == "trainer"
         assert event_json(event).isascii()
 
 
 def test_losses_at_the_ends_of_what_a_float_holds_break_no_chart() -> None:
     losses = [4.0, -1e308, 1e308, 3.5, -1.7e308, 3.0]
-    told = [{"kind": "step", "step": step, "loss": loss, "step_s": 1e308} for step, loss in enumerate(losses)]
+    events = [{"kind": "step", "step": step, "loss": loss, "step_s": 1e308} for step, loss in enumerate(losses)]
     screen = Screen(samples.plan(), spent_by)
-    screen.update([], samples.told(*told), [])
+    screen.update([], samples.told(*events), [])
     assert drawn_somehow(screen)
-    heard = hear(json.dumps(event).encode() for event in told)
+    heard = hear(json.dumps(event).encode() for event in events)
     assert ([mark.loss for mark in heard.losses.items], heard.not_finite) == ([4.0, 3.5, 3.0], 3)
 
 
@@ -143,9 +143,9 @@ def test_records_that_quote_the_far_side_are_told_harmlessly() -> None:
             keys = ("message", "code", "id", "answer", "reason", "outcome", "step", "state", "recipe", "sha256", "how")
             # Anything else there is damage of the journal.
             own = {Event.STOP_REQUESTED: {"how": "save"}, Event.LEG_PLANNED: {"step": 3}}.get(event, {})
-            told = samples.record(1, event, samples.NOW, {**dict.fromkeys(keys, text), **own})
-            assert offenders("".join(view.update([told], [], samples.NOW))) == []
-            assert "\x1b" not in record_json(told)
+            record = samples.record(1, event, samples.NOW, {**dict.fromkeys(keys, text), **own})
+            assert offenders("".join(view.update([record], [], samples.NOW))) == []
+            assert "\x1b" not in record_json(record)
 
 
 def test_a_flood_of_warnings_is_thinned_and_counted() -> None:
@@ -196,16 +196,16 @@ def test_an_event_of_nested_brackets_ends_no_stream_of_json(depth: int) -> None:
         assert ("1" in shown.partition('"a"')[2]) == (depth == 10), "what no reader could take is null"
 
 
-def everywhere(told: Any, text: str) -> Any:
+def everywhere(value: Any, text: str) -> Any:
     """The same with every word replaced, but for times, and for what the receipt's own words are."""
-    if isinstance(told, dict):
+    if isinstance(value, dict):
         return {
-            key: one if key in ("timeline", "verdict", "run", "is") else everywhere(one, text)
-            for key, one in told.items()
+            key: inner if key in ("timeline", "verdict", "run", "is") else everywhere(inner, text)
+            for key, inner in value.items()
         }
-    if isinstance(told, list):
-        return [everywhere(one, text) for one in told]
-    return text if isinstance(told, str) else told
+    if isinstance(value, list):
+        return [everywhere(inner, text) for inner in value]
+    return text if isinstance(value, str) else value
 
 
 def test_the_receipt_quotes_log_and_sample_harmlessly_both_ways() -> None:

@@ -23,26 +23,26 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--voyages", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     begun, ends, voyages = time.monotonic(), Counter[str](), list[Verdict]()
-    with multiprocessing.Pool(asked.jobs) as pool:
-        seeds = range(asked.seed, asked.seed + asked.runs)
+    with multiprocessing.Pool(options.jobs) as pool:
+        seeds = range(options.seed, options.seed + options.runs)
         for count, verdict in enumerate(
-            pool.imap(judge_voyage if asked.voyages else judge_seed, seeds, chunksize=8), start=1
+            pool.imap(judge_voyage if options.voyages else judge_seed, seeds, chunksize=8), start=1
         ):
             ends.update(verdict.ends)
-            voyages += [verdict] if asked.voyages else []
+            voyages += [verdict] if options.voyages else []
             if verdict.breaches:
                 pool.terminate()
                 small = shrunk(verdict)
                 print(f"\nseed {verdict.scenario.seed} breaks a promise:", *small.breaches, sep="\n  ")
                 print(f"\nmade small: {small.scenario}\n\n{small.story}")
                 return 1
-            if count % 500 == 0 or count == asked.runs:
+            if count % 500 == 0 or count == options.runs:
                 rate = 60 * count / (time.monotonic() - begun)
                 print(f"{count:,} runs, {rate:,.0f} a minute, no promise broken", file=sys.stderr)
     print("ends:", ", ".join(f"{words} {count:,}" for words, count in ends.most_common()))
-    if asked.voyages:
+    if options.voyages:
         print(summary(voyages))
     return 0
 

@@ -45,11 +45,11 @@ def intent_first(played: Played) -> Iterator[str]:
         if sends > intents:
             yield f"a create was sent at {at_s:.0f} s before its intent was on disk"
             return
-    asked = {record.data["token"] for record in _named(played, Event.CREATE_INTENDED)}
+    intended = {record.data["token"] for record in _named(played, Event.CREATE_INTENDED)}
     yield from (
         f"{box.id} carries {box.order.token}, which no journal has"
         for _, box in _boxes(played)
-        if box.order.token not in asked
+        if box.order.token not in intended
     )
 
 
@@ -110,18 +110,18 @@ def bounded_money(played: Played) -> Iterator[str]:
 def _close_bound(played: Played, bound: int, metered: int) -> Iterator[str]:
     """P5, the other side: a machine that was watched costs at most 3 % more than the meter, or a unit and two looks."""
     cost, scenario = _receipt(played)["cost"], played.scenario
-    watched = all(one.get("end_is") == "measured" for one in cost["rentals"])
+    watched = all(rental.get("end_is") == "measured" for rental in cost["rentals"])
     is_disturbed = any(deed.what != "taken" for deed in scenario.deeds)  # A machine that is taken is missed at once.
     if scenario.strikes or scenario.weather or is_disturbed or not watched:
         return
     intents = _named(played, Event.CREATE_INTENDED)
-    most = sum(one.data["egress_micros"] for one in intents)
-    for one, intent in zip(cost["rentals"], intents, strict=True):
+    most = sum(intent.data["egress_micros"] for intent in intents)
+    for rental, intent in zip(cost["rentals"], intents, strict=True):
         cloud = played.clouds[intent.data["provider"]]
         slack_s = (
-            _LOOKS_S + 2 * scenario.list_s + cloud.profile.list_lag_s + cloud.profile.dying_s + one["billing_unit_s"]
+            _LOOKS_S + 2 * scenario.list_s + cloud.profile.list_lag_s + cloud.profile.dying_s + rental["billing_unit_s"]
         )
-        most += cost_of(Micros(one["rate_micros_per_hour"]), slack_s, one["billing_unit_s"])
+        most += cost_of(Micros(rental["rate_micros_per_hour"]), slack_s, rental["billing_unit_s"])
     if bound > max(metered * 103 // 100, metered + most):
         yield f"the receipt says at most {bound} micros of a watched machine, the meter {metered}"
 
@@ -141,10 +141,11 @@ def timers_hold(played: Played) -> Iterator[str]:
 
 def side_resources_go(played: Played) -> Iterator[str]:
     """What was made beside a machine is gone when the run is closed, or the journal says that it is not."""
-    told = json.dumps([record.data for record in _named(played, Event.INCIDENT)])
+    incidents = json.dumps([record.data for record in _named(played, Event.INCIDENT)])
     for cloud in played.clouds.values():
         for thing in cloud.things:
-            if played.closed and thing.removed_s is None and thing.leftover.id not in told and "leftover" not in told:
+            is_on_record = thing.leftover.id in incidents or "leftover" in incidents
+            if played.closed and thing.removed_s is None and not is_on_record:
                 yield f"{thing.leftover.id} was left behind without a word"
 
 
@@ -209,20 +210,20 @@ def legs_follow(played: Played) -> Iterator[str]:
     plans = [(at_s, record) for at_s, record in _timed(played) if record.event is Event.LEG_PLANNED]
     if plans and not played.scenario.legs:
         yield "it moved, and nobody had agreed to that"
-    known = {one.data["token"] for one in _named(played, Event.CREATE_OBSERVED)}
+    known = {record.data["token"] for record in _named(played, Event.CREATE_OBSERVED)}
     for at_s, record in plans:
         alive = [box.id for _, box in _boxes(played) if _lives(box, at_s) and box.order.token in known]
         if alive and not played.scenario.has(Fault.TWICE):
             yield f"{alive} lived when the next machine was planned at {at_s:.0f} s"
-        before = [one for one in records if one.seq < record.seq]
-        if any(one.event is Event.STOP_REQUESTED for one in before):
+        before = [earlier for earlier in records if earlier.seq < record.seq]
+        if any(earlier.event is Event.STOP_REQUESTED for earlier in before):
             yield f"it moved at {at_s:.0f} s after a stop"
         if record.data["spent_micros"] + record.data["left_micros"] != cap:
             yield "what was spent and what is left are not the cap"
     if sum(bool(record.data.get("token")) for _, record in plans) >= max(1, played.scenario.legs):
         yield "it was on more machines than were agreed to"
-    for _, intent in ((at_s, one) for at_s, one in _timed(played) if one.event is Event.CREATE_INTENDED):
-        planned = [one for _, one in plans if one.seq < intent.seq]
+    for _, intent in ((at_s, record) for at_s, record in _timed(played) if record.event is Event.CREATE_INTENDED):
+        planned = [plan for _, plan in plans if plan.seq < intent.seq]
         if planned and intent.data["worst_micros"] > planned[-1].data["left_micros"]:
             yield f"a machine may cost {intent.data['worst_micros']}, {planned[-1].data['left_micros']} were left"
     if played.scenario.legs and played.closed and played.outcomes[-1].state.outcome == "done":
@@ -288,8 +289,8 @@ def _timed(played: Played) -> list[tuple[float, Record]]:
 
 
 def _instance_at(played: Played, seq: int) -> str:
-    told = [r.data["instance"]["id"] for r in played.records if r.seq < seq and r.event is Event.CREATE_OBSERVED]
-    return str(told[-1]) if told else ""
+    made = [r.data["instance"]["id"] for r in played.records if r.seq < seq and r.event is Event.CREATE_OBSERVED]
+    return str(made[-1]) if made else ""
 
 
 def _receipt(played: Played) -> dict[str, Any]:

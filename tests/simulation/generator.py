@@ -116,6 +116,6 @@ def _weather(dice: Random) -> tuple[Weather, ...]:
         kind = dice.choice(("silent", "ends refused", "revoked", "line down", "denied", "denied"))
         long_s = DENIED_S if kind == "denied" else long_s
         found.append(Weather(kind, start_s, start_s + long_s))
-    if {"denied", "line down"} <= {one.kind for one in found}:  # Then there is no second witness.
-        found = [one for one in found if one.kind != "denied"]
+    if {"denied", "line down"} <= {spell.kind for spell in found}:  # Then there is no second witness.
+        found = [spell for spell in found if spell.kind != "denied"]
     return tuple(found)

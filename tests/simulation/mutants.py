@@ -253,18 +253,18 @@ def copied(folder: Path) -> Path:
 
 def main() -> int:
     """Run all that was asked for; 1 when one survives."""
-    asked = argparse.ArgumentParser()
-    asked.add_argument("words", nargs="*")
-    asked.add_argument("-j", "--jobs", type=int, default=1)
-    options = asked.parse_args()
-    chosen = [one for one in safeguards() if not options.words or any(word in one.name for word in options.words)]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("-j", "--jobs", type=int, default=1)
+    options = parser.parse_args()
+    chosen = [guard for guard in safeguards() if not options.words or any(word in guard.name for word in options.words)]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         copies: queue.Queue[Path] = queue.Queue()
         for number in range(options.jobs):
             (Path(folder) / str(number)).mkdir()
             copies.put(copied(Path(folder) / str(number)))
         survivors = 0
-        for verdict in pool.map(lambda one: judge(one, copies), chosen):
+        for verdict in pool.map(lambda guard: judge(guard, copies), chosen):
             survivors += not verdict.by
             print(verdict, flush=True)
     print(f"{len(chosen)} safeguards taken away, {survivors} not missed")

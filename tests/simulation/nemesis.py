@@ -57,7 +57,7 @@ class Nemesis:
     def weather(self, kind: str) -> bool:
         """Whether it is bad in this way now."""
         now = self._clock.true.monotonic()
-        return any(one.kind == kind and one.start_s <= now < one.end_s for one in self._weather)
+        return any(spell.kind == kind and spell.start_s <= now < spell.end_s for spell in self._weather)
 
     @contextmanager
     def resting(self) -> Iterator[None]:

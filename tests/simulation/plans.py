@@ -77,7 +77,7 @@ def _on_each(
         job=job,
         processes=1,
         chosen=first,
-        cap_micros=usd(0) + machines * max(one.worst_micros or usd(0) for one in found),
+        cap_micros=usd(0) + machines * max(candidate.worst_micros or usd(0) for candidate in found),
         candidates=tuple(found),
         data=DataSummary(
             folder=str(data),
@@ -110,11 +110,11 @@ def _job(kind: str) -> Job:
         return DevBoxJob(recipe="dev box", recipe_sha256="0" * 64, command=command)
     train = {"steps": STEPS, "micro_batch": 1, "checkpoint_every": EVERY}
     resolved = {"train": train, "hardware": {"disk_gb": DISK_GB}}
-    one = TrainerJob(recipe="tiny", recipe_sha256="0" * 64, form="full", resolved=resolved, parameters=PARAMETERS)
+    job = TrainerJob(recipe="tiny", recipe_sha256="0" * 64, form="full", resolved=resolved, parameters=PARAMETERS)
     if kind == "trainer":
-        return one
+        return job
     sweep = make_sweep({"optim.lr": ("1e-3", "3e-4", "1e-4")}, {"keep": 2})
-    return SweepJob(recipe="sweep of tiny", recipe_sha256="0" * 64, sweep=sweep, at_once=2, trial=one)
+    return SweepJob(recipe="sweep of tiny", recipe_sha256="0" * 64, sweep=sweep, at_once=2, trial=job)
 
 
 def _offer(profile: Profile, place: int) -> Offer:

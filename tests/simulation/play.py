@@ -151,13 +151,13 @@ class MovingFar(SimulatedFar):
 
     def poll(self, wants: Mapping[str, tuple[int, int]]) -> Poll:
         self._heed_lease()
-        told = super().poll(wants)
+        reply = super().poll(wants)
         if self._saved[-1:] and self._saved[-1] != self._home:
             with contextlib.suppress(GpurunError, OSError):
                 budget = EgressBudget(self._folder, None, STEPS)
                 BackgroundDownload(None, self._folder, budget, self.cloud.clock).bring(self)
                 self._home = self._saved[-1]
-        return told
+        return reply
 
     @property
     def _step(self) -> int:
@@ -194,14 +194,14 @@ class MovingFar(SimulatedFar):
 
     def _events(self) -> list[dict[str, Any]]:
         on = {"device": "cuda", "cuda_name": self.card_name, "resumed_from": self._from or None}
-        told: list[dict[str, Any]] = [{"kind": "start", "wall": 1.0, "elapsed_s": 0.0, "step": self._from, **on}]
+        events: list[dict[str, Any]] = [{"kind": "start", "wall": 1.0, "elapsed_s": 0.0, "step": self._from, **on}]
         step_s = self.train_s / STEPS
-        told += [
+        events += [
             {"kind": "step", "step": step, "loss": loss_at(step), "step_s": step_s, "elapsed_s": step * step_s}
             for step in range(self._from + 1, self._step + 1)
         ]
         stop = {"kind": "stop", "reason": "signal" if self.stopped else "done", "message": "", "step": self._step}
-        return [*told, stop] if self._has_ended else told
+        return [*events, stop] if self._has_ended else events
 
 
 def loss_at(step: int) -> float:
@@ -263,7 +263,7 @@ class Stage:
         plan = make_plan(home, profiles, scenario.machines, run, **known, kind=scenario.job)
         plan = plan.model_copy(update={"mandate": mandate})
         for cloud in clouds.values():
-            cloud.stock = [one.offer for one in plan.candidates if one.offer.provider == cloud.name]
+            cloud.stock = [candidate.offer for candidate in plan.candidates if candidate.offer.provider == cloud.name]
         folder = create_run(home, Request(recipe="tiny"), plan)
         self.played = Played(scenario, home, folder, plan, clouds, self.nemesis.points)
 
@@ -272,11 +272,11 @@ class Stage:
         """Put the simulated clouds, the laptop's clock and the points of death in place."""
         clouds, laptop, passing = self.played.clouds, self.laptop, self.nemesis.passing
 
-        def told(name: str, *rest: object, **named: object) -> FakeCloud:
+        def fake_cloud(name: str, *rest: object, **named: object) -> FakeCloud:
             return clouds[name]
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(mock.patch("gpurun.lifecycle.supervisor.open_provider", told))
+            stack.enter_context(mock.patch("gpurun.lifecycle.supervisor.open_provider", fake_cloud))
             for module in ("ledger.journal", "ledger.write_receipt"):
                 stack.enter_context(mock.patch(f"gpurun.{module}.crashpoint", passing))
             for module in ("ledger.journal", "lifecycle.context"):
@@ -319,8 +319,8 @@ class Stage:
             home, clock = self.elsewhere, self.true
             try:
                 reap = partial(sweep, clouds, home, clock, destroy_all=everything, older_than_s=0.0)
-                others = [one.instance.id for one in reap(look_only=True)] if everything else []
-                self.played.after_reap += [one.fate for one in reap(look_only=False, others=others)]
+                others = [swept.instance.id for swept in reap(look_only=True)] if everything else []
+                self.played.after_reap += [swept.fate for swept in reap(look_only=False, others=others)]
                 left = partial(sweep_leftovers, clouds, home, clock, look_only=False)
                 list(left(remove_all=everything, anyones=everything))
             except MayBeBilling as error:

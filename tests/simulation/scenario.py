@@ -89,14 +89,14 @@ class Scenario:
         """The scenario, grown."""
         return replace(
             self,
-            strikes=(*self.strikes, *(one for one in more if isinstance(one, Strike))),
-            deeds=(*self.deeds, *(one for one in more if isinstance(one, Deed))),
-            weather=(*self.weather, *(one for one in more if isinstance(one, Weather))),
+            strikes=(*self.strikes, *(part for part in more if isinstance(part, Strike))),
+            deeds=(*self.deeds, *(part for part in more if isinstance(part, Deed))),
+            weather=(*self.weather, *(part for part in more if isinstance(part, Weather))),
         )
 
     def times_of(self, kind: str) -> list[tuple[float, float]]:
         """When the weather is bad in this way."""
-        return [(one.start_s, one.end_s) for one in self.weather if one.kind == kind]
+        return [(spell.start_s, spell.end_s) for spell in self.weather if spell.kind == kind]
 
     def has(self, *kinds: str) -> bool:
         """Whether any of these faults, deeds or weathers is in it."""

@@ -27,7 +27,7 @@ def sentences_hold(played: Played) -> Iterator[str]:
         yield from _of_list(outcome, played)
     for at_s, record in played.timed:
         if record.event is Event.INCIDENT:
-            yield from (f"at {at_s:.0f} s: {told}" for told in _of_incident(at_s, record, boxes, played))
+            yield from (f"at {at_s:.0f} s: {sentence}" for sentence in _of_incident(at_s, record, boxes, played))
         if record.event is Event.DEATH_READ and (ago_s := record.data["alive_s_ago"]) is not None:
             shown, then_s = [box for box in boxes if box.id == record.data["id"]], at_s - ago_s
             lag_s = max(cloud.profile.list_lag_s for cloud in played.clouds.values())
@@ -51,10 +51,10 @@ def _of_list(outcome: Outcome, played: Played) -> Iterator[str]:
         yield f"{at} {row.state!r}, and {outcome.alive} lived"
     if row.spent_micros is None or played.scenario.has(*_UNTRUE_CLOCKS):
         return
-    told = f"{at} {row.spent_is} {format_usd(row.spent_micros)}, and the meter {outcome.metered} micros"
+    sentence = f"{at} {row.spent_is} {format_usd(row.spent_micros)}, and the meter {outcome.metered} micros"
     is_more = outcome.metered > row.spent_micros + _CENT and row.spent_is is not Figure.FLOOR
     if is_more and not _is_excused(played) and not ended_unseen(played):
-        yield told
+        yield sentence
 
 
 def _of_incident(at_s: float, record: Record, boxes: list[Box], played: Played) -> Iterator[str]:

@@ -77,31 +77,32 @@ class Summary:
 
 def summary(verdicts: Iterable[Verdict]) -> Summary:
     """Add up what became of voyages."""
-    told = [verdict.voyage for verdict in verdicts if verdict.voyage is not None]
+    voyages = [verdict.voyage for verdict in verdicts if verdict.voyage is not None]
     return Summary(
-        voyages=len(told),
-        finished=sum(one.finished for one in told),
-        machines=sum(one.machines for one in told),
-        again=sum(one.again for one in told),
-        kept=sum(one.kept for one in told),
-        paid=sum(one.paid for one in told),
-        watched=sum(bool(one.bound) for one in told),
-        moved=sum(one.moved for one in told),
-        on_demand=sum(one.on_demand for one in told),
+        voyages=len(voyages),
+        finished=sum(voyage.finished for voyage in voyages),
+        machines=sum(voyage.machines for voyage in voyages),
+        again=sum(voyage.again for voyage in voyages),
+        kept=sum(voyage.kept for voyage in voyages),
+        paid=sum(voyage.paid for voyage in voyages),
+        watched=sum(bool(voyage.bound) for voyage in voyages),
+        moved=sum(voyage.moved for voyage in voyages),
+        on_demand=sum(voyage.on_demand for voyage in voyages),
     )
 
 
 def _voyage(played: Played) -> Voyage:
-    plans = [one.data for one in played.records if one.event is Event.LEG_PLANNED and one.data.get("token")]
+    plans = [record.data for record in played.records if record.event is Event.LEG_PLANNED and record.data.get("token")]
     end, bound, moved, on_demand = played.outcomes[-1], 0, 0, 0
     is_finished = end.exit_code == 0 and end.state.outcome == "done"
     if played.closed:
         predicate = read_receipt(played.home, played.folder).predicate
-        told, legs = predicate["cost"], predicate.get("legs", [])
+        cost, legs = predicate["cost"], predicate.get("legs", [])
         if is_finished and legs and all("on_demand_micros" in leg for leg in legs):
-            moved, on_demand = told["upper_bound_micros"] or 0, sum(leg["on_demand_micros"] for leg in legs)
-        if all(one.get("end_is") == "measured" and not one.get("extras") for one in told["rentals"] if one["micros"]):
-            bound = told["upper_bound_micros"] or 0
+            moved, on_demand = cost["upper_bound_micros"] or 0, sum(leg["on_demand_micros"] for leg in legs)
+        paid = [rental for rental in cost["rentals"] if rental["micros"]]
+        if all(rental.get("end_is") == "measured" and not rental.get("extras") for rental in paid):
+            bound = cost["upper_bound_micros"] or 0
     return Voyage(
         finished=is_finished,
         machines=sum(len(cloud.boxes) for cloud in played.clouds.values()),
@@ -163,8 +164,8 @@ def _story(played: Played) -> Iterator[str]:
                 lines.append((box.died_s, f"* {box.id} is dead"))
     lines += [(at_s, f"    {place}") for at_s, place in played.points if place.startswith("after ") and "." in place]
     lines += [
-        (one.at_s, f"==> the supervisor ends: {one.words} ({one.exit_code}), {one.alive} alive")
-        for one in played.outcomes
+        (outcome.at_s, f"==> the supervisor ends: {outcome.words} ({outcome.exit_code}), {outcome.alive} alive")
+        for outcome in played.outcomes
     ]
     seen = ""
     for at_s, words in sorted(lines, key=lambda line: line[0]):

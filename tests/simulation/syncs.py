@@ -11,21 +11,21 @@ import pytest
 @pytest.fixture
 def story(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every sync, by what is synced, and every renaming, as they happen."""
-    told: list[str] = []
+    steps: list[str] = []
     real_fsync, real_replace = os.fsync, os.replace
 
     def fsync(descriptor: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        told.append("folder" if path.is_dir() else "file")
+        steps.append("folder" if path.is_dir() else "file")
         real_fsync(descriptor)
 
     def replace(source: str, target: str) -> None:
-        told.append("name")
+        steps.append("name")
         real_replace(source, target)
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", replace)
-    return told
+    return steps
 
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="names of open files are read from /proc")

@@ -64,8 +64,8 @@ def test_it_sees_a_second_machine_beside_the_first(played: Played) -> None:
 
 def test_it_sees_a_meter_over_receipt_and_cap(played: Played) -> None:
     the_box(played).rate = usd(100)
-    told = [breach for breach in check(played) if breach.startswith("bounded_money")]
-    assert len(told) == 3, "the receipt's bound, its word that the cap was kept, and the cap"
+    found = [breach for breach in check(played) if breach.startswith("bounded_money")]
+    assert len(found) == 3, "the receipt's bound, its word that the cap was kept, and the cap"
 
 
 def test_it_sees_a_supervisor_that_goes_without_saying_9(tmp_path: Path) -> None:

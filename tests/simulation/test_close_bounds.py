@@ -60,14 +60,14 @@ def receipt_of(run: Played) -> dict[str, Any]:
 def test_a_receipt_exceeds_the_bill_by_3_percent_or_two_looks(profile: str, trouble: str) -> None:
     with folder_of_one_run() as folder:
         run = played(profile, trouble, Path(folder))
-        told = receipt_of(run)["cost"]
-        (rental,), (box,) = told["rentals"], run.clouds[profile].boxes
+        cost = receipt_of(run)["cost"]
+        (rental,), (box,) = cost["rentals"], run.clouds[profile].boxes
         assert box.died_s is not None
         lived_s = box.died_s - box.born_s
         # A look takes as long as the list, and shows the machine for as long as the list lags behind.
         slack_s = rental["billing_unit_s"] + LOOKS_S + run.scenario.list_s + run.clouds[profile].profile.list_lag_s
-        assert rental["billable_s"] <= max(1.03 * lived_s, lived_s + slack_s), told["says"]
-        assert told["upper_bound_micros"] >= run.clouds[profile].metered()
+        assert rental["billable_s"] <= max(1.03 * lived_s, lived_s + slack_s), cost["says"]
+        assert cost["upper_bound_micros"] >= run.clouds[profile].metered()
         is_over = run.clouds[profile].metered() > (run.plan.cap_micros or 0)
         (row,) = audit(run.home).rows
         assert ["kept" in problem for problem in row.problems] == [True] * is_over
@@ -77,12 +77,12 @@ def test_a_silent_machine_has_no_egress_and_its_wait_is_not_life() -> None:
     """$2.03 was booked for $0.03."""
     with folder_of_one_run() as folder:
         run = played("aws", "the machine is taken away as it boots", Path(folder))
-        intent = next(one.data for one in run.records if one.event is Event.CREATE_INTENDED)
+        intent = next(record.data for record in run.records if record.event is Event.CREATE_INTENDED)
         (rental,) = receipt_of(run)["cost"]["rentals"]
         assert intent["egress_micros"] > 0
         beside = Micros(intent["beside_micros_per_hour"])
         paid_s = max(60.0, rental["billable_s"])
-        paid = [cost_of(Micros(one), paid_s) for one in (rental["rate_micros_per_hour"], beside)]
+        paid = [cost_of(Micros(rate), paid_s) for rate in (rental["rate_micros_per_hour"], beside)]
         assert rental["micros"] == sum(paid)
 
 

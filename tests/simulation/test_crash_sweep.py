@@ -105,7 +105,7 @@ def points_between_legs(profile: str) -> tuple[Deed, list[tuple[int, str]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", VOYAGERS)
-def test_killed_anywhere_between_two_machines_and_resumed_it_is_one_run(profile: str) -> None:
+def test_a_run_killed_between_two_machines_is_resumed_as_one_run(profile: str) -> None:
     taken, points = points_between_legs(profile)
     names = {place for _, place in points}
     assert {"after death.proven", "after leg.planned", "after create.intended", "before create"} <= names

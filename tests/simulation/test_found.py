@@ -95,7 +95,7 @@ def test_a_machine_denied_for_38_s_is_not_signed_as_gone(profile: str, tmp_path:
     scenario = Scenario(0, (profile,), train_s=90.0, weather=(Weather("denied", ends, ends + 38.0),))
     played = play(scenario, tmp_path)
     assert check(played) == []
-    assert [one["code"] for one in incidents(played)] == ["death.denied", "machine.back"]
+    assert [incident["code"] for incident in incidents(played)] == ["death.denied", "machine.back"]
     assert played.outcomes[-1].exit_code == 0
 
 
@@ -123,7 +123,7 @@ def test_a_machine_gone_at_launch_is_followed_by_the_next_offer(profile: str, fa
     scenario = Scenario(0, (profile, others[profile]), strikes=(Strike("create", 1, fault),), machines=2)
     played = play(scenario, tmp_path)
     assert check(played) == []
-    assert [one["code"] for one in incidents(played)] == ["machine.gone", "boot.gone"]
+    assert [incident["code"] for incident in incidents(played)] == ["machine.gone", "boot.gone"]
     assert played.outcomes[-1].words == "DONE"
 
 

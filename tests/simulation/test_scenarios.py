@@ -39,8 +39,8 @@ def test_a_seed_always_gives_the_same_story() -> None:
 
 def test_the_scenarios_reach_every_profile_fault_and_deed() -> None:
     drawn = [draw(seed) for seed in range(2000)]
-    assert {name for one in drawn for name in one.profiles} == set(PROFILES)
-    assert {s.fault for one in drawn for s in one.strikes} == {fault for some in FAULTS.values() for fault in some}
+    assert {name for case in drawn for name in case.profiles} == set(PROFILES)
+    assert {s.fault for case in drawn for s in case.strikes} == {fault for some in FAULTS.values() for fault in some}
     assert {fault for some in FAULTS.values() for fault in some} == set(Fault) - {Fault.NONE}
-    assert {w.kind for one in drawn for w in one.weather} == {*_WEATHERS}
-    assert {one.ending for one in drawn} == {"resumed", "never returns", "reaped elsewhere"}
+    assert {w.kind for case in drawn for w in case.weather} == {*_WEATHERS}
+    assert {case.ending for case in drawn} == {"resumed", "never returns", "reaped elsewhere"}

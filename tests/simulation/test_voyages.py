@@ -23,15 +23,15 @@ def test_however_often_it_is_taken_away_every_promise_is_kept(first: int) -> Non
 def test_voyages_move_finish_and_keep_every_promise() -> None:
     verdicts = [judge_voyage(seed) for seed in range(12)]
     assert [verdict.breaches for verdict in verdicts if verdict.breaches] == []
-    told = summary(verdicts)
-    assert told.finished > 0
-    assert told.machines > len(verdicts), "some were on more than one machine"
-    assert told.watched > 0
-    assert 0 < told.moved < told.on_demand, "what moving costs is less than what spot saves"
-    assert told.kept > told.again, "what was saved is not trained again"
+    totals = summary(verdicts)
+    assert totals.finished > 0
+    assert totals.machines > len(verdicts), "some were on more than one machine"
+    assert totals.watched > 0
+    assert 0 < totals.moved < totals.on_demand, "what moving costs is less than what spot saves"
+    assert totals.kept > totals.again, "what was saved is not trained again"
 
 
 def test_a_voyage_is_drawn_with_every_number_of_machines() -> None:
     drawn = [draw_voyage(seed) for seed in range(500)]
-    assert {one.legs for one in drawn} == {2, 3, 5}
-    assert any(one.has("taken") and one.has("kill") for one in drawn)
+    assert {scenario.legs for scenario in drawn} == {2, 3, 5}
+    assert any(scenario.has("taken") and scenario.has("kill") for scenario in drawn)

@@ -23,11 +23,11 @@ def bench(*argv: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_every_rival_is_tried_on_the_cpu_from_the_same_weights() -> None:
     pytest.importorskip("accelerate", reason="the Hugging Face Trainer needs accelerate: pip install '.[hf]'")
-    told = bench("--try", "--rounds", "1", "--rows", "10m,slow,mfu,loss")
-    assert told.returncode == 0, told.stderr
-    rows = told.stdout.splitlines()
+    done = bench("--try", "--rounds", "1", "--rows", "10m,slow,mfu,loss")
+    assert done.returncode == 0, done.stderr
+    rows = done.stdout.splitlines()
     assert [row.split(" | ")[1] for row in rows[:3]] == ["the plain loop", "the Hugging Face Trainer", "the slow way"]
-    assert "void" not in told.stdout, "the losses of all agree: the gate that makes a ratio worth anything"
+    assert "void" not in done.stdout, "the losses of all agree: the gate that makes a ratio worth anything"
     assert "tokens/s" in rows[3]
     assert "matrix products" in rows[4]
     assert all(way in row for way, row in zip(("by chunks", "step by step", "whole logits"), rows[5:], strict=True))
@@ -44,7 +44,7 @@ def test_what_a_checkpoint_costs_is_taken_from_the_real_loop(tmp_path: Path, mon
 
 
 def test_without_a_card_nothing_is_measured() -> None:
-    told = bench()
-    assert told.returncode == 1
-    assert "no CUDA card is here" in told.stderr
-    assert told.stdout == ""
+    done = bench()
+    assert done.returncode == 1
+    assert "no CUDA card is here" in done.stderr
+    assert done.stdout == ""

@@ -100,8 +100,8 @@ def test_a_hit_is_said_only_where_nothing_was_compiled_anew(tmp_path: Path, comp
     compiler.counts.clear()
     compiler.compile(made=2)
     cache.report(reporter, 9)
-    told = [(event["step"], event["cache"], event["found"], event["made"]) for event in events(tmp_path, "compile")]
-    assert told == [(1, "hit", 2, 0), (5, "partial", 2, 2), (9, "miss", 0, 2)]
+    reported = [(event["step"], event["cache"], event["found"], event["made"]) for event in events(tmp_path, "compile")]
+    assert reported == [(1, "hit", 2, 0), (5, "partial", 2, 2), (9, "miss", 0, 2)]
 
 
 def test_an_unreadable_compile_cache_costs_only_time(tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_each_process_loads_its_part_and_all_parts_go_home(tmp_path: Path) -> No
     given = [f"file://{tmp_path}/meeting", NAME, str(tmp_path)]
     pipes = {"stdout": subprocess.PIPE, "text": True, "cwd": ROOT, "env": environment()}
     four = [subprocess.Popen([sys.executable, "-c", ONE_OF_FOUR, str(r), *given], **pipes) for r in range(4)]
-    told = [process.communicate(timeout=120)[0].splitlines()[-1] for process in four]  # gloo of torch 2.8 talks before
+    lines = [process.communicate(timeout=120)[0].splitlines()[-1] for process in four]  # gloo of torch 2.8 talks first
     assert [process.returncode for process in four] == [0] * 4
-    assert told == ["earlier, 0", "earlier, 1", "earlier, 0", "earlier, 1"]
+    assert lines == ["earlier, 0", "earlier, 1", "earlier, 0", "earlier, 1"]
     with zipfile.ZipFile(io.BytesIO((tmp_path / NAME).read_bytes())) as file:
         parts = {name: zlib.decompress(file.read(name)) for name in file.namelist()}
     assert parts == {"0": b"of rank 0", "1": b"of rank 1"}
@@ -210,7 +210,7 @@ def test_what_was_compiled_goes_home_and_is_found_the_next_time(tmp_path: Path, 
     graphs = int(lines["first"].split()[1])
     assert lines == {"first": f"0 {graphs}", "second": f"{graphs} 0", "third": f"0 {graphs}"}
     assert graphs > 0
-    told = [events(tmp_path / name, "compile")[-1] for name in ("first", "second", "third")]
-    assert [event["cache"] for event in told] == ["miss", "hit", "miss"]
+    reported = [events(tmp_path / name, "compile")[-1] for name in ("first", "second", "third")]
+    assert [event["cache"] for event in reported] == ["miss", "hit", "miss"]
     assert losses["first"] == losses["second"] == pytest.approx(losses["eager"], rel=1e-5)
     assert not any("_orig_mod" in name for name in read_checkpoint(tmp_path / "first", 3).model)

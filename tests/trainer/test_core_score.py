@@ -46,16 +46,16 @@ def by_hand(model: GPT, item: dict[str, Any]) -> bool:
     for row, count in zip(item["rows"], item["asked"], strict=True):
         ids = [*item["prefix"], *row][-(CONTEXT + 1) :]
         count = min(count, len(ids) - 1)
-        asked = list(zip(log_probabilities(model, ids), ids[1:], strict=True))[-count:]
-        means.append(-sum(seen[token] for seen, token in asked) / count)
-        greedy = greedy and all(max(seen, key=lambda one: seen[one]) == token for seen, token in asked)
+        judged = list(zip(log_probabilities(model, ids), ids[1:], strict=True))[-count:]
+        means.append(-sum(seen[token] for seen, token in judged) / count)
+        greedy = greedy and all(max(seen, key=lambda token_id: seen[token_id]) == token for seen, token in judged)
     return greedy if item["label"] is None else means.index(min(means)) == item["label"]
 
 
 def likeliest(model: GPT, ids: list[int], more: int) -> list[int]:
     for _ in range(more):
         seen = log_probabilities(model, [*ids, 0])[-1]
-        ids = [*ids, max(seen, key=lambda one: seen[one])]
+        ids = [*ids, max(seen, key=lambda token: seen[token])]
     return ids
 
 
@@ -70,8 +70,8 @@ def tasks(model: GPT) -> dict[str, list[dict[str, Any]]]:
     choices: list[dict[str, Any]] = []
     for _ in range(13):
         rows = [ids(5) for _ in range(4)]
-        asked = [len(row) for row in rows]
-        choices.append({"prefix": ids(14), "rows": rows, "asked": asked, "label": draw.randrange(4)})
+        counts = [len(row) for row in rows]
+        choices.append({"prefix": ids(14), "rows": rows, "asked": counts, "label": draw.randrange(4)})
     schema = []
     for _ in range(6):
         end = ids(4)
@@ -89,10 +89,10 @@ BASELINES = {"choices": 25.0, "schema": 50.0, "texts": 0.0}
 
 
 def written(folder: Path, tasks: dict[str, list[dict[str, Any]]], head: dict[str, Any] | None = None) -> Path:
-    told = [{"label": name, "random_baseline": BASELINES[name], "items": len(some)} for name, some in tasks.items()]
+    listed = [{"label": name, "random_baseline": BASELINES[name], "items": len(some)} for name, some in tasks.items()]
     lines = [
-        {"v": 1, "bundle_sha256": "ab" * 32, "tasks": told, **(head or {})},
-        *(one for some in tasks.values() for one in some),
+        {"v": 1, "bundle_sha256": "ab" * 32, "tasks": listed, **(head or {})},
+        *(item for some in tasks.values() for item in some),
     ]
     (folder / FILE).write_text("\n".join(map(json.dumps, lines)) + "\n")
     return folder / FILE
@@ -126,15 +126,15 @@ def test_several_processes_share_the_items(model: GPT, tasks: dict[str, list[dic
     whole = scored(model, file)["tasks"]
     shares = [scored(model, file, 8, Processes(rank, rank, 3, 3))["tasks"] for rank in range(3)]
     for name in tasks:
-        assert sum(one[name]["accuracy"] for one in shares) == pytest.approx(whole[name]["accuracy"])
+        assert sum(share[name]["accuracy"] for share in shares) == pytest.approx(whole[name]["accuracy"])
 
 
 def test_nothing_is_told_of_a_score_that_was_stopped(
     model: GPT, tasks: dict[str, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
-    asked = iter([False, True])
+    stops = iter([False, True])
     found = core_score(
-        model, written(tmp_path, tasks), 8, device=CPU, processes=Processes(), stopping=lambda: next(asked)
+        model, written(tmp_path, tasks), 8, device=CPU, processes=Processes(), stopping=lambda: next(stops)
     )
     assert found is None
 
@@ -187,6 +187,6 @@ def test_a_run_whose_score_is_stopped_is_done_and_warns(
 
     monkeypatch.setattr("trainer.core_score.core_score", lambda *_, **__: None)
     assert train(recipe, tmp_path / "other", folder) == 0
-    assert [one["code"] for one in events(tmp_path / "other", "warning")][-1] == "core.stopped"
+    assert [event["code"] for event in events(tmp_path / "other", "warning")][-1] == "core.stopped"
     assert events(tmp_path / "other", "stop")[-1]["reason"] == "done"
     assert not events(tmp_path / "other", "core")

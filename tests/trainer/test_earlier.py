@@ -26,12 +26,12 @@ def straight(tmp_path: Path, train: Train) -> Path:
 @pytest.fixture
 def brought(tmp_path: Path, straight: Path) -> Path:
     """A data folder with that run's tenth step in it, as `gpurun train --from` ships it."""
-    folder, told = write_data(tmp_path / "data"), manifest(straight)
-    files = [one for one in told["files"] if one["step"] == 10 and one["kind"] != "sample"]
+    folder, listed = write_data(tmp_path / "data"), manifest(straight)
+    files = [file for file in listed["files"] if file["step"] == 10 and file["kind"] != "sample"]
     place = folder / "continue"
     (place / "checkpoints").mkdir(parents=True)
-    for one in files:
-        shutil.copyfile(straight / one["name"], place / one["name"])
+    for file in files:
+        shutil.copyfile(straight / file["name"], place / file["name"])
     (place / "MANIFEST.json").write_text(json.dumps({"v": 1, "latest": 10, "best": None, "files": files}))
     return folder
 
@@ -53,7 +53,7 @@ def test_it_ends_bit_for_bit_where_the_uninterrupted_run_ended(
     assert [event["resumed_from"] for event in events(tmp_path / "out", "start")] == [10]
     assert [event["step"] for event in events(tmp_path / "out", "step")] == list(range(11, 21))
     assert weights(tmp_path / "out") == weights(straight)
-    assert {one["step"] for one in manifest(tmp_path / "out")["files"]} == {20}, "the earlier one is at home already"
+    assert {file["step"] for file in manifest(tmp_path / "out")["files"]} == {20}, "the earlier one is at home already"
 
 
 @pytest.mark.slow

@@ -30,9 +30,9 @@ def model() -> GPT:
 @pytest.mark.parametrize(("items", "each", "count"), [(7, 2, 3), (6, 2, 3), (1, 4, 2), (13, 1, 1), (3, 2, 1)])
 def test_every_item_is_in_one_round_and_all_have_as_many(items: int, each: int, count: int) -> None:
     mine = [rounds(items, each, Processes(rank, rank, count, count, several=True)) for rank in range(count)]
-    assert len({len(one) for one in mine}) == 1
-    assert sorted(first + i for one in mine for first, some in one for i in range(some)) == list(range(items))
-    assert all(0 <= first < items for one in mine for first, _ in one)
+    assert len({len(parts) for parts in mine}) == 1
+    assert sorted(first + i for parts in mine for first, some in parts for i in range(some)) == list(range(items))
+    assert all(0 <= first < items for parts in mine for first, _ in parts)
 
 
 class Row:

@@ -65,8 +65,8 @@ def gpt2_checkpoint(
 def test_transformers_gives_the_trainers_logits(tmp_path: Path, transformers: Any, keys: dict[str, Any]) -> None:
     _, ours = gpt2_checkpoint(tmp_path / "out", **keys)
     written = export_hf(tmp_path / "out", tmp_path / "hf", figures={})
-    theirs, told = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
-    assert not any(told.values())
+    theirs, loading = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(loading.values())
     ids = torch.randint(50257, (2, 32))
     with torch.no_grad():
         logits = theirs.eval()(ids).logits
@@ -177,7 +177,7 @@ def test_the_courses_class_loads_its_file_and_gives_our_logits(
     assert export_lab(weights, tmp_path / "lab", data=data) == [LAB_FILE]
     made = torch.load(tmp_path / "lab" / LAB_FILE, weights_only=True)
     assert list(made) == ["model_state", "config", "stoi", "itos"]
-    assert [made["itos"][made["stoi"][one]] for one in "the "] == list("the ")
+    assert [made["itos"][made["stoi"][letter]] for letter in "the "] == list("the ")
     again = CourseGPT(**{key: value for key, value in made["config"].items() if key != "dropout"})
     assert set(made["model_state"]) == set(again.state_dict())
     again.load_state_dict(made["model_state"], strict=True)

@@ -86,9 +86,9 @@ def weights(tmp_path: Path) -> Path:
 
     path: Path = made.__wrapped__(tmp_path)  # type: ignore[attr-defined]
     state = path.with_name("000007.state.json")
-    told = json.loads(state.read_text())
-    told["recipe"]["data"]["source"] = "file"
-    state.write_text(json.dumps(told))
+    fields = json.loads(state.read_text())
+    fields["recipe"]["data"]["source"] = "file"
+    state.write_text(json.dumps(fields))
     manifest = tmp_path / "data/data.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"train": [], "source": {"kind": "file"}}))
     return path

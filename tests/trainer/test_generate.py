@@ -48,21 +48,21 @@ def test_the_same_seed_gives_the_same_text_and_another_another(
 def test_a_stop_ends_the_text_only_in_what_is_written(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = json.loads(ask(weights, capsys, "--prompt", "abc", "--tokens=60", "--seed=1")[1])["text"]
     stop = whole[20:22]
-    told = json.loads(ask(weights, capsys, "--prompt", f"abc{stop}", "--tokens=60", "--seed=1", f"--stop={stop}")[1])
-    assert stop not in told["text"]
-    assert told["text"], "a stop in the prompt ends nothing"
-    told = json.loads(ask(weights, capsys, "--prompt", "abc", "--tokens=60", "--seed=1", f"--stop={stop}")[1])
-    assert (told["text"], told["stopped"]) == (whole[: whole.index(stop)], True)
-    assert told["tokens"] == whole.index(stop) + len(stop)
-    told = json.loads(ask(weights, capsys, "--prompt=abc", "--tokens=9", "--stop=never there", "--top-p=0.9")[1])
-    assert (told["tokens"], told["stopped"], told["top_p"]) == (9, False, 0.9)
+    reply = json.loads(ask(weights, capsys, "--prompt", f"abc{stop}", "--tokens=60", "--seed=1", f"--stop={stop}")[1])
+    assert stop not in reply["text"]
+    assert reply["text"], "a stop in the prompt ends nothing"
+    reply = json.loads(ask(weights, capsys, "--prompt", "abc", "--tokens=60", "--seed=1", f"--stop={stop}")[1])
+    assert (reply["text"], reply["stopped"]) == (whole[: whole.index(stop)], True)
+    assert reply["tokens"] == whole.index(stop) + len(stop)
+    reply = json.loads(ask(weights, capsys, "--prompt=abc", "--tokens=9", "--stop=never there", "--top-p=0.9")[1])
+    assert (reply["tokens"], reply["stopped"], reply["top_p"]) == (9, False, 0.9)
     assert ask(weights, capsys, "--prompt=a", "--stop=")[0] == ask(weights, capsys, "--prompt=a", "--top-p=1.1")[0] == 2
 
 
 def test_a_folder_means_its_newest_checkpoint(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = ask(weights, capsys, "--prompt=a", place=weights.parents[1])
-    told = json.loads(said)
-    assert (code, told["tokens"], told["temperature"], told["seed"]) == (0, 12, 0.8, 42)
+    reply = json.loads(said)
+    assert (code, reply["tokens"], reply["temperature"], reply["seed"]) == (0, 12, 0.8, 42)
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoints"])

@@ -65,16 +65,16 @@ def test_a_stopped_run_goes_on_with_the_very_same_losses(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train(recipe("huggingface"), tmp_path / "straight") == 0
-    asked = threading.Event()
+    stop = threading.Event()
     report = Reporter.step
 
     def stopping(self: Reporter, step: int, values: dict[str, Any]) -> None:
         report(self, step, values)
         if step == 13:
-            asked.set()
+            stop.set()
 
     with monkeypatch.context() as once:
-        once.setattr("trainer.train.watch_for_stop", lambda: asked)
+        once.setattr("trainer.train.watch_for_stop", lambda: stop)
         once.setattr(Reporter, "step", stopping)
         assert train(recipe("huggingface"), tmp_path / "out") == 0
     assert (events(tmp_path / "out")[-1]["reason"], manifest(tmp_path / "out")["latest"]) == ("signal", 14)
@@ -117,14 +117,14 @@ def test_what_is_no_number_stops_it_before_the_weights_move(
     def broken(self: nn.Module, *given: Any, **named: Any) -> Any:
         nonlocal calls
         calls += 1
-        told = forward(self, *given, **named)
+        result = forward(self, *given, **named)
         if calls == 4 * 12 + 2:  # in the thirteenth step's second portion
-            spoil: Tensor = told.loss
+            spoil: Tensor = result.loss
             if what == "loss":
-                told.loss = spoil * float("nan")
+                result.loss = spoil * float("nan")
             else:
                 spoil.register_hook(lambda gradient: gradient * float("inf"))
-        return told
+        return result
 
     broken.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]  # their Trainer reads it
     monkeypatch.setattr(GPT2LMHeadModel, "forward", broken)
@@ -146,23 +146,23 @@ def test_memory_that_runs_out_costs_neither_a_step_nor_a_token(
 ) -> None:
     from transformers import GPT2LMHeadModel
 
-    def asked(micro_batch: int) -> dict[str, Any]:
+    def recipe_of(micro_batch: int) -> dict[str, Any]:
         return recipe("huggingface", train={"steps": 6, "micro_batch": micro_batch}, model={"dropout": dropout})
 
-    assert train(asked(like), tmp_path / "straight") == 0
+    assert train(recipe_of(like), tmp_path / "straight") == 0
     forward, calls = GPT2LMHeadModel.forward, 0
 
     def full(self: nn.Module, *given: Any, **named: Any) -> Any:
         nonlocal calls
         calls += self.training
-        told = forward(self, *given, **named)
+        result = forward(self, *given, **named)
         if self.training and calls >= full_at and len(named["input_ids"]) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return told
+        return result
 
     full.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]  # their Trainer reads it
     monkeypatch.setattr(GPT2LMHeadModel, "forward", full)
-    assert train(asked(2), tmp_path / "out") == 0
+    assert train(recipe_of(2), tmp_path / "out") == 0
     (warning,) = events(tmp_path / "out", "warning")
     step = (full_at - 1) // 4
     assert (warning["code"], warning["step"]) == ("memory.micro_batch", step)

@@ -300,8 +300,8 @@ def test_a_stopped_process_restarts_only_if_another_does(tmp_path: Path, monkeyp
 
     assert end(is_stopping=True) is OutOfMemory
     assert end(is_stopping=False) is Restart
-    told = {**planned, "fits": 2, "step": 3, "beginning": "the first"}
-    assert read_room(tmp_path).items() >= told.items()
+    expected = {**planned, "fits": 2, "step": 3, "beginning": "the first"}
+    assert read_room(tmp_path).items() >= expected.items()
     assert end(is_stopping=True) is Restart
     monkeypatch.setenv(BEGINNING, "the second")
     assert end(is_stopping=True) is OutOfMemory

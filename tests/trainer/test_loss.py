@@ -70,8 +70,8 @@ def test_what_a_card_cannot_add_in_fp32_is_added_afterwards() -> None:
         with mock.patch("torch.addmm", addmm):
             return loss_module._adds_in_fp32(cpu, torch.float16)
 
-    def whole(sums: Tensor, one: Tensor, other: Tensor, *, out_dtype: torch.dtype, out: Tensor) -> None:
-        out.add_(one.to(out_dtype) @ other.to(out_dtype))
+    def whole(sums: Tensor, left: Tensor, right: Tensor, *, out_dtype: torch.dtype, out: Tensor) -> None:
+        out.add_(left.to(out_dtype) @ right.to(out_dtype))
 
     assert by(whole)
     assert not by(mock.Mock(side_effect=RuntimeError("addmm with out_dtype is not supported on sm_75")))
@@ -113,7 +113,7 @@ def test_compiled_chunks_equal_those_taken_step_by_step(smoothing: float, softca
     targets[::7] = -100
     how: dict[str, Any] = {"vocab_size": 1001, "label_smoothing": smoothing, "softcap": softcap, "chunk_tokens": 250}
     how |= {"cap_by": "root", "bias": torch.randn(1100)} if softcap else {}
-    found, wanted = (chunked_cross_entropy(hidden, weight, targets, compiled=one, **how) for one in (True, False))
+    found, wanted = (chunked_cross_entropy(hidden, weight, targets, compiled=flag, **how) for flag in (True, False))
     assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
     for ours, reference in zip(gradients(found, hidden, weight), gradients(wanted, hidden, weight), strict=True):
         assert ((ours - reference).norm() / reference.norm()).item() < 1e-6

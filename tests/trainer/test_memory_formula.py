@@ -87,14 +87,14 @@ GRID: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("model", "batch", "asked"), [one[1:] for one in GRID], ids=[one[0] for one in GRID])
+@pytest.mark.parametrize(("model", "batch", "options"), [row[1:] for row in GRID], ids=[row[0] for row in GRID])
 def test_the_formula_is_within_5_percent_of_what_was_traced(
-    model: dict[str, Any], batch: int, asked: dict[str, Any]
+    model: dict[str, Any], batch: int, options: dict[str, Any]
 ) -> None:
-    traced = traced_peak_bytes(model, batch, **asked)
+    traced = traced_peak_bytes(model, batch, **options)
     table = ModelConfig(**model)
-    assert tensor_bytes(table, batch, way=way_of(**asked)) == pytest.approx(traced, rel=0.05)
-    assert peak_bytes(table, batch, way=way_of(**asked)) > traced, "what the plan calls fitting would not fit"
+    assert tensor_bytes(table, batch, way=way_of(**options)) == pytest.approx(traced, rel=0.05)
+    assert peak_bytes(table, batch, way=way_of(**options)) > traced, "what the plan calls fitting would not fit"
 
 
 @given(
@@ -104,7 +104,7 @@ def test_the_formula_is_within_5_percent_of_what_was_traced(
     vocab=st.sampled_from([64, 1000, 50304]),
     batch=st.integers(1, 12),
     more=st.sampled_from([{}, {"dropout": 0.2}, {"bias": False}, MODERN]),
-    asked=st.sampled_from(
+    options=st.sampled_from(
         [
             {},
             {"accumulation": 2},
@@ -118,9 +118,9 @@ def test_the_formula_is_within_5_percent_of_what_was_traced(
 )
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_it_never_says_fits_where_the_tracer_says_it_does_not(
-    layers: int, width: int, context: int, vocab: int, batch: int, more: dict[str, Any], asked: dict[str, Any]
+    layers: int, width: int, context: int, vocab: int, batch: int, more: dict[str, Any], options: dict[str, Any]
 ) -> None:
     model = shape(layers, width, context, vocab, **more)
-    traced = traced_peak_bytes(model, batch, **asked)
+    traced = traced_peak_bytes(model, batch, **options)
     # On every card that is smaller than what was traced the plan says no: it counts with more, even without CUDA's own.
-    assert traced < peak_bytes(ModelConfig(**model), batch, way=way_of(**asked)) - CONTEXT_BYTES
+    assert traced < peak_bytes(ModelConfig(**model), batch, way=way_of(**options)) - CONTEXT_BYTES

@@ -79,7 +79,7 @@ def test_parameter_counts_are_the_published_ones() -> None:
         mini = GPT(ModelConfig(layers=2, heads=2, width=64, context=64, vocab_size=128))
         untied = GPT(small(tied=False, bias=False))
     for model, count in ((gpt2, 124_439_808), (mini, 112_384), (untied, parameters_of(untied.config))):
-        assert sum(one.numel() for one in model.parameters()) == parameters_of(model.config) == count
+        assert sum(tensor.numel() for tensor in model.parameters()) == parameters_of(model.config) == count
     assert not any(name.endswith("bias") for name, _ in untied.named_parameters())
     assert untied.lm_head.weight is not untied.wte.weight
     # llm.c's figure, 0.860 GFLOP a token, counts the positions too.

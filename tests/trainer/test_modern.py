@@ -78,7 +78,7 @@ def test_value_mix_blends_in_the_first_layers_values() -> None:
 
     own: list[Tensor] = []
     for block in model.h:
-        block.attn.c_v.register_forward_hook(lambda *told: own.append(told[2]))
+        block.attn.c_v.register_forward_hook(lambda *given: own.append(given[2]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "scaled_dot_product_attention", noted)
         model.hidden(ids)
@@ -126,7 +126,7 @@ def test_gains_and_biases_begin_neutral_learn_and_are_counted() -> None:
     model.load_state_dict(plain.state_dict(), strict=False)
     ids = torch.randint(128, (4, 24))
     assert torch.equal(model.hidden(ids), plain.hidden(ids))
-    assert sum(one.numel() for one in model.parameters()) == parameters_of(model.config)
+    assert sum(tensor.numel() for tensor in model.parameters()) == parameters_of(model.config)
     drawn = {name: parameter.clone() for name, parameter in model.named_parameters()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     for _ in range(4):
@@ -141,7 +141,7 @@ def test_every_weight_is_a_matrix_and_counts_are_the_plans() -> None:
     with torch.device("meta"):
         model = GPT(ModelConfig(**MODERN | size))  # type: ignore[arg-type]
     assert {parameter.dim() for parameter in model.parameters()} == {2}
-    assert sum(one.numel() for one in model.parameters()) == parameters_of(model.config) == 162_201_600
+    assert sum(tensor.numel() for tensor in model.parameters()) == parameters_of(model.config) == 162_201_600
     assert model.flops_per_token() == 854_654_976
 
 
@@ -210,10 +210,10 @@ def test_the_blocks_compile_into_one_graph_for_fixed_shapes(keys: dict[str, obje
 
 
 def test_the_compiler_is_asked_in_the_recipes_mode(tmp_path: Path, train: Train) -> None:
-    asked: list[tuple[object, str]] = []
+    calls: list[tuple[object, str]] = []
 
     def compiled(forward: object, *, dynamic: bool, mode: str) -> object:
-        asked.append((forward, mode))
+        calls.append((forward, mode))
         return forward
 
     keys = {"compile": True, "compile_mode": "max-autotune-no-cudagraphs", "steps": 1, "checkpoint_every": 1}
@@ -221,7 +221,7 @@ def test_the_compiler_is_asked_in_the_recipes_mode(tmp_path: Path, train: Train)
         patch.setattr("torch.compile", compiled)
         patch.setattr("trainer.loss._compiled", lambda: _in_one_go)
         assert train(recipe_record(train=keys, schedule={"warmup_steps": 0}), tmp_path) == 0
-    assert [mode for _, mode in asked] == ["max-autotune-no-cudagraphs"] * 2, "each of the two blocks"
+    assert [mode for _, mode in calls] == ["max-autotune-no-cudagraphs"] * 2, "each of the two blocks"
 
 
 def test_a_run_with_muon_and_a_trapezoid_resumes_exactly(tmp_path: Path, train: Train) -> None:

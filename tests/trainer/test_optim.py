@@ -263,8 +263,8 @@ def test_muon_comes_to_the_bits_that_torchs_own_comes_to(preset: str) -> None:
             optimizer.step()
             model.zero_grad()
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
-    for one, other in zip(block_matrices(ours), block_matrices(theirs), strict=True):
-        assert torch.equal(stacked.state[one]["momentum_buffer"], plain.state[other]["momentum_buffer"])
+    for our, their in zip(block_matrices(ours), block_matrices(theirs), strict=True):
+        assert torch.equal(stacked.state[our]["momentum_buffer"], plain.state[their]["momentum_buffer"])
 
 
 def test_a_step_of_muon_takes_few_launches() -> None:

@@ -84,8 +84,8 @@ def test_two_processes_see_the_same_tokens_and_the_same_losses(tmp_path: Path, d
     start = events(out, "start")[0]
     assert (start["world_size"], start["micro_batch"], start["accumulation"]) == (2, 2, 2)
     assert losses(out) == pytest.approx(losses(straight), rel=1e-5)
-    for one, two in zip(events(straight, "eval"), events(out, "eval"), strict=True):
-        assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-5)
+    for wanted, got in zip(events(straight, "eval"), events(out, "eval"), strict=True):
+        assert got["val_loss"] == pytest.approx(wanted["val_loss"], rel=1e-5)
     # Only the first process reports.
     assert len(events(out, "step")) == 20
     assert done.stdout.count("device: cpu") == 1

@@ -70,9 +70,9 @@ def turned(x: Tensor) -> Tensor:
     angles = torch.zeros(x.shape[1], CHANNELS // 2)
     for pair in range(PAIRS):
         angles[:, pair] = torch.arange(x.shape[1]) * 1024 ** (-pair / (PAIRS - 1))
-    one, other = x[..., : CHANNELS // 2], x[..., CHANNELS // 2 :]
+    first, second = x[..., : CHANNELS // 2], x[..., CHANNELS // 2 :]
     cos, sin = angles.cos(), angles.sin()
-    return torch.cat((one * cos + other * sin, other * cos - one * sin), dim=-1)
+    return torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1)
 
 
 def reference_loss(w: dict[str, Tensor], ids: Tensor, targets: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ DEPARTURES = {
 @pytest.mark.parametrize("word", DEPARTURES.values(), ids=DEPARTURES)
 def test_each_departure_would_be_seen(tmp_path: Path, data: Path, published: Trained, word: str) -> None:
     found = ours(data, tmp_path, word)
-    apart = max(abs(one - other) for one, other in zip(found.losses, published.losses, strict=True))
+    apart = max(abs(loss - other) for loss, other in zip(found.losses, published.losses, strict=True))
     assert apart > 2 * NEAR or abs(found.embedding / published.embedding - 1) > 2 * NEAR
 
 

@@ -91,14 +91,14 @@ def as_nanogpt_has_it(folder: Path) -> Path:
     """The text as nanoGPT's data/shakespeare_char/prepare.py leaves it, adopted."""
     theirs, ours, alphabet = folder / "theirs", folder / "ours", sorted({*TEXT})
     theirs.mkdir()
-    ids, held_out = np.array([alphabet.index(one) for one in TEXT], dtype=np.uint16), len(TEXT) // 10
+    ids, held_out = np.array([alphabet.index(letter) for letter in TEXT], dtype=np.uint16), len(TEXT) // 10
     ids[:-held_out].tofile(theirs / "train.bin")
     ids[-held_out:].tofile(theirs / "val.bin")
-    numbers = {one: number for number, one in enumerate(alphabet)}
+    numbers = {letter: number for number, letter in enumerate(alphabet)}
     meta = {"vocab_size": len(alphabet), "itos": dict(enumerate(alphabet)), "stoi": numbers}
     (theirs / "meta.pkl").write_bytes(pickle.dumps(meta))
     adopt(theirs, "char", ours, print)
-    (ours / "prompts.json").write_text(json.dumps([{"text": "the ", "ids": [numbers[one] for one in "the "]}]))
+    (ours / "prompts.json").write_text(json.dumps([{"text": "the ", "ids": [numbers[letter] for letter in "the "]}]))
     return ours
 
 

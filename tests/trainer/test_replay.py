@@ -34,20 +34,20 @@ def nudge(out: Path, by: float) -> None:
 
 @pytest.mark.parametrize("before", [0, 10])
 def test_an_honest_run_comes_out_the_same_to_the_bit(out: Path, data: Path, before: int) -> None:
-    told = replay_steps(out / LAST, data, again=[(before, 20)])
+    replayed = replay_steps(out / LAST, data, again=[(before, 20)])
     (judged,) = [event for event in events(out, "eval") if event["step"] == 20]
     taken = {event["step"]: event["loss"] for event in events(out, "step") if event["step"] > before}
-    assert (told["step"], told["device"], told["val_loss"]) == (20, "cpu", judged["val_loss"])
-    told["again"][0]["alike"] = round(told["again"][0]["alike"], 9)
-    assert told["again"] == [{"from": before, "to": 20, "equal": True, "most": 0.0, "alike": 1.0, "losses": taken}]
+    assert (replayed["step"], replayed["device"], replayed["val_loss"]) == (20, "cpu", judged["val_loss"])
+    replayed["again"][0]["alike"] = round(replayed["again"][0]["alike"], 9)
+    assert replayed["again"] == [{"from": before, "to": 20, "equal": True, "most": 0.0, "alike": 1.0, "losses": taken}]
 
 
 def test_weights_that_were_moved_by_a_thousandth_are_found(out: Path, data: Path) -> None:
     nudge(out, 1e-3)
-    told = replay_steps(out / LAST, data, again=[(10, 20)])
+    replayed = replay_steps(out / LAST, data, again=[(10, 20)])
     (judged,) = [event for event in events(out, "eval") if event["step"] == 20]
-    assert abs(told["val_loss"] - judged["val_loss"]) > 1e-6
-    (again,) = told["again"]
+    assert abs(replayed["val_loss"] - judged["val_loss"]) > 1e-6
+    (again,) = replayed["again"]
     assert again["equal"] is False
     assert again["most"] == pytest.approx(1e-3, rel=1e-2)
 
@@ -88,9 +88,9 @@ def test_spans_between_kept_checkpoints_are_taken_again(train: Train, data: Path
     assert {10, 20, 30, 35, 40} <= {*kept}, "every second one, and the latest two"
     last = tmp_path / "out" / "checkpoints" / "000040.model.safetensors"
     again = replay_steps(last, data, again=[(10, 20), (20, 23)])["again"]
-    told = {event["step"]: event["loss"] for event in events(tmp_path / "out", "step")}
-    assert [(one["from"], one["to"], one["equal"]) for one in again] == [(10, 20, True), (20, 23, None)]
-    assert all(told[step] == loss for one in again for step, loss in one["losses"].items() if step in told)
+    losses = {event["step"]: event["loss"] for event in events(tmp_path / "out", "step")}
+    assert [(span["from"], span["to"], span["equal"]) for span in again] == [(10, 20, True), (20, 23, None)]
+    assert all(losses[step] == loss for span in again for step, loss in span["losses"].items() if step in losses)
 
 
 def test_a_given_recipe_is_believed_and_not_the_checkpoints(out: Path, data: Path, tmp_path: Path) -> None:

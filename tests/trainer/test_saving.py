@@ -86,9 +86,9 @@ def test_the_steps_go_on_while_a_checkpoint_is_written(
 
     monkeypatch.setattr(Reporter, "step", step)
     assert train(recipe_record(), tmp_path) == 0
-    told = [(event["kind"], event["step"]) for event in events(tmp_path)]
-    assert told.index(("checkpoint", 10)) > told.index(("step", 15))
-    assert told[-3:] == [("checkpoint", 20), ("sample", 20), ("stop", 20)], "the end waits for the last one"
+    seen = [(event["kind"], event["step"]) for event in events(tmp_path)]
+    assert seen.index(("checkpoint", 10)) > seen.index(("step", 15))
+    assert seen[-3:] == [("checkpoint", 20), ("sample", 20), ("stop", 20)], "the end waits for the last one"
 
 
 def test_samples_that_fail_cost_no_checkpoint(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,12 +159,12 @@ def test_a_failure_is_reported_and_the_save_under_way_is_kept(
 def test_a_watcher_waits_for_the_disk_however_training_ends(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, error: Exception, saved: list[int]
 ) -> None:
-    told: dict[int, float] = {}
+    patience: dict[int, float] = {}
     real, report = CheckpointStore.save, Reporter.step
 
     def slow(store: CheckpointStore, live: Any, *arguments: Any) -> Any:
         time.sleep(0.5)
-        told[live.step] = patience_s(tmp_path)
+        patience[live.step] = patience_s(tmp_path)
         return real(store, live, *arguments)
 
     def dying(self: Reporter, number: int, values: dict[str, Any]) -> None:
@@ -175,7 +175,7 @@ def test_a_watcher_waits_for_the_disk_however_training_ends(
     monkeypatch.setattr(CheckpointStore, "save", slow)
     monkeypatch.setattr(Reporter, "step", dying)
     assert train(recipe_record(), tmp_path) != 0
-    assert told == dict.fromkeys(saved, UNKNOWN_S)
+    assert patience == dict.fromkeys(saved, UNKNOWN_S)
 
 
 def test_a_failure_is_raised_once_and_the_next_save_may_succeed(

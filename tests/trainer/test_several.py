@@ -199,9 +199,9 @@ distributed.leave(0)
 def test_gradients_travel_while_a_compiled_backward_goes_on(tmp_path: Path) -> None:
     done = torchrun(TRAVELLING, ["--recipe"], tmp_path)
     assert done.returncode == 0, done.stderr
-    told = [line.split() for line in done.stdout.splitlines() if line.startswith("TRAVEL")]
-    assert len(told) == 2
-    for _, travelling, _, graphs in told:
+    printed = [line.split() for line in done.stdout.splitlines() if line.startswith("TRAVEL")]
+    assert len(printed) == 2
+    for _, travelling, _, graphs in printed:
         assert int(travelling) >= 10, "of twelve blocks"
         assert int(graphs) in (1, 2), "one graph serves all blocks; the loss is another"
 
@@ -233,7 +233,7 @@ def test_one_process_then_two_with_a_part_each_then_one_again(
     assert losses(out) == pytest.approx(losses(straight), rel=1e-5)
     both = read_checkpoint(out, 20), read_checkpoint(straight, 20)
     for kind in ("model", "optimizer"):
-        shapes = [{name: tensor.shape for name, tensor in getattr(one, kind).items()} for one in both]
+        shapes = [{name: tensor.shape for name, tensor in getattr(checkpoint, kind).items()} for checkpoint in both]
         assert shapes[0] == shapes[1]
     assert len(events(out, "sample")) == 4
 
@@ -245,9 +245,9 @@ def test_saving_a_sharded_model_never_holds_two_whole_tensors(tmp_path: Path, da
     argv = command(recipe_record(train=keys, sample={"prompts": []}), data, tmp_path / "out")
     done = torchrun(COUNTING, argv, tmp_path)
     assert done.returncode == 0, done.stderr
-    told = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("MOST")]
+    printed = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("MOST")]
     largest = str(64 * 16 * 4)  # the embedding, in fp32
-    assert told == [["1", largest, largest]] * 2
+    assert printed == [["1", largest, largest]] * 2
     assert [event["step"] for event in events(tmp_path / "out", "checkpoint")] == [2, 4]
 
 

@@ -26,12 +26,12 @@ def test_each_landmark_is_named_with_its_file_and_line(preset: str, begins: dict
     translates = begins is TRANSLATED
     model = Translator(config, pad_id=0) if translates else GPT(config)
     task = TranslationTask if translates else TextTask
-    told = dict(part.split(" ") for part in source_map(task.landmarks(model)).split(" | "))
-    assert list(told) == list(begins)
-    for idea, place in told.items():
+    places = dict(part.split(" ") for part in source_map(task.landmarks(model)).split(" | "))
+    assert list(places) == list(begins)
+    for idea, place in places.items():
         file, line = place.split(":")
         code = (ROOT / file).read_text(encoding="utf-8").splitlines()[int(line) - 1 :]
         first = next(text for text in code if not text.strip().startswith("@"))
         assert begins[idea] in first, place
     where = {"faithful": "trainer/model.py", "modern": "trainer/modern.py"}.get(preset, "trainer/translation/model.py")
-    assert told["attention"].startswith(f"{where}:")
+    assert places["attention"].startswith(f"{where}:")

@@ -101,19 +101,19 @@ def test_a_resumed_run_begins_with_the_micro_batch_that_fitted(
 def test_a_retried_step_may_take_as_long_as_the_first(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[float] = []
+    patience: list[float] = []
 
     def full(ids: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
-        told.append(patience_s(tmp_path))
-        if len(told) == 4 * 4 + 3 and len(ids) > 1:  # the third micro-batch of the fifth step
+        patience.append(patience_s(tmp_path))
+        if len(patience) == 4 * 4 + 3 and len(ids) > 1:  # the third micro-batch of the fifth step
             raise torch.OutOfMemoryError("CUDA out of memory")
         return loss
 
     tamper(monkeypatch, full)
     assert train(recipe_record(model=NO_DROPOUT), tmp_path) == 0
-    assert told[:4] == [UNKNOWN_S] * 4
-    assert max(told[4:19]) < UNKNOWN_S
-    assert told[19:27] == [UNKNOWN_S] * 8, "the fifth step in eight portions"
+    assert patience[:4] == [UNKNOWN_S] * 4
+    assert max(patience[4:19]) < UNKNOWN_S
+    assert patience[19:27] == [UNKNOWN_S] * 8, "the fifth step in eight portions"
 
 
 @pytest.mark.parametrize("preset", ["faithful", "modern"])
@@ -270,9 +270,9 @@ def test_a_spike_that_stops_leaves_what_was_before(
 ) -> None:
     spiking(monkeypatch, 9)
     assert train(recipe_record(train={"spike": "stop", "log_every": 100}), tmp_path) == 5
-    stop, told = events(tmp_path)[-1], events(tmp_path, "step")[-1]
+    stop, last = events(tmp_path)[-1], events(tmp_path, "step")[-1]
     assert (stop["reason"], stop["step"], manifest(tmp_path)["latest"]) == ("spike", 8, 8)
-    assert (told["step"], told["loss"]) == (8, stop["final_loss"]), "the receipt has the last step that was told"
+    assert (last["step"], last["loss"]) == (8, stop["final_loss"]), "the receipt has the last step that was told"
     assert weights(tmp_path, 8)
 
 

@@ -274,19 +274,19 @@ def test_an_evaluation_that_a_stop_cut_short_is_made_on_resume(
     for reason in ("signal", "done"):
         assert train(recipe_record(), tmp_path / "cut") == 0
         assert events(tmp_path / "cut")[-1]["reason"] == reason
-    told = [[(e["step"], e["val_loss"]) for e in events(tmp_path / name, "eval")] for name in ("straight", "cut")]
-    assert told[0] == told[1]
+    evaluated = [[(e["step"], e["val_loss"]) for e in events(tmp_path / name, "eval")] for name in ("straight", "cut")]
+    assert evaluated[0] == evaluated[1]
     assert manifest(tmp_path / "cut")["best"] == manifest(tmp_path / "straight")["best"]
 
 
 def test_a_stop_that_comes_before_the_first_step_waits_for_none(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asked(*given: Any, **more: Any) -> TrainingRun:
+    def stopping(*given: Any, **more: Any) -> TrainingRun:
         more["stop_requested"].set()
         return open_run(*given, **more)
 
-    monkeypatch.setattr(train_module, "open_run", asked)
+    monkeypatch.setattr(train_module, "open_run", stopping)
     assert train(recipe_record(), tmp_path) == 0
     assert [event["kind"] for event in events(tmp_path)] == ["start", "stop"]
     assert (events(tmp_path)[-1]["reason"], (tmp_path / "MANIFEST.json").exists()) == ("signal", False)
@@ -311,8 +311,8 @@ def test_a_run_takes_given_weights_only_at_its_beginning(tmp_path: Path, train: 
     shutil.copy(tmp_path / "first" / "checkpoints" / "000008.model.safetensors", folder / "start.safetensors")
     recipe = recipe_record(train={"steps": 4, "checkpoint_every": 2, "init_from": "start.safetensors"})
     assert train(recipe, tmp_path / "out", folder) == 0
-    told = {name: [e["loss"] for e in events(tmp_path / name, "step")] for name in ("first", "out")}
-    assert told["out"][0] < told["first"][-1] + 0.1 < told["first"][0] - 0.1
+    losses = {name: [e["loss"] for e in events(tmp_path / name, "step")] for name in ("first", "out")}
+    assert losses["out"][0] < losses["first"][-1] + 0.1 < losses["first"][0] - 0.1
     (folder / "start.safetensors").unlink()
     assert train(recipe, tmp_path / "out", folder) == 0, "a run that goes on does not look at it"
     assert train(recipe, tmp_path / "another", folder) == 2
@@ -339,5 +339,5 @@ def test_the_allocator_grows_segments_unless_the_user_chose(monkeypatch: pytest.
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     monkeypatch.setattr(os, "environ", {given: "max_split_size_mb:64"} if given else {})
     prepare_allocator()
-    asked = {name: os.environ[name] for name in names if name in os.environ}
-    assert list(asked.values()) == ["max_split_size_mb:64" if given else "expandable_segments:True"]
+    chosen = {name: os.environ[name] for name in names if name in os.environ}
+    assert list(chosen.values()) == ["max_split_size_mb:64" if given else "expandable_segments:True"]

@@ -145,7 +145,7 @@ def test_weights_are_xaviers_and_three_uses_share_one_matrix() -> None:
     encoder = 12 * width**2 + 9 * width + 4 * width
     decoder = 16 * width**2 + 13 * width + 6 * width
     count = 16 * width + layers * (encoder + decoder) + 4 * width
-    assert sum(one.numel() for one in network.parameters()) == parameters_of(network.config) == count
+    assert sum(tensor.numel() for tensor in network.parameters()) == parameters_of(network.config) == count
 
 
 def scored(network: Translator, source: torch.Tensor, found: Hypothesis) -> float:
@@ -166,11 +166,11 @@ def test_beam_search_never_scores_below_greedy(seed: int) -> None:
     assert beam_search(network, batch.source, SPECIAL, beams=1, alpha=0.6) == greedy
     for beams, alpha in ((2, 0.0), (4, 0.6), (9, 1.0)):
         best = beam_search(network, batch.source, SPECIAL, beams=beams, alpha=alpha)
-        for source, one, other in zip(batch.source, best, greedy, strict=True):
-            assert one.score(alpha) >= other.score(alpha)
-            assert one.log_probability == pytest.approx(scored(network, source, one), abs=1e-3)
-            assert set(one.ids) <= set(range(2, VOCAB))
-            assert 2 not in one.ids[:-1]
+        for source, found, reference in zip(batch.source, best, greedy, strict=True):
+            assert found.score(alpha) >= reference.score(alpha)
+            assert found.log_probability == pytest.approx(scored(network, source, found), abs=1e-3)
+            assert set(found.ids) <= set(range(2, VOCAB))
+            assert 2 not in found.ids[:-1]
 
 
 @torch.no_grad()
@@ -220,20 +220,20 @@ FOUR_WAYS = {3: 0.25, 4: 0.25, 5: 0.25, 6: 0.25}
 
 
 def test_beam_search_sees_past_a_word_that_leads_nowhere() -> None:
-    told = Told({(): {3: 0.6, 4: 0.4}, (3,): FOUR_WAYS})
-    assert told.search(1).ids[0] == 3
-    assert told.search(2).ids == (4, 2)
-    assert told.search(2).log_probability == pytest.approx(math.log(0.4), abs=1e-5)
+    scripted = Told({(): {3: 0.6, 4: 0.4}, (3,): FOUR_WAYS})
+    assert scripted.search(1).ids[0] == 3
+    assert scripted.search(2).ids == (4, 2)
+    assert scripted.search(2).log_probability == pytest.approx(math.log(0.4), abs=1e-5)
 
 
 def test_what_greedy_search_finds_is_not_lost_in_a_beam() -> None:
     # After the first word two continuations of 4 (0.175 each) push that of 3 (0.12) out of a beam of two.
-    told = Told({
+    scripted = Told({
         (): {3: 0.4, 4: 0.35, 5: 0.25}, (3,): {3: 0.3, 4: 0.24, 5: 0.24, 6: 0.22}, (4,): {3: 0.5, 4: 0.5},
         (4, 3): FOUR_WAYS, (4, 4): FOUR_WAYS, (5,): FOUR_WAYS,
     })  # fmt: skip
-    assert told.search(2).ids == told.search(1).ids == (3, 3, 2)
-    assert told.search(2).log_probability == pytest.approx(math.log(0.12), abs=1e-5)
+    assert scripted.search(2).ids == scripted.search(1).ids == (3, 3, 2)
+    assert scripted.search(2).log_probability == pytest.approx(math.log(0.12), abs=1e-5)
 
 
 def test_the_length_penalty_is_that_of_wu_et_al() -> None:
@@ -247,6 +247,6 @@ def test_the_length_penalty_is_that_of_wu_et_al() -> None:
 def test_a_translation_does_not_depend_on_its_neighbours() -> None:
     network, batch = model(1, sharpness=2.0), pairs((3, 1), (8, 1), (5, 1))
     together = beam_search(network, batch.source, SPECIAL, beams=3, alpha=0.6)
-    for row, one in zip(batch.source, together, strict=True):
+    for row, found in zip(batch.source, together, strict=True):
         (alone,) = beam_search(network, row[row != 0][None], SPECIAL, beams=3, alpha=0.6)
-        assert alone.ids == one.ids
+        assert alone.ids == found.ids

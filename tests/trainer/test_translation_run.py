@@ -76,8 +76,8 @@ def test_a_run_that_ended_goes_on_bit_for_bit(
     assert train(recipe, tmp_path / "ended", copies) == 0
     assert events(tmp_path / "ended", "start")[-1]["resumed_from"] == 3
     assert losses(tmp_path / "ended") == losses(tmp_path / "straight")
-    one, other = (read_checkpoint(tmp_path / name, 6).model for name in ("straight", "ended"))
-    assert all((one[name] == other[name]).all() for name in one)
+    straight, ended = (read_checkpoint(tmp_path / name, 6).model for name in ("straight", "ended"))
+    assert all((straight[name] == ended[name]).all() for name in straight)
 
 
 def test_text_that_is_no_pairs_is_refused(data: Path, tmp_path: Path, train: Train) -> None:
@@ -109,10 +109,10 @@ def test_a_checkpoint_translates_a_sentence_of_the_users(
         said = capsys.readouterr()
         return code, json.loads(said.out) if code == 0 else said.err.strip()
 
-    code, told = ask("abcdefgh")
+    code, reply = ask("abcdefgh")
     assert code == 0
-    assert told["text"] == events(out, "sample")[-1]["text"], "as at the checkpoint: the same search, the same setting"
-    assert (told["step"], told["beams"], told["tokens"] <= 5) == (6, 3, True)
+    assert reply["text"] == events(out, "sample")[-1]["text"], "as at the checkpoint: the same search, the same setting"
+    assert (reply["step"], reply["beams"], reply["tokens"] <= 5) == (6, 3, True)
     assert ask("abcdefgh", "--beams=1", "--tokens=9")[1]["tokens"] <= 9
     assert lacking(ask("ab7")[1], "refused: ", '"7" (U+0037)') == []
     assert ask("abc", "--temperature=0")[1].startswith("refused: --temperature ")
@@ -129,6 +129,6 @@ def test_words_that_the_vocabulary_does_not_know_are_named(
     recipe = lab_recipe("english-german", "word-pairs", train=keys, schedule={"warmup_steps": 1}).as_record()
     assert train(recipe, tmp_path / "out", folder) == 0
     capsys.readouterr()
-    asked = ["--data", str(folder), "--prompt=the old wombat sees a Bandersnatch."]
-    assert generate.main([str(tmp_path / "out"), *asked]) == 0
+    options = ["--data", str(folder), "--prompt=the old wombat sees a Bandersnatch."]
+    assert generate.main([str(tmp_path / "out"), *options]) == 0
     assert json.loads(capsys.readouterr().out)["unknown"] == ["wombat", "Bandersnatch"]

@@ -43,8 +43,8 @@ def lab(folder: Path, micro_batch: int = 64, dropout: float = 0.0) -> Lab:
 def test_a_step_is_the_same_however_portioned_and_shared(copies: Path) -> None:
     whole, cut = lab(copies), lab(copies, micro_batch=8)
     assert cut.train(range(4), processes=2) == pytest.approx(whole.train(range(4)), rel=1e-5)
-    for one, other in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
-        assert torch.allclose(one, other, atol=2e-4)
+    for ours, theirs in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=2e-4)
 
 
 def test_the_loss_of_a_step_is_that_of_its_batch_in_one_piece(copies: Path) -> None:
@@ -123,8 +123,8 @@ def test_a_translation_that_says_unknown_has_not_found_the_word(
     monkeypatch.setattr(TranslationTask, "translate", lambda *_, **__: perfect)
     translations, references = task.translate_held_out(None, count, beams=1, alpha=0.6)
     unknown = UNKNOWN[tokenizer].decode()
-    assert all(unknown in one for one in translations)
-    assert not any(unknown in one for one in references)
+    assert all(unknown in text for text in translations)
+    assert not any(unknown in text for text in references)
     assert not set(translations) & set(references)
     assert references[0] == "der Hund sieht \u2047 da"
     assert corpus_bleu(translations, references).score < 60
@@ -181,7 +181,7 @@ def test_weights_that_differ_from_the_manifest_are_not_scored(
 def exact(lab: Lab, pairs: int, beams: int) -> tuple[float, list[str], list[str]]:
     """The share of held-out sentences that come out letter by letter, and both sides."""
     translations, references = lab.task.translate_held_out(lab.model, pairs, beams=beams, alpha=0.6)
-    right = sum(one == other for one, other in zip(translations, references, strict=True))
+    right = sum(translation == reference for translation, reference in zip(translations, references, strict=True))
     return right / len(references), translations, references
 
 
@@ -211,7 +211,7 @@ def test_the_recipes_rehearsal_learns_german_to_a_bleu_of_90(tmp_path: Path) -> 
     found = trained.task.translate(
         trained.model, sources, beams=recipe.sample.beams, alpha=recipe.sample.length_penalty
     )
-    assert [trained.task.text(one.ids) for one in found] == [
+    assert [trained.task.text(translation.ids) for translation in found] == [
         "der alte Mann sieht einen Hund.",
         "heute muss meine Schwester diesem Kind den roten Apfel geben.",
     ]

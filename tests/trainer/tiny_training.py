@@ -164,8 +164,8 @@ def losses(out: Path) -> dict[int, float]:
 
 def patience_s(out: Path) -> float:
     """How long the trainer may be silent now before it is taken for stuck."""
-    told: float = json.loads((out / "heartbeat.json").read_text())["patience_s"]
-    return told
+    seconds: float = json.loads((out / "heartbeat.json").read_text())["patience_s"]
+    return seconds
 
 
 def manifest(out: Path) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Call:
     environ: dict[str, Any]
 
     def texts(self, name: str) -> list[str]:
-        """The members of a list: `InstanceId.1`, `InstanceId.2`."""
+        """Return the members of a list: `InstanceId.1`, `InstanceId.2`."""
         numbered = re.compile(rf"{re.escape(name)}\.(\d+)")
         found = [(int(m[1]), value) for key, value in self.form.items() if (m := numbered.fullmatch(key))]
         return [value for _, value in sorted(found)]
@@ -85,7 +85,7 @@ class Call:
         self.set_form(kept)
 
     def set_form(self, form: dict[str, str]) -> None:
-        """What moto will read in the place of what was sent."""
+        """Have moto read this form in place of the one that was sent."""
         self.form = form
         body = urlencode(form).encode()
         self.environ["wsgi.input"] = io.BytesIO(body)
@@ -99,18 +99,18 @@ def read_call(environ: dict[str, Any]) -> Call:
     body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     environ["wsgi.input"] = io.BytesIO(body)
     form: dict[str, str] = {}
-    told: Any = None
+    payload: Any = None
     if environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):
         form = dict(parse_qsl(body.decode(), keep_blank_values=True))
         action = form.get("Action", "")
     else:
-        told = json.loads(body) if body else {}
+        payload = json.loads(body) if body else {}
         action = environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2] or _rest_action(environ)
-    return Call(service, region, action, key, form, told, environ)
+    return Call(service, region, action, key, form, payload, environ)
 
 
 def error_reply(call: Call, error: AwsError) -> Reply:
-    """The error in the form of the service's protocol."""
+    """Return the error in the form of the service's protocol."""
     if call.service == "ec2":
         return Reply(error.status, _XML_EC2.format(error.code, escape(error.message)).encode())
     if call.form:
@@ -119,12 +119,12 @@ def error_reply(call: Call, error: AwsError) -> Reply:
     return Reply(error.status, body, "application/x-amz-json-1.1")
 
 
-def json_reply(told: Any) -> Reply:
-    return Reply(200, json.dumps(told).encode(), "application/x-amz-json-1.1")
+def json_reply(payload: Any) -> Reply:
+    return Reply(200, json.dumps(payload).encode(), "application/x-amz-json-1.1")
 
 
 def ec2_reply(action: str, inner: str) -> Reply:
-    """An answer of EC2's from the XML of its members."""
+    """Return EC2's answer, made of the XML of its members."""
     space = 'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
     text = f"<{action}Response {space}><requestId>emulated</requestId>{inner}</{action}Response>"
     return Reply(200, text.encode())

@@ -28,7 +28,7 @@ _QUOTA = re.compile(r"\((L-[0-9A-F]{8})\)")
 
 
 def answers(action: str) -> Callable[[Answer], Answer]:
-    """The function answers this action."""
+    """Have the function answer this action."""
 
     def keep(function: Answer) -> Answer:
         ANSWERS[action] = function
@@ -39,7 +39,7 @@ def answers(action: str) -> Callable[[Answer], Answer]:
 
 @answers("RunInstances")
 def run_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """Once for a client token; refused where there is no quota, no capacity or no such thing."""
+    """Launch once for each client token; refuse it without quota or capacity, or for a thing that is not there."""
     token, form = call.form.get("ClientToken", ""), call.form
     if len(token) > _TOKEN_LIMIT or not token.isascii():
         raise AwsError("InvalidParameterValue", "ClientToken is not at most 64 ASCII characters")
@@ -64,7 +64,7 @@ def run_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: 
         return reply
     found = re.search(rb"<instanceId>(i-[0-9a-f]+)</instanceId>", reply.body)
     assert found, reply.body
-    one = Launched(
+    instance = Launched(
         id=found[1].decode(),
         region=call.region,
         zone=zone,
@@ -77,13 +77,13 @@ def run_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: 
         # Without a maximum the price on demand is one.
         spot_usd=form.get(f"{_SPOT}MaxPrice") or rules.usd(type_id, call.region) or "" if spot else "",
     )
-    world.add(one, rate)
-    _tag_cards(world, one, call)
+    world.add(instance, rate)
+    _tag_cards(world, instance, call)
     # moto gives every instance a public address at once, and one of somebody else's.
     body = re.sub(rb"<(ipAddress|dnsName|association)>.*?</\1>", b"", reply.body, flags=re.DOTALL)
     # And it reads its own clock for the answer.
     body = _with_spot(body, world)
-    launched = datetime.fromtimestamp(one.launched, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z").encode()
+    launched = datetime.fromtimestamp(instance.launched, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z").encode()
     reply = Reply(200, re.sub(rb"(?<=<launchTime>).*?(?=</launchTime>)", launched, body))
     _tokens(world)[call.region, token] = (digest, reply)
     return reply
@@ -91,16 +91,18 @@ def run_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: 
 
 @answers("DescribeInstances")
 def describe_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """With the filter for client tokens, and blind for what is too new."""
-    here = [one for one in world.instances.values() if one.region == call.region]
+    """List instances, if wanted by client token; what was made too recently is not seen yet."""
+    here = [instance for instance in world.instances.values() if instance.region == call.region]
     named, filters = call.texts("InstanceId"), call.filters()
-    hidden = {one.id for one in here if world.hidden(one)}
+    hidden = {instance.id for instance in here if world.hidden(instance)}
     if hidden & set(named):
         raise AwsError("InvalidInstanceID.NotFound", f"The instance IDs {sorted(hidden)} do not exist")
     if not named and (hidden or "client-token" in filters):
         wanted = filters.pop("client-token", ["*"])
         shown = [
-            one.id for one in here if one.id not in hidden and any(fnmatchcase(one.token, glob) for glob in wanted)
+            instance.id
+            for instance in here
+            if instance.id not in hidden and any(fnmatchcase(instance.token, glob) for glob in wanted)
         ]
         if not shown:
             return ec2_reply("DescribeInstances", "<reservationSet/>")
@@ -111,43 +113,45 @@ def describe_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, 
 
 @answers("DescribeSpotInstanceRequests")
 def describe_spot_instance_requests(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """Those of launches, which moto does not keep."""
+    """List the spot requests of launches, which moto does not keep."""
     items = ""
     for name in call.texts("SpotInstanceRequestId"):
-        one = world.requests.get(name)
-        if one is None or one.region != call.region or world.hidden(one):
+        instance = world.requests.get(name)
+        if instance is None or instance.region != call.region or world.hidden(instance):
             raise AwsError("InvalidSpotInstanceRequestID.NotFound", f"The spot instance request ID '{name}' is unknown")
-        items += f"<item><spotInstanceRequestId>{name}</spotInstanceRequestId><spotPrice>{one.spot_usd}</spotPrice>"
-        items += f"<type>one-time</type><instanceId>{one.id}</instanceId></item>"
+        items += (
+            f"<item><spotInstanceRequestId>{name}</spotInstanceRequestId><spotPrice>{instance.spot_usd}</spotPrice>"
+        )
+        items += f"<type>one-time</type><instanceId>{instance.id}</instanceId></item>"
     return ec2_reply("DescribeSpotInstanceRequests", f"<spotInstanceRequestSet>{items}</spotInstanceRequestSet>")
 
 
 @answers("TerminateInstances")
 def terminate_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """It takes its time; what is not there, or not visible yet, is an error for the whole request."""
-    told = ""
-    named = [world.instances.get(one) for one in call.texts("InstanceId")]
-    for one, identifier in zip(named, call.texts("InstanceId"), strict=True):
-        if one is None or one.region != call.region or world.hidden(one):
+    """Begin to terminate; one that is not there, or not visible yet, is an error for the whole request."""
+    items = ""
+    named = [world.instances.get(identifier) for identifier in call.texts("InstanceId")]
+    for instance, identifier in zip(named, call.texts("InstanceId"), strict=True):
+        if instance is None or instance.region != call.region or world.hidden(instance):
             raise AwsError("InvalidInstanceID.NotFound", f"The instance ID '{identifier}' does not exist")
-    for one in named:
-        assert one is not None
-        before = one.state
+    for instance in named:
+        assert instance is not None
+        before = instance.state
         if not lie:
-            world.end(one.id)
+            world.end(instance.id)
         states = "".join(
             f"<{name}><code>0</code><name>{state}</name></{name}>"
             for name, state in (("currentState", "shutting-down"), ("previousState", before))
         )
-        told += f"<item><instanceId>{one.id}</instanceId>{states}</item>"
-    return ec2_reply("TerminateInstances", f"<instancesSet>{told}</instancesSet>")
+        items += f"<item><instanceId>{instance.id}</instanceId>{states}</item>"
+    return ec2_reply("TerminateInstances", f"<instancesSet>{items}</instancesSet>")
 
 
 @answers("DeleteSecurityGroup")
 def delete_security_group(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """Not while a network card of a machine that is not gone has it."""
-    for one in world.alive:
-        for card in world._inner(one).nics.values() if one.region == call.region else ():
+    """Delete the group, unless a network card of a machine that is not gone has it."""
+    for instance in world.alive:
+        for card in world._inner(instance).nics.values() if instance.region == call.region else ():
             if call.form.get("GroupId") in {group.id for group in card.group_set}:
                 words = f"resource {call.form['GroupId']} has a dependent object"
                 raise AwsError("DependencyViolation", words)
@@ -172,7 +176,7 @@ def describe_subnets(call: Call, world: World, rules: Rules, pass_on: PassOn, li
 
 @answers("DescribeImages")
 def describe_images(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """The images that AWS itself publishes."""
+    """List the images that AWS itself publishes."""
     items = ""
     for identifier in call.texts("ImageId"):
         if not rules.knows_image(identifier, call.region):
@@ -205,24 +209,24 @@ def describe_spot_price_history(call: Call, world: World, rules: Rules, pass_on:
 
 @answers("GetConsoleOutput")
 def get_console_output(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    one = world.instances.get(call.form["InstanceId"])
-    if one is None:
+    instance = world.instances.get(call.form["InstanceId"])
+    if instance is None:
         raise AwsError("InvalidInstanceID.NotFound", "The instance does not exist")
-    text = base64.b64encode((one.guest.log if one.guest else "").encode()).decode()
-    return ec2_reply("GetConsoleOutput", f"<instanceId>{one.id}</instanceId><output>{escape(text)}</output>")
+    text = base64.b64encode((instance.guest.log if instance.guest else "").encode()).decode()
+    return ec2_reply("GetConsoleOutput", f"<instanceId>{instance.id}</instanceId><output>{escape(text)}</output>")
 
 
 def _with_spot(body: bytes, world: World) -> bytes:
-    """What moto leaves out of an instance: that it is spot, and the request that made it."""
-    for request, one in world.requests.items():
-        name = f"<instanceId>{one.id}</instanceId>"
+    """Add what moto leaves out of an instance: that it is spot, and the request that made it."""
+    for request, instance in world.requests.items():
+        name = f"<instanceId>{instance.id}</instanceId>"
         more = f"<instanceLifecycle>spot</instanceLifecycle><spotInstanceRequestId>{request}</spotInstanceRequestId>"
         body = body.replace(name.encode(), (name + more).encode())
     return body
 
 
 def _tokens(world: World) -> dict[tuple[str, str], tuple[str, Reply]]:
-    """What was answered to each client token, in its region."""
+    """Return what was answered to each client token, by region."""
     remembered: dict[tuple[str, str], tuple[str, Reply]] = world.__dict__.setdefault("client_tokens", {})
     return remembered
 
@@ -242,7 +246,7 @@ def _check_form(call: Call, rules: Rules, user_data_bytes: int) -> None:
 
 
 def _zone(call: Call, world: World) -> str:
-    """The zone of the subnet that was named; the first of the region where EC2 chooses."""
+    """Return the zone of the subnet that was named; the region's first where EC2 chooses."""
     subnet = call.form.get("NetworkInterface.1.SubnetId") or call.form.get("SubnetId")
     if not subnet:
         return f"{call.region}a"
@@ -250,15 +254,16 @@ def _zone(call: Call, world: World) -> str:
 
 
 def _check_quota(call: Call, world: World, rules: Rules, type_id: str, *, spot: bool) -> None:
-    """vCPUs of one family, of everything that is not gone."""
+    """Refuse what would exceed the vCPUs of its family, counted over all that is not gone."""
 
-    def code_of(one: str) -> str:
-        found = _QUOTA.search(quota_in_words(one, call.region, spot=spot))
+    def code_of(kind: str) -> str:
+        found = _QUOTA.search(quota_in_words(kind, call.region, spot=spot))
         assert found
         return found[1]
 
     code = code_of(type_id)
-    used = sum(_vcpus(one.type_id) for one in world.alive if one.region == call.region and code_of(one.type_id) == code)
+    kinds = [instance.type_id for instance in world.alive if instance.region == call.region]
+    used = sum(_vcpus(kind) for kind in kinds if code_of(kind) == code)
     if used + _vcpus(type_id) > rules.quotas[code]:
         if spot:
             raise AwsError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
@@ -267,7 +272,7 @@ def _check_quota(call: Call, world: World, rules: Rules, type_id: str, *, spot: 
 
 
 def _rate_micros(call: Call, rules: Rules, type_id: str, zone: str, *, spot: bool) -> int:
-    """What an hour is billed: the price of today, or the spot price, which must be within the bid."""
+    """Return what an hour is billed: today's price, or the spot price, which must be within the bid."""
     price = rules.spot(type_id, zone) if spot else rules.usd(type_id, call.region)
     if price is None:
         raise AwsError("Unsupported", f"Your requested instance type ({type_id}) is not supported in {zone}.")
@@ -277,8 +282,8 @@ def _rate_micros(call: Call, rules: Rules, type_id: str, zone: str, *, spot: boo
     return int((Decimal(price) * 1_000_000).to_integral_value(ROUND_CEILING))
 
 
-def _tag_cards(world: World, one: Launched, call: Call) -> None:
-    """moto leaves out the tags that are asked for the network card."""
+def _tag_cards(world: World, instance: Launched, call: Call) -> None:
+    """Tag the network cards as the call asks, which moto leaves out."""
     for key, value in call.form.items():
         found = re.fullmatch(r"TagSpecification\.(\d+)\.ResourceType", key)
         if not found or value != "network-interface":
@@ -286,9 +291,9 @@ def _tag_cards(world: World, one: Launched, call: Call) -> None:
         prefix = f"TagSpecification.{found[1]}.Tag."
         for name, tag in call.form.items():
             if name.startswith(prefix) and name.endswith(".Key"):
-                told = call.form[name.removesuffix(".Key") + ".Value"]
-                for card in world._inner(one).nics.values():
-                    card.add_tag(tag, told)
+                tag_value = call.form[name.removesuffix(".Key") + ".Value"]
+                for card in world._inner(instance).nics.values():
+                    card.add_tag(tag, tag_value)
 
 
 def _facts(type_id: str) -> dict[str, object]:
@@ -299,16 +304,16 @@ def _facts(type_id: str) -> dict[str, object]:
 
 
 def _vcpus(type_id: str) -> int:
-    told = _facts(type_id).get("VCpuInfo")
-    return int(told["DefaultVCpus"]) if isinstance(told, dict) else 0
+    info = _facts(type_id).get("VCpuInfo")
+    return int(info["DefaultVCpus"]) if isinstance(info, dict) else 0
 
 
 def _gpus(type_id: str) -> int | None:
-    """How many GPUs a type has; None for what is no type."""
+    """Return how many GPUs a type has; None for what is no type."""
     if not _facts(type_id):
         return None
-    told = _facts(type_id).get("GpuInfo")
-    return sum(int(gpu["Count"]) for gpu in told["Gpus"]) if isinstance(told, dict) else 0
+    info = _facts(type_id).get("GpuInfo")
+    return sum(int(gpu["Count"]) for gpu in info["Gpus"]) if isinstance(info, dict) else 0
 
 
 __all__ = ["ACCOUNT", "ANSWERS"]

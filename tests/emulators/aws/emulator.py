@@ -86,7 +86,7 @@ class AwsEmulator(Emulator):
         return [reply.body]
 
     def _answer(self, call: Call, fault: Fault | None) -> Reply:
-        """One request that has come in, with moto's clockwork brought up to date before and after."""
+        """Answer a request, with moto's clockwork brought up to date before and after."""
         self.calls.append((call.action, call.region))
         _refuse(fault)
         self.rules.check(call, KEY)
@@ -102,15 +102,15 @@ class AwsEmulator(Emulator):
         return reply
 
     def _pass_on(self, call: Call) -> Reply:
-        """What moto answers."""
-        told: dict[str, Any] = {}
+        """Return what moto answers."""
+        head: dict[str, Any] = {}
 
         def start_response(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
-            told.update(status=int(status.split()[0]), headers=dict(headers))
+            head.update(status=int(status.split()[0]), headers=dict(headers))
 
         body = b"".join(self._moto(call.environ, start_response))
-        kind = {name.lower(): value for name, value in told["headers"].items()}.get("content-type", "text/xml")
-        return Reply(told["status"], body, kind)
+        kind = {name.lower(): value for name, value in head["headers"].items()}.get("content-type", "text/xml")
+        return Reply(head["status"], body, kind)
 
 
 class _Handler(WSGIRequestHandler):
@@ -120,17 +120,17 @@ class _Handler(WSGIRequestHandler):
         return super().date_time_string(int(self.server.world.clock.wall()))
 
     def log(self, *args: Any) -> None:
-        """Nothing is said of a request."""
+        """Log nothing."""
 
 
 def _cut(environ: dict[str, Any]) -> list[bytes]:
-    """The connection ends without an answer."""
+    """End the connection without an answer."""
     environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
     raise ConnectionAbortedError
 
 
 def _refuse(fault: Fault | None) -> None:
-    """The faults that end a request before anything was done."""
+    """Raise the faults that end a request before anything was done."""
     if fault is Fault.THROTTLED:
         raise AwsError("RequestLimitExceeded", "Request limit exceeded.", 503)
     if fault is Fault.ERROR:

@@ -67,7 +67,7 @@ class FakeGuest:
             self.deadline = datetime.fromisoformat(timer[1]).replace(tzinfo=UTC).timestamp()
 
     def tick(self, now: float) -> None:
-        """Time has passed; the timer may go off."""
+        """Let the timer go off once its time has come."""
         if self.alive and self.deadline is not None and now >= self.deadline:
             self.power_off()
 
@@ -80,7 +80,7 @@ class FakeGuest:
 
 
 def real_guest(folder: Path) -> Boot:
-    """Machines with a real sshd that apply their user-data; their consoles lie under the folder."""
+    """Boot machines with a real sshd that apply their user-data; their consoles lie under the folder."""
     from tests.emulators.guests import FakeGpu
     from tests.emulators.guests import Guest as RealGuest
 

@@ -54,7 +54,7 @@ class Rules:
     no_default_vpc: bool = False
 
     def check(self, call: Call, key: str) -> None:
-        """Whether this caller may do this at all."""
+        """Refuse a caller who may not do this at all."""
         if call.key in self.strangers and call.action == "GetCallerIdentity":
             return
         if not self.valid_key or call.key != key:
@@ -67,26 +67,26 @@ class Rules:
             raise AwsError(_DENIED.get(call.service, "AccessDeniedException"), words + encoded, 403)
 
     def image_of(self, name: str, region: str) -> str:
-        """The id that an image's name stands for in a region."""
+        """Return the id that an image's name stands for in a region."""
         return "ami-" + hashlib.sha256(f"{name} {region}".encode()).hexdigest()[:17]
 
     def parameters(self, region: str) -> dict[str, str]:
-        """AWS's own public parameters of images."""
+        """Return AWS's own public parameters of images."""
         return {f"{_DLAMI}{name}/latest/ami-id": self.image_of(name, region) for name in sorted(self.images)}
 
     def knows_image(self, identifier: str, region: str) -> bool:
         return identifier in self.parameters(region).values()
 
     def usd(self, type_id: str, region: str) -> str | None:
-        """The on-demand price; None for what is not sold there."""
+        """Return the on-demand price; None for what is not sold there."""
         if {type_id, f"{type_id}@{region}"} & self.not_sold:
             return None
         named = self.prices_usd.get(f"{type_id}@{region}") or self.prices_usd.get(type_id)
-        rows = [one.rate_micros_per_hour for one in all_offers() if (one.provider, one.type_id) == ("aws", type_id)]
+        rows = [row.rate_micros_per_hour for row in all_offers() if (row.provider, row.type_id) == ("aws", type_id)]
         return named or (f"{rows[0] / 1e6:.10f}" if rows else None)
 
     def spot(self, type_id: str, zone: str) -> str | None:
-        """The spot price in a zone."""
+        """Return the spot price in a zone."""
         price = self.usd(type_id, zone[:-1])
         return self.spot_usd.get(f"{type_id}@{zone}") or (f"{float(price) / 3:.6f}" if price else None)
 

@@ -20,7 +20,7 @@ _REGIONS_OF_PRICING = ("us-east-1", "eu-central-1", "ap-south-1")
 
 
 def get_parameters_by_path(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """AWS's public parameters, ten to a page, as in the service."""
+    """List AWS's public parameters, ten to a page, as the service does."""
     size = int(call.json.get("MaxResults") or _PAGE)
     if size > _PAGE:
         raise AwsError("ValidationException", "Member must have value less than or equal to 10")
@@ -34,11 +34,11 @@ def get_parameters_by_path(call: Call, world: World, rules: Rules, pass_on: Pass
 
 
 def get_products(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """A list of JSON texts: the on-demand price, and a capacity block's, which is another kind of sale."""
+    """Return a list of JSON texts: the on-demand price, and a capacity block's, which is another kind of sale."""
     if call.region not in _REGIONS_OF_PRICING:
         raise AwsError("UnknownEndpoint", "Pricing is not served here", 404)
-    asked = {one["Field"]: one["Value"] for one in call.json.get("Filters", ())}
-    type_id, region = asked.get("instanceType", ""), asked.get("regionCode", "")
+    filters = {row["Field"]: row["Value"] for row in call.json.get("Filters", ())}
+    type_id, region = filters.get("instanceType", ""), filters.get("regionCode", "")
     price = rules.usd(type_id, region) if type_id else None
     products = [_product(type_id, region, price, "OnDemand"), _product(type_id, region, "99", "CapacityBlock")]
     return json_reply({"FormatVersion": "aws_v1", "PriceList": products if price else []})
@@ -52,7 +52,7 @@ def get_service_quota(call: Call, world: World, rules: Rules, pass_on: PassOn, l
 
 
 def create_schedule(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """The role must be there, and trust the service; a past moment is accepted and fires at once."""
+    """Make a schedule; its role must be there and trust the service, and a past moment fires at once."""
     from moto.iam.models import iam_backends
 
     arn = call.json["Target"]["RoleArn"]
@@ -64,12 +64,12 @@ def create_schedule(call: Call, world: World, rules: Rules, pass_on: PassOn, lie
 
 
 def get_caller_identity(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """Of the emulated account moto tells; of another one no more than its number."""
+    """Let moto describe the emulated account; of another one give no more than its number."""
     if call.key not in rules.strangers:
         return pass_on(call)
     number = rules.strangers[call.key]
-    told = f"<Arn>arn:aws:iam::{number}:user/else</Arn><UserId>AIDAELSE</UserId><Account>{number}</Account>"
-    return Reply(200, _IDENTITY.format(told).encode())
+    fields = f"<Arn>arn:aws:iam::{number}:user/else</Arn><UserId>AIDAELSE</UserId><Account>{number}</Account>"
+    return Reply(200, _IDENTITY.format(fields).encode())
 
 
 def _product(type_id: str, region: str, price: str | None, option: str) -> str:

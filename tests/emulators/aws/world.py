@@ -1,6 +1,6 @@
-"""The instances in time: pending, running, ending, ended; what each costs; and the schedules that end them.
+"""The instances over time: pending, running, ending, ended; what each costs; and the schedules that end them.
 
-moto holds what is told of an instance; when that changes is decided here, by one clock.
+moto holds what a caller sees of an instance; when that changes is decided here, by one clock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Launched:
 
 
 def spot_request(identifier: str) -> str:
-    """The id of the request by which a spot instance was made."""
+    """Return the id of the request by which a spot instance was made."""
     return f"sir-{identifier[2:10]}"
 
 
@@ -63,106 +63,108 @@ class World:
 
     @property
     def requests(self) -> dict[str, Launched]:
-        """The spot requests, each with its instance."""
-        return {spot_request(one.id): one for one in self.instances.values() if one.spot_usd}
+        """Return the spot requests, each with its instance."""
+        return {spot_request(instance.id): instance for instance in self.instances.values() if instance.spot_usd}
 
     @property
     def alive(self) -> list[Launched]:
-        """What is billed, or was stopped and still has its disk: the oracle of a test."""
-        return [one for one in self.instances.values() if one.state != "terminated"]
+        """Return what is billed, or was stopped and still has its disk: the oracle of a test."""
+        return [instance for instance in self.instances.values() if instance.state != "terminated"]
 
-    def add(self, one: Launched, rate_micros: int) -> None:
-        """An instance that moto has just made: it is billed from now on."""
-        self.instances[one.id] = one
-        inner = self._inner(one)
+    def add(self, instance: Launched, rate_micros: int) -> None:
+        """Bill from now on an instance that moto has just made."""
+        self.instances[instance.id] = instance
+        inner = self._inner(instance)
         inner.launch_time = datetime.fromtimestamp(self.clock.wall(), UTC)
-        self._say(one, "pending")
+        self._say(instance, "pending")
         for card in inner.nics.values():
             card.public_ip = None
-        self.meter.start(one.id, rate_micros, 1, LEAST_BILLED_S)
+        self.meter.start(instance.id, rate_micros, 1, LEAST_BILLED_S)
 
-    def hidden(self, one: Launched) -> bool:
-        """Whether it was made so recently that it is not told of yet."""
-        return self.clock.wall() - one.launched < self.hidden_s
+    def hidden(self, instance: Launched) -> bool:
+        """Return whether it was made so recently that no answer shows it yet."""
+        return self.clock.wall() - instance.launched < self.hidden_s
 
     def end(self, identifier: str, code: str = BY_USER) -> None:
-        """Begin to terminate; nothing new for what is ending or ended."""
-        one = self.instances[identifier]
-        if one.state in ("shutting-down", "terminated"):
+        """Begin to terminate an instance, unless it is ending or ended already."""
+        instance = self.instances[identifier]
+        if instance.state in ("shutting-down", "terminated"):
             return
-        one.ending = self.clock.wall()
-        self._say(one, "shutting-down", code)
-        if one.guest is not None:
-            one.guest.kill()
+        instance.ending = self.clock.wall()
+        self._say(instance, "shutting-down", code)
+        if instance.guest is not None:
+            instance.guest.kill()
         self.tick()
 
     def interrupt(self, identifier: str) -> None:
-        """AWS takes a spot instance away."""
+        """Take a spot instance away, as AWS does."""
         self.end(identifier, "Server.SpotInstanceTermination")
 
     def tick(self) -> None:
         """Let happen what is due."""
         now = self.clock.wall()
         self._fire(now)
-        for one in list(self.instances.values()):
-            if isinstance(one.guest, FakeGuest):
-                one.guest.tick(now)
+        for instance in list(self.instances.values()):
+            if isinstance(instance.guest, FakeGuest):
+                instance.guest.tick(now)
         while self._powered_off:
             self._obey_poweroff(self._powered_off.pop())
-        for one in list(self.instances.values()):
-            if one.state == "pending" and not self.never_boots and now - one.launched >= self.pending_s:
-                self._start(one)
-            if one.state == "shutting-down" and now - (one.ending or now) >= self.dying_s:
-                self._finish(one)
-            if one.ended is not None and now - one.ended >= self.tomb_s:
-                self._forget(one)
+        for instance in list(self.instances.values()):
+            if instance.state == "pending" and not self.never_boots and now - instance.launched >= self.pending_s:
+                self._start(instance)
+            if instance.state == "shutting-down" and now - (instance.ending or now) >= self.dying_s:
+                self._finish(instance)
+            if instance.ended is not None and now - instance.ended >= self.tomb_s:
+                self._forget(instance)
 
     def close(self) -> None:
         """End every guest."""
-        for one in self.instances.values():
-            if one.guest is not None:
-                one.guest.kill()
+        for instance in self.instances.values():
+            if instance.guest is not None:
+                instance.guest.kill()
 
-    def _start(self, one: Launched) -> None:
-        one.guest = self.boot(Machine(one.id, one.type_id, one.gpu_count, one.user_data, self._hears(one.id)))
-        self._say(one, "running")
-        for card in self._inner(one).nics.values():
-            card.public_ip = one.guest.host
+    def _start(self, instance: Launched) -> None:
+        instance.guest = self.boot(
+            Machine(instance.id, instance.type_id, instance.gpu_count, instance.user_data, self._hears(instance.id))
+        )
+        self._say(instance, "running")
+        for card in self._inner(instance).nics.values():
+            card.public_ip = instance.guest.host
 
     def _hears(self, identifier: str) -> Callable[[], None]:
-        """What a guest calls when it powers itself off: taken down here, obeyed with the next tick."""
+        """Return what a guest calls when it powers itself off: noted now, obeyed with the next tick."""
         return lambda: self._powered_off.append(identifier)
 
     def _obey_poweroff(self, identifier: str) -> None:
-        one = self.instances.get(identifier)
-        if one is None or one.state != "running":
+        instance = self.instances.get(identifier)
+        if instance is None or instance.state != "running":
             return
-        if one.shutdown == "terminate":
-            one.ending = self.clock.wall()
-            self._say(one, "shutting-down", "Client.InstanceInitiatedShutdown")
+        if instance.shutdown == "terminate":
+            instance.ending = self.clock.wall()
+            self._say(instance, "shutting-down", "Client.InstanceInitiatedShutdown")
         else:
-            self._say(one, "stopped", "Client.InstanceInitiatedShutdown")
-            self.meter.stop(one.id)
+            self._say(instance, "stopped", "Client.InstanceInitiatedShutdown")
+            self.meter.stop(instance.id)
 
-    def _finish(self, one: Launched) -> None:
-        code = self._inner(one).state_reason.code
-        self._inner(one).terminate()
-        one.ended = self.clock.wall()
-        self.meter.stop(one.id)
-        self._say(one, "terminated", code)
+    def _finish(self, instance: Launched) -> None:
+        code = self._inner(instance).state_reason.code
+        self._inner(instance).terminate()
+        instance.ended = self.clock.wall()
+        self.meter.stop(instance.id)
+        self._say(instance, "terminated", code)
 
-    def _forget(self, one: Launched) -> None:
-        """It is no longer told of at all."""
-        reservations = self._backend(one.region).reservations
+    def _forget(self, instance: Launched) -> None:
+        """Drop an instance from every answer."""
+        reservations = self._backend(instance.region).reservations
         for name, held in list(reservations.items()):
-            if any(inner.id == one.id for inner in held.instances):
+            if any(inner.id == instance.id for inner in held.instances):
                 del reservations[name]
 
-    def _say(self, one: Launched, state: str, code: str = "") -> None:
+    def _say(self, instance: Launched, state: str, code: str = "") -> None:
         from moto.ec2.models.instances import InstanceState, StateReason
 
-        one.state = state
-        inner = self._inner(one)
+        instance.state = state
+        inner = self._inner(instance)
         inner._state = InstanceState(state, _CODES[state])
         stamp = datetime.fromtimestamp(self.clock.wall(), UTC).strftime("%Y-%m-%d %H:%M:%S GMT")
         words = "User initiated" if code.startswith("Client.") else code
@@ -170,7 +172,7 @@ class World:
         inner.state_reason = StateReason(f"{code}: {code.partition('.')[2]}" if code else "", code)
 
     def _fire(self, now: float) -> None:
-        """The one-time schedules that are due end their instances, and themselves if they were told to."""
+        """Have the one-time schedules that are due end their instances, and themselves if they were made so."""
         from moto.scheduler.models import scheduler_backends
 
         for region, backend in scheduler_backends[ACCOUNT].items():
@@ -186,13 +188,13 @@ class World:
                     if schedule.action_after_completion == "DELETE":
                         group.schedules.pop(schedule.name, None)
 
-    def _inner(self, one: Launched) -> Any:
-        """moto's own record of an instance."""
-        for held in self._backend(one.region).reservations.values():
+    def _inner(self, instance: Launched) -> Any:
+        """Return moto's own record of an instance."""
+        for held in self._backend(instance.region).reservations.values():
             for inner in held.instances:
-                if inner.id == one.id:
+                if inner.id == instance.id:
                     return inner
-        raise KeyError(one.id)
+        raise KeyError(instance.id)
 
     def _backend(self, region: str) -> Any:
         from moto.ec2.models import ec2_backends

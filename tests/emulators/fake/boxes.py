@@ -65,8 +65,8 @@ class Thing:
 
 
 def thing_of(provider: str, kind: str, order: Order, made_s: float) -> Thing:
-    """What an order leaves of a kind: one for each token."""
-    told = Leftover(
+    """Return the side resource of a kind that an order leaves: one for each token."""
+    leftover = Leftover(
         provider=provider,
         kind=kind,
         id=f"{kind}-{order.token}",
@@ -74,9 +74,9 @@ def thing_of(provider: str, kind: str, order: Order, made_s: float) -> Thing:
         token=order.token,
         deadline_wall=order.deadline_wall,
     )
-    return Thing(told, made_s)
+    return Thing(leftover, made_s)
 
 
 def revoked() -> SetupError:
-    """What the user of a withdrawn key gets as an answer."""
+    """Return the refusal that the user of a withdrawn key gets."""
     return SetupError("key.revoked", "The key is not accepted any more.", hint="Make a new one.")

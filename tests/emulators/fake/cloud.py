@@ -59,7 +59,7 @@ class FakeCloud:
         return Account(provider=self.name, identity="simulated")
 
     def offers(self, need: GpuNeed, known: Sequence[Offer] = ()) -> list[Offer]:
-        """What is in stock, whatever is needed."""
+        """Return what is in stock, whatever is needed."""
         self._ends("offers", self._begins("offers"))
         return list(self.stock)
 
@@ -84,11 +84,11 @@ class FakeCloud:
         if fault is Fault.STILLBORN:
             self._end(box, self.now)
         self._ends("create", fault)
-        told = self._told(box, self.now, "create")
-        return told.model_copy(update={"token": "gr-other-1"}) if fault is Fault.OF_ANOTHER else told
+        instance = self._told(box, self.now, "create")
+        return instance.model_copy(update={"token": "gr-other-1"}) if fault is Fault.OF_ANOTHER else instance
 
     def find(self, token: str | None) -> list[Instance]:
-        """What the list shows of a token, or of all, oldest first."""
+        """List the boxes of a token, or all, oldest first."""
         fault = self._begins("find")
         self.clock.sleep(self.list_s)
         at_s = self._view_s(fault) - self.profile.list_lag_s
@@ -97,7 +97,7 @@ class FakeCloud:
         return [] if fault is Fault.DENIED else [self._told(box, at_s, "find") for box in shown]
 
     def read(self, instance_id: str) -> Instance:
-        """One box as it is told; what is hidden, or was never made, is GONE."""
+        """Read one box; what is hidden, or was never made, is GONE."""
         fault = self._begins("read")
         at_s = self._view_s(fault)
         box = next((box for box in self.boxes if box.id == instance_id), None)
@@ -111,7 +111,7 @@ class FakeCloud:
         return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
 
     def destroy(self, instance_id: str) -> None:
-        """Begin a box's end; what is hidden still is not found, and lives on."""
+        """Begin a box's end; what is still hidden is not found, and lives on."""
         fault = self._begins("destroy")
         if self._is_in(self.refusals, self.now):
             raise Unknown("503 the request could not be processed")
@@ -122,12 +122,12 @@ class FakeCloud:
         self._ends("destroy", fault)
 
     def leftovers(self, token: str | None) -> list[Leftover]:
-        """Side resources as they are listed."""
+        """List the side resources of a token, or all."""
         fault = self._begins("leftovers")
         at_s = self._view_s(fault)
         there = [t.leftover for t in self.things if t.made_s <= at_s and (t.removed_s is None or t.removed_s > at_s)]
         self._ends("leftovers", fault)
-        return [] if fault is Fault.DENIED else [one for one in there if token in (None, one.token)]
+        return [] if fault is Fault.DENIED else [thing for thing in there if token in (None, thing.token)]
 
     def remove(self, leftover: Leftover) -> None:
         """Remove a side resource, unless a machine still uses it."""
@@ -140,7 +140,7 @@ class FakeCloud:
         self._ends("remove", fault)
 
     def charges(self, instance_id: str, from_wall: float, to_wall: float) -> Charge | None:
-        """What was billed for one box by some minutes ago; None where nothing was, or no bill is told."""
+        """Return what was billed for one box until some minutes ago; None where nothing was, or there is no bill."""
         self._ends("charges", self._begins("charges"))
         lag_s = self.profile.bill_lag_s
         box = next((box for box in self.boxes if box.id == instance_id), None)
@@ -150,22 +150,22 @@ class FakeCloud:
 
     @property
     def clock_ahead_s(self) -> float:
-        """How far the laptop's clock is ahead of true time."""
+        """Return how far the laptop's clock is ahead of true time."""
         return (self.laptop or self.clock).wall() - self.clock.monotonic() - self._epoch
 
     def ask_time(self) -> None:
-        """Nothing has to be asked."""
+        """Ask nothing: the time is known here."""
 
     def account_mark(self) -> str:
         """Whose key it is."""
         return self.account
 
     def guard_folder(self, instance: Instance) -> str:
-        """Where a box's timer keeps its time, where it has one."""
+        """Return the folder where a box's timer keeps its time; "" without a timer."""
         return "" if self.profile.timer == "none" else "/var/lib/gpurun"
 
     def bring_forward(self, instance_id: str, at_wall: float) -> float | None:
-        """An earlier time for a box's timer: the time that it goes by then; None where none is armed and works."""
+        """Set a box's timer to an earlier time; return the time it has then, None where no working timer is armed."""
         for box in self.alive:
             if box.id == instance_id and box.ends_s is not None:
                 box.ends_s = min(box.ends_s, max(self.now, at_wall - self._epoch))
@@ -173,39 +173,39 @@ class FakeCloud:
         return None
 
     def kill_guards(self) -> None:
-        """What root of every machine can do: its timer ends nothing any more."""
+        """Disarm every machine's timer, as its root can."""
         for box in self.alive:
             box.ends_s = None
 
     @property
     def now(self) -> float:
-        """True seconds."""
+        """Return true seconds."""
         return self.clock.monotonic()
 
     @property
     def alive(self) -> list[Box]:
-        """What really lives now."""
+        """Return what really lives now."""
         self._come_true()
         return [box for box in self.boxes if box.died_s is None or box.died_s > self.now]
 
     def metered(self, token: str | None = None) -> Micros:
-        """What the cloud will bill up to now, for a token or for all."""
+        """Return what the cloud will bill up to now, for a token or for all."""
         self._come_true()
         return total(*(self.bill(box) for box in self.boxes if token in (None, box.order.token)))
 
     def take(self) -> None:
-        """What a provider may do at any time: every box is taken away."""
+        """Take every box away, as a provider may at any time."""
         for box in self.alive:
             self._end(box, self.now)
 
     def bill(self, box: Box, by_s: float | None = None) -> Micros:
-        """What one box costs up to then, or up to now, by the billing unit and the least that is billed."""
+        """Return what one box costs up to then, or up to now, by the billing unit and the least that is billed."""
         by_s = self.now if by_s is None else by_s
         until_s = by_s if box.died_s is None else min(box.died_s, by_s)
         return cost_of(box.rate, max(until_s - box.born_s, self.profile.least_billed_s), self.profile.billing_unit_s)
 
     def _begins(self, verb: str) -> Fault:
-        """A call on its way: which fault it has; the faults that keep it from arriving are raised here."""
+        """Begin a call and return its fault; raise those that keep it from arriving."""
         self.passing(f"before {verb}")
         self.clock.sleep(CALL_S)
         self._come_true()
@@ -222,7 +222,7 @@ class FakeCloud:
         return fault
 
     def _ends(self, verb: str, fault: Fault) -> None:
-        """A call that had its effect: what is heard of it."""
+        """End a call that had its effect; raise the faults that hide this from the caller."""
         self.passing(f"after {verb}")
         if fault is Fault.LOST:
             self._time_out(verb)
@@ -239,11 +239,11 @@ class FakeCloud:
         return any(start <= at_s < end for start, end in times)
 
     def _view_s(self, fault: Fault) -> float:
-        """The moment that an answer is about."""
+        """Return the moment that an answer is about."""
         return self.now - self.profile.stale_s if fault is Fault.STALE else self.now
 
     def _make(self, order: Order, fault: Fault, at_s: float) -> Box:
-        """A box born at that moment, or the one that there is where the token makes a request the same."""
+        """Make a box born at that moment; where tokens are idempotent, return the one that the token has."""
         same = next((box for box in self.boxes if box.order.token == order.token), None)
         if same is not None and self.profile.idempotent:
             return same
@@ -264,19 +264,19 @@ class FakeCloud:
         return box
 
     def _deadline_s(self, box: Box) -> float:
-        """When its timer fires: at the deadline by a true clock, or its lease after it was up, whichever is first."""
+        """Return when its timer fires: at the deadline by a true clock, or a lease after it was up if that is first."""
         by_wall = box.order.deadline_wall - self._epoch
         by_lease = box.up_s + box.order.lease_s if box.order.lease_s else by_wall
         return max(box.up_s, min(by_wall, by_lease))
 
     def _end(self, box: Box, at_s: float) -> None:
-        """Its end begins; asking again changes nothing."""
+        """Begin its end; asking again changes nothing."""
         if box.died_s is None:
             box.asked_s, box.died_s = at_s, at_s + self.profile.dying_s
 
     def _come_true(self) -> None:
         """Let happen what was due: requests that arrive late, and timers that fire."""
-        for at_s, order in [one for one in self._late if one[0] <= self.now]:
+        for at_s, order in [due for due in self._late if due[0] <= self.now]:
             self._late.remove((at_s, order))
             self._make(order, Fault.LATE, at_s)
         for box in self.boxes:
@@ -284,23 +284,23 @@ class FakeCloud:
                 self._end(box, self._when_granted(box.ends_s))
 
     def _when_granted(self, at_s: float) -> float:
-        """A timer that ends its box through the API waits for the end of an outage, and asks until it is granted."""
+        """Return when a timer's end is granted: one that needs the API asks until outages and refusals are over."""
         times = [*self.outages, *self.refusals, *self.denials]
         while self.profile.timer_needs_api and self._is_in(times, at_s):
             at_s = max(end for start, end in times if start <= at_s < end)
         return at_s
 
     def _is_denied(self, box: Box) -> bool:
-        """Whether no verb knows a box just now that lives and has answered."""
+        """Return whether every verb denies this box just now, though it lives and has answered."""
         return box.answered and self._is_in(self.denials, self.now)
 
     def _is_listed(self, box: Box, at_s: float) -> bool:
-        """Whether a list as of that moment has it; some clouds list their dead for long."""
+        """Return whether a list as of that moment has it; some clouds list their dead for long."""
         born = at_s >= box.born_s + self.profile.hidden_s and not self._is_denied(box)
         return born and (box.died_s is None or at_s < box.died_s + self.profile.tomb_s)
 
     def _told(self, box: Box, at_s: float, verb: str) -> Instance:
-        """A box as an answer tells it, as of a moment."""
+        """Return a box as an answer shows it at a moment."""
         state = InstanceState.RUNNING if at_s >= box.up_s else InstanceState.PENDING
         if box.asked_s is not None and at_s >= box.asked_s:
             state = InstanceState.STOPPING
@@ -325,7 +325,7 @@ class FakeCloud:
         )
 
     def _told_rate(self, box: Box, verb: str) -> Micros | None:
-        """The rate as a verb tells it, which a test may have differ from verb to verb."""
+        """Return the rate that a verb gives, which a test may let differ from verb to verb."""
         return box.rate if self.profile.tells_rate else None
 
     def _leave_things(self, order: Order) -> None:

@@ -14,13 +14,13 @@ _TOOLS = ("ssh-keygen", "setsid", "awk")
 
 
 def sshd() -> str:
-    """The path of sshd, which wants to be started by it; empty if there is none."""
+    """Return the whole path of sshd, by which it must be started; empty if there is none."""
     return shutil.which("sshd", path=os.environ.get("PATH", os.defpath) + _SYSTEM_FOLDERS) or ""
 
 
 @cache
 def missing() -> str:
-    """Why no guest can be booted here, as a reason to skip a test; empty when one can."""
+    """Return why no guest can be booted here, as a reason to skip a test; empty when one can."""
     if sys.platform != "linux":
         return "emulated machines need Linux"
     if not sshd():
@@ -31,7 +31,7 @@ def missing() -> str:
 
 @cache
 def whole() -> str:
-    """Why guests are plain processes here and no machines of their own; empty when they are machines."""
+    """Return why guests are plain processes here and no machines of their own; empty when they are machines."""
     if missing():
         return missing()
     if os.geteuid() != 0:

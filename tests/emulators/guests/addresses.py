@@ -10,10 +10,10 @@ _choice = random.SystemRandom()
 
 
 def take(address: str | None = None) -> tuple[str, socket.socket]:
-    """An address and the claim to it, which holds while any process has the claim open.
+    """Take an address; return it with the claim to it, which holds while any process has the claim open.
 
     The claim is a name in the kernel's abstract socket space, so that nothing has to be cleaned up after a crash.
-    OSError when the address that is asked for is taken.
+    Raise OSError when the address that is asked for is taken.
     """
     if address is not None:
         return address, _claim(address)

@@ -45,7 +45,7 @@ class CloudConfig:
 
 
 def read(user_data: str, *, strict: bool = False) -> CloudConfig:
-    """Understand user-data. With `strict`, ValueError for whatever else would only be complained of on the console."""
+    """Understand user-data. With `strict`, raise ValueError where otherwise the console would only complain."""
     if not user_data.strip():
         return CloudConfig()
     if user_data.startswith("#!"):
@@ -57,7 +57,7 @@ def read(user_data: str, *, strict: bool = False) -> CloudConfig:
 
 
 def _known(user_data: str) -> tuple[dict[str, Any], list[str]]:
-    """The keys that are understood, in the shapes of CloudConfig, and complaints of the others."""
+    """Return the keys that are understood, in the shapes of CloudConfig, and complaints of the others."""
     import yaml
 
     if user_data.split("\n", 1)[0].strip() != "#cloud-config":
@@ -101,7 +101,7 @@ def _host_keys(value: Any) -> dict[str, str]:
 
 
 def _shell(value: Any) -> str:
-    """A list of commands as the one script that cloud-init makes of it: a list is quoted, a text is left as it is."""
+    """Return the script that cloud-init makes of commands: a list is quoted, a text is left as it is."""
     if not isinstance(value, list):
         raise ValueError("it is no list of commands")
     lines = [shlex.join(map(str, item)) if isinstance(item, list) else str(item) for item in value]

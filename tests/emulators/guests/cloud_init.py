@@ -1,4 +1,4 @@
-"""Applies user-data inside a guest, in cloud-init's order; what fails is told on the console, and the boot goes on."""
+"""Applies user-data inside a guest, in cloud-init's order; failures go to the console, and the boot goes on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def before_sshd(spec: Spec, *, first_boot: bool) -> None:
 
 
 def let_in(config: CloudConfig, user: tuple[Path, int, int], name: str) -> None:
-    """Give the user the keys of the user-data, and root all keys of the user if it may log in, else a friendly word."""
+    """Give the user the keys of the user-data, and root the user's; a root that may not log in answers with a word."""
     home, uid, gid = user
     add_keys(home, uid, gid, config.ssh_authorized_keys)
     if uid == os.geteuid():
@@ -73,7 +73,7 @@ def _write_file(file: WrittenFile, root: Path) -> None:
 
 
 def _host_keys(config: CloudConfig, folder: Path) -> None:
-    """Those that were given; else new ones, as ssh_genkeytypes says."""
+    """Make the host keys that ssh_genkeytypes names, unless some were given."""
     for kind in config.ssh_genkeytypes if not config.ssh_keys else ():
         file = folder / f"ssh_host_{kind}_key"
         if config.ssh_deletekeys:

@@ -48,7 +48,7 @@ def _own_folder(where: Path, what: Path, mode: int) -> None:
 
 
 def _devices(where: Path, what: Path) -> None:
-    """The devices that every program needs, terminals and shared memory of the guest's own, and no other."""
+    """Make the devices that every program needs, with terminals and shared memory of the guest's own, and no other."""
     _own_folder(where, what, 0o755)
     for name in filter(lambda name: os.path.exists(f"/dev/{name}"), _DEVICES):
         (where / name).touch()

@@ -63,7 +63,7 @@ def _be_init(spec: Spec, first_boot: bool) -> None:
 
 
 def _collect_dead() -> bool:
-    """Wait for those that have ended; whether any child is left."""
+    """Wait for those that have ended; return whether any child is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             continue
@@ -73,7 +73,7 @@ def _collect_dead() -> bool:
 
 
 def _boot(spec: Spec, first_boot: bool) -> None:
-    """What cloud-init and the system's own start do."""
+    """Do what cloud-init and the system's own start do."""
     assert spec.cloud is not None
     state = spec.root / "run/systemd"
     for stale in [*state.glob("transient/*"), *state.glob("*.pid")]:

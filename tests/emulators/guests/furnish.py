@@ -25,7 +25,7 @@ _PYTORCH = "opt/pytorch/bin/python"
 
 
 def shims() -> dict[str, str]:
-    """The texts of the guest's own programs, to be read while this machine's files are still all visible."""
+    """Return the texts of the guest's own programs; to be called while this machine's files are still all visible."""
     return {file.name: file.read_text(encoding="utf-8") for file in _SHIMS.iterdir()}
 
 
@@ -52,12 +52,12 @@ def furnish(spec: Spec, programs: dict[str, str]) -> None:
 
 
 def home_of(spec: Spec) -> tuple[Path, int, int]:
-    """The home, id and group of the user who logs in; made if there is no such user."""
+    """Return the home, id and group of the user who logs in, who is made if missing."""
     return add_user(spec.user) if spec.whole else (spec.root / "home", os.geteuid(), os.getegid())
 
 
 def _furnish_processes(root: Path, spec: Spec) -> None:
-    """The folders of a machine that is none, and a session that begins in its home."""
+    """Make the folders of a guest that is plain processes, and a session that begins in its home."""
     for folder in ("home", "tmp", "run", "var/lib"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in _session_env(spec).items())
@@ -73,7 +73,7 @@ exec sh ${{SSH_ORIGINAL_COMMAND:+-c}} "${{SSH_ORIGINAL_COMMAND:--l}}"
 
 
 def _furnish_machine(root: Path, spec: Spec, programs: dict[str, str]) -> None:
-    """What only a machine with a root of its own has: users, names, and programs that are taken away."""
+    """Set up what only a machine with a root of its own has: users, names, and programs that are taken away."""
     write(root / "etc/hosts", "127.0.0.1 localhost\n::1 localhost\n")
     # No name is ever resolved: what the guest runs cannot reach a real cloud by mistake.
     write(root / "etc/resolv.conf", "")
@@ -106,7 +106,7 @@ def write(place: Path, content: str | bytes, mode: int = 0o644) -> None:
 
 
 def add_user(name: str) -> tuple[Path, int, int]:
-    """The user's home, id and group, made if there is no such user; the password is locked and sudo asks for none."""
+    """Return the user's home, id and group; who is missing is made, with a locked password and sudo without one."""
     users = [line.split(":") for line in Path("/etc/passwd").read_text(encoding="utf-8").splitlines()]
     known = next((line for line in users if line[0] == name), None)
     if known is None:
@@ -138,7 +138,7 @@ def add_keys(home: Path, uid: int, gid: int, keys: Sequence[str], options: str =
 
 
 def _session_env(spec: Spec) -> dict[str, str]:
-    """What a session is given that has no init of its own to give it."""
+    """Return a session's environment, which no init of its own gives it."""
     guards = ("GPURUN_GUARD_FOLDER", "GPURUN_GUARD_SSH_FOLDER")  # A session knows them as little as in a machine.
     kept = {name: value for name, value in spec.base_env.items() if name not in guards}
     return {**kept, **spec.session_env}
@@ -158,14 +158,14 @@ def _python_script(spec: Spec) -> str:
 
 
 def _give_pytorch(root: Path, spec: Spec) -> None:
-    """A Python with torch where clouds' images have it: the one that runs the tests."""
+    """Put a Python with torch, the one that runs the tests, where clouds' images have theirs."""
     (root / _PYTORCH).unlink(missing_ok=True)
     if not spec.faults.python3_missing:
         install(root / _PYTORCH, _python_script(spec))
 
 
 def _configure_sshd(root: Path, spec: Spec) -> None:
-    """An sshd that takes keys only, on the guest's own address, and none of this machine's host keys."""
+    """Configure an sshd that takes keys only, on the guest's own address, with none of this machine's host keys."""
     folder = root / "etc/ssh"
     folder.mkdir(parents=True, exist_ok=True)
     for key in folder.glob("ssh_host_*"):

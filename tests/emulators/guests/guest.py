@@ -133,12 +133,12 @@ class Guest:
 
     @property
     def alive(self) -> bool:
-        """Whether it is booting or runs; frozen and deaf ones do."""
+        """Return whether it is booting or runs, as frozen and deaf ones do."""
         return not (self._killed or self._ended.is_set())
 
     @property
     def ready(self) -> bool:
-        """Whether its sshd listens."""
+        """Return whether its sshd listens."""
         if not (self.alive and self._up.is_set()) or self._deaf:
             return False
         try:
@@ -149,7 +149,7 @@ class Guest:
 
     @property
     def log(self) -> str:
-        """The console so far."""
+        """Return the console so far."""
         return self._console.read_text(encoding="utf-8", errors="replace")
 
     @property
@@ -165,7 +165,7 @@ class Guest:
         return Path(f"/proc/{self._room.pid}/root") if self._spec.whole else self._spec.root
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Wait until sshd listens. GuestFailed with the console when it died or the time is over."""
+        """Wait until sshd listens. Raise GuestFailed with the console when it died or the time is over."""
         end = time.monotonic() + timeout_s
         while not self.ready:
             if not self.alive or time.monotonic() > end:
@@ -173,12 +173,12 @@ class Guest:
             time.sleep(_TICK_S)
 
     def wait_dead(self, timeout_s: float = 60.0) -> None:
-        """Wait until it has died and its callback has returned. GuestFailed when the time is over."""
+        """Wait until it has died and its callback has returned. Raise GuestFailed when the time is over."""
         if not self._finished.wait(None if timeout_s == float("inf") else timeout_s):
             raise GuestFailed(f"it lives on:\n{self.log[-4000:]}")
 
     def kill(self) -> None:
-        """End the whole guest at once: processes, mounts, disk. Returns when they are gone; may be repeated."""
+        """End the whole guest at once: processes, mounts, disk. Return when they are gone; may be repeated."""
         with self._lock:
             self._killed = True
         if not self._spec.whole:  # Held, so that it does not restart what is killed; and it adopts what loses a parent.
@@ -243,12 +243,12 @@ class Guest:
         how = "died"
         assert self._room.stdout is not None
         for line in self._room.stdout:
-            told = line.decode().strip()
-            if told == "up":
+            word = line.decode().strip()
+            if word == "up":
                 self._hold_namespace()
                 self._up.set()
             else:
-                how = told
+                how = word
         self._room.wait()
         self._sweep()
         self._namespace = ""
@@ -272,7 +272,7 @@ class Guest:
                 self._namespace = os.readlink(f"/proc/self/fd/{self._mounts}")
 
     def _everything(self) -> list[int]:
-        """All processes of the guest, and those that hold it."""
+        """Return all processes of the guest, and those that hold it."""
         if self._ended.is_set():
             return []
         if self._spec.whole:
@@ -290,7 +290,7 @@ class Guest:
             processes.send(left, signal.SIGKILL)
 
     def _patiently(self, what: str) -> Iterator[None]:
-        """Another try and another, with short pauses, until GuestFailed."""
+        """Try again and again, with short pauses, until GuestFailed."""
         end = time.monotonic() + _END_LIMIT_S
         while time.monotonic() < end:
             yield

@@ -33,7 +33,7 @@ class _Account:
         return self.stretches[-1].stopped_wall is None
 
     def micros(self, now: Fraction) -> int:
-        """The bill so far, rounded up to the unit and then to the micro-dollar; the last rate pays for the rounding."""
+        """Return the bill so far, rounded up to the unit at the last rate, then to the micro-dollar."""
         lengths = [max(Fraction(0), (s.stopped_wall or now) - s.started_wall) for s in self.stretches]
         used_s = sum(lengths, Fraction(0))
         billed_s = max(Fraction(ceil(used_s / self.unit_s) * self.unit_s), Fraction(self.least_s))
@@ -55,7 +55,7 @@ class Meter:
         self._accounts: dict[str, list[_Account]] = {}
 
     def start(self, id: str, micros_per_hour: int, unit_s: int = 1, least_s: int = 0) -> None:
-        """Begin to bill a machine. ValueError if it is billed already: an emulator must know its own machines."""
+        """Begin to bill a machine. Raise ValueError if it is billed already: an emulator must know its own machines."""
         with self._lock:
             if self._is_running(id):
                 raise ValueError(f"{id} is billed already")
@@ -69,7 +69,7 @@ class Meter:
                 self._accounts[id][-1].stretches[-1].stopped_wall = self._now()
 
     def set_rate(self, id: str, micros_per_hour: int) -> None:
-        """From now on a machine that is billed costs something else. KeyError if it is not billed."""
+        """Change what a machine costs from now on. Raise KeyError if it is not billed."""
         with self._lock:
             if not self._is_running(id):
                 raise KeyError(id)
@@ -78,7 +78,7 @@ class Meter:
             account.stretches.append(_Stretch(now, micros_per_hour))
 
     def total_micros(self, id: str | None = None) -> int:
-        """What one machine has cost until now, or all of them. A machine that was never billed has cost nothing."""
+        """Return what one machine, or all, have cost until now. A machine that was never billed has cost nothing."""
         with self._lock:
             now = self._now()
             chosen = self._accounts.values() if id is None else [self._accounts.get(id, [])]
@@ -86,7 +86,7 @@ class Meter:
 
     @property
     def running(self) -> list[str]:
-        """The machines that are billed now, in the order in which they were first started."""
+        """Return the machines that are billed now, in the order in which they were first started."""
         with self._lock:
             return [id for id in self._accounts if self._is_running(id)]
 

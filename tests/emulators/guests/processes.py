@@ -1,4 +1,4 @@
-"""Which processes there are, as /proc tells: those of a namespace, those that descend from one, those with a mark."""
+"""Finds processes in /proc: those of a namespace, the descendants of a process, those with a mark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_namespace(mounts: str) -> list[int]:
 
 
 def apart(pid: int) -> bool:
-    """Whether a process counts its processes otherwise than this one does."""
+    """Return whether a process is in another process namespace than this one."""
     return _link(pid, "pid") not in ("", _link(os.getpid(), "pid"))
 
 

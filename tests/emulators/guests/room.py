@@ -1,7 +1,7 @@
 """The process that holds one guest: its namespaces, its disk, and one life of it after the other.
 
-Its owner sends a `Spec` and keeps the pipe open; when the pipe or the owner ends, so does the guest. What is told
-back is a line `up` once there is a disk, then one of how the guest ended.
+Its owner sends a `Spec` and keeps the pipe open; when the pipe or the owner ends, so does the guest. The owner gets
+a line `up` once there is a disk, then one of how the guest ended.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _move_in(spec: Spec) -> None:
 
 
 def _hold(spec: Spec, owner: int) -> str:
-    """One life after the other until the owner, or the machine, has had enough; says how it ended."""
+    """Run one life after the other until the owner or the machine ends; return how it ended."""
     first_boot = True
     while True:
         life = _start_life(spec, first_boot)
@@ -113,7 +113,7 @@ def _wait(spec: Spec, owner: int, ended: int) -> str:
 
 
 def _start_life(spec: Spec, first_boot: bool) -> int:
-    """The id of a process that ends when the guest's first process does, with the same code."""
+    """Return the id of a process that ends when the guest's first process does, with the same code."""
     life = kernel.fork_bound()
     if life:
         return life

@@ -1,4 +1,4 @@
-"""What a guest is made of: its GPUs as told by nvidia-smi, and what is to go wrong with it."""
+"""What a guest is made of: its GPUs as nvidia-smi shows them, and what is to go wrong with it."""
 
 from __future__ import annotations
 

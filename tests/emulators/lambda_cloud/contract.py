@@ -10,11 +10,11 @@ SPEC = "lambda-v1.openapi.json"
 
 
 def request_errors(method: str, path: str, query: set[str], body: Any) -> list[str]:
-    """What a request has that the document does not allow, names that it does not know among that."""
+    """Return what the document does not allow in a request, unknown names included."""
     operation = _operation(method, path)
     if operation is None:
         return []
-    known = {told["name"] for told in operation.get("parameters", []) if told["in"] == "query"}
+    known = {parameter["name"] for parameter in operation.get("parameters", []) if parameter["in"] == "query"}
     errors = [f"{method} {path}: unknown query {name}" for name in sorted(query - known)]
     content = operation.get("requestBody", {}).get("content", {})
     if not content:
@@ -26,12 +26,12 @@ def request_errors(method: str, path: str, query: set[str], body: Any) -> list[s
 
 
 def answer_errors(method: str, path: str, status: int, body: Any) -> list[str]:
-    """How an answer differs from the document's; one of a status that the document does not have is not judged."""
+    """Return how an answer differs from the document; one whose status the document lacks is not judged."""
     operation = _operation(method, path)
-    told = operation["responses"].get(str(status)) if operation else None
-    if told is None:
+    response = operation["responses"].get(str(status)) if operation else None
+    if response is None:
         return []
-    return [f"{method} {path} {status}: {error}" for error in differences(SPEC, _schema(told), body)]
+    return [f"{method} {path} {status}: {error}" for error in differences(SPEC, _schema(response), body)]
 
 
 def _schema(response: dict[str, Any]) -> dict[str, Any]:
@@ -40,5 +40,5 @@ def _schema(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def _operation(method: str, path: str) -> dict[str, Any] | None:
-    told = document(SPEC)
-    return told["paths"].get(f"/api/v1{path}", {}).get(method.lower()) if told else None
+    whole = document(SPEC)
+    return whole["paths"].get(f"/api/v1{path}", {}).get(method.lower()) if whole else None

@@ -19,7 +19,7 @@ KEY = "secret_gpurun-test_0123456789abcdef0123456789abcdef.0123456789abcdef"
 
 
 class LambdaEmulator(HttpEmulator):
-    """`nulls` tells what is not known yet as null, which the document does not allow and the real service does."""
+    """`nulls`: what is not known yet is null, which the document does not allow and the real service does."""
 
     handler = Door
 
@@ -47,13 +47,13 @@ class LambdaEmulator(HttpEmulator):
         if errors:
             raise wrong("; ".join(errors))
 
-    def check_answer(self, method: str, path: str, status: int, told: Any) -> None:
-        """An answer that the document would not allow is a fault of this emulator, but for the nulls."""
-        plain = _without_nulls(told) if self.nulls else told
+    def check_answer(self, method: str, path: str, status: int, payload: Any) -> None:
+        """Keep as a violation what the document does not allow, but for nulls: a fault of this emulator."""
+        plain = _without_nulls(payload) if self.nulls else payload
         self.violations += [f"answer {error}" for error in contract.answer_errors(method, path, status, plain)]
 
     def answer(self, route: str, identifier: str, body: Any, age_s: float) -> Any:
-        """The data of one request that reached the application."""
+        """Return the data that answers a request."""
         world = self.world
         with world.lock:
             world.tick()
@@ -63,14 +63,14 @@ class LambdaEmulator(HttpEmulator):
                 case "regions":
                     return [region_json(name) for name in REGIONS]
                 case "list":
-                    return [self._told(one, status) for one, status in world.listed(age_s)]
+                    return [self._as_json(instance, status) for instance, status in world.listed(age_s)]
                 case "read":
-                    return self._told(*world.read(identifier, age_s))
+                    return self._as_json(*world.read(identifier, age_s))
                 case "launch":
                     return {"instance_ids": [self._launch(body).id]}
                 case "terminate":
                     ended = world.terminate(_dict(body).get("instance_ids", []))
-                    return {"terminated_instances": [self._told(one, "terminating") for one in ended]}
+                    return {"terminated_instances": [self._as_json(instance, "terminating") for instance in ended]}
                 case "keys":
                     return list(world.keys.values())
                 case "add_key":
@@ -79,18 +79,18 @@ class LambdaEmulator(HttpEmulator):
             return {}
 
     def _launch(self, body: Any) -> Instance:
-        told = _dict(body)
-        if not told.get("region_name") or not told.get("instance_type_name"):
+        fields = _dict(body)
+        if not fields.get("region_name") or not fields.get("instance_type_name"):
             raise wrong("region_name and instance_type_name are required.")
-        return self.world.launch(told)
+        return self.world.launch(fields)
 
     def _add_key(self, body: dict[str, Any]) -> dict[str, str]:
         if not body.get("name") or not body.get("public_key"):
             raise wrong("This emulator makes no keys: name and public_key are required.")
         return self.world.add_key(body["name"], body["public_key"])
 
-    def _told(self, one: Instance, status: str) -> dict[str, Any]:
-        return one.as_json(status, nulls=self.nulls)
+    def _as_json(self, instance: Instance, status: str) -> dict[str, Any]:
+        return instance.as_json(status, nulls=self.nulls)
 
 
 def _on_sale(kind: Any) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _dict(body: Any) -> dict[str, Any]:
     return body
 
 
-def _without_nulls(told: Any) -> Any:
-    if isinstance(told, dict):
-        return {name: _without_nulls(value) for name, value in told.items() if value is not None}
-    return [_without_nulls(one) for one in told] if isinstance(told, list) else told
+def _without_nulls(payload: Any) -> Any:
+    if isinstance(payload, dict):
+        return {name: _without_nulls(value) for name, value in payload.items() if value is not None}
+    return [_without_nulls(item) for item in payload] if isinstance(payload, list) else payload

@@ -55,7 +55,7 @@ class FakeGuest:
 
 
 def real_guest(folder: Path, *, sshd_delay_s: float = 0.0, python_path: Sequence[Path] = ()) -> Boot:
-    """Machines with a real sshd that apply their user-data; their consoles lie under the folder.
+    """Boot machines with a real sshd that apply their user-data; their consoles lie under the folder.
 
     With `sshd_delay_s` the instance is active for so long before anybody answers there. RuntimeError where machines
     have no address of their own: Lambda tells no port.

@@ -30,7 +30,7 @@ class Instance:
 
     @property
     def status(self) -> str:
-        """What it is by the last change; `gone` once it has left the list."""
+        """Return its status by the last change; `gone` once it has left the list."""
         return self.history[-1][1]
 
     @property
@@ -38,7 +38,7 @@ class Instance:
         return self.history[-1][0]
 
     def status_at(self, wall: float) -> str:
-        """What it was at a moment; before its launch it was `gone` too."""
+        """Return its status at a moment; `gone` before its launch, too."""
         return next((status for begun, status in reversed(self.history) if begun <= wall), "gone")
 
     def become(self, status: str, wall: float) -> None:
@@ -60,8 +60,8 @@ class Instance:
         )
 
     def as_json(self, status: str, *, nulls: bool) -> dict[str, Any]:
-        """How it is told, seen in this status; what is not known yet is absent, or null where `nulls` says so."""
-        told: dict[str, Any] = {
+        """Return it as an answer shows it in this status; what is not known yet is absent, or null with `nulls`."""
+        fields: dict[str, Any] = {
             "id": self.id,
             "status": status,
             "ssh_key_names": self.body["ssh_key_names"],
@@ -73,15 +73,15 @@ class Instance:
             "firewall_rulesets": [],
         }
         if "name" in self.body:
-            told["name"] = self.body["name"]
+            fields["name"] = self.body["name"]
         if self.host and status in _UP:
             token = f"jupyter{self.id}"
-            told |= {"ip": self.host, "private_ip": "10.0.2.100", "hostname": self.body.get("hostname", self.host)}
-            told |= {
+            fields |= {"ip": self.host, "private_ip": "10.0.2.100", "hostname": self.body.get("hostname", self.host)}
+            fields |= {
                 "jupyter_token": token,
                 "jupyter_url": f"https://jupyter-{self.id}.lambdaspaces.com/?token={token}",
             }
-        return {**(dict.fromkeys(_OPTIONAL) if nulls else {}), **told}
+        return {**(dict.fromkeys(_OPTIONAL) if nulls else {}), **fields}
 
 
 def _actions(status: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ class Limits:
         self._request = self._launch = float("-inf")
 
     def takes(self, route: str) -> bool:
-        """Whether a request may pass now."""
+        """Return whether a request may pass now."""
         now = self._clock.monotonic()
         if now - self._request < self.gap_s or (route == "launch" and now - self._launch < self.launch_gap_s):
             return False

@@ -62,7 +62,7 @@ _EDGE = b"<!DOCTYPE html><html><head><title>Attention Required! | Cloudflare</ti
 
 @dataclass(frozen=True)
 class Lie:
-    """It happens, and the answer is this data instead of its own."""
+    """The request takes effect, and this data is the answer instead of its own."""
 
     data: Any
 
@@ -101,25 +101,25 @@ class Door(Handler):
             self._admit(route)
             emulator.check_request(self.command, path, set(parse_qs(parts.query)), body)
             age_s = _STALE_S if fault is Fault.STALE else 0.0
-            status, told = 200, {"data": emulator.answer(route, identifier, body, age_s)}
+            status, payload = 200, {"data": emulator.answer(route, identifier, body, age_s)}
             if fault is Fault.TWICE:
                 emulator.answer(route, identifier, body, age_s)
         except Problem as problem:
-            status, told = problem.status, problem.as_json()
-        emulator.check_answer(self.command, path, status, told)
-        self._reply(fault, status, told)
+            status, payload = problem.status, problem.as_json()
+        emulator.check_answer(self.command, path, status, payload)
+        self._reply(fault, status, payload)
 
     def _injected(self, fault: Trouble | None, raw: bytes) -> Problem | None:
-        """The error that a test wants answered before anything is looked at."""
+        """Return the error that a test wants answered before anything is looked at."""
         if isinstance(fault, Problem):
             return fault
         if fault is Fault.ECHO:
-            told = f"{raw.decode()} {self.headers.get('Authorization')}"
-            return Problem(400, "global/invalid-parameters", told)
+            echo = f"{raw.decode()} {self.headers.get('Authorization')}"
+            return Problem(400, "global/invalid-parameters", echo)
         return _REFUSALS.get(fault) if isinstance(fault, Fault) else None
 
     def _admit(self, route: str) -> None:
-        """The key, then the rates."""
+        """Check the key, then the rates."""
         scheme, _, given = self.headers.get("Authorization", "").partition(" ")
         if scheme == "Basic":
             given = base64.b64decode(given).decode().partition(":")[0]
@@ -134,7 +134,7 @@ class Door(Handler):
         if route == "none":
             raise Problem(404, "global/not-found")
 
-    def _reply(self, fault: Trouble | None, status: int, told: Any) -> None:
+    def _reply(self, fault: Trouble | None, status: int, payload: Any) -> None:
         """Answer, unless that is what goes wrong."""
         if fault is Fault.DROP_RESPONSE:
             return
@@ -148,11 +148,11 @@ class Door(Handler):
             self.send(200, "application/json", b"")
             return
         if isinstance(fault, Lie):
-            status, told = 200, {"data": fault.data}
+            status, payload = 200, {"data": fault.data}
         if fault is Fault.ERROR_AFTER:
-            status, told = 500, Problem(500, "global/internal-error").as_json()
+            status, payload = 500, Problem(500, "global/internal-error").as_json()
         if fault is Fault.UNAVAILABLE_AFTER:
-            status, told = 503, Problem(503, "provider/internal-unavailable").as_json()
+            status, payload = 503, Problem(503, "provider/internal-unavailable").as_json()
         retry = self.emulator.retry_after
         extra = [("Retry-After", retry)] if status == 429 and retry else []
-        self.send(status, "application/json", json.dumps(told).encode(), extra)
+        self.send(status, "application/json", json.dumps(payload).encode(), extra)

@@ -34,11 +34,11 @@ def cloud(clock: VirtualClock) -> Iterator[LambdaEmulator]:
 
 
 def ask(cloud: LambdaEmulator, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    """One request; the status, and the data or the code of the error (the text itself, where it is no JSON)."""
+    """Send one request; return the status, and the data or the error's code (the text itself, where it is no JSON)."""
     parts = urlsplit(cloud.base_url)
     connection = HTTPConnection(parts.hostname or "", parts.port, timeout=5)
-    told = {"Authorization": f"Bearer {KEY}", "User-Agent": "gpurun-test", **headers}
-    connection.request(method, parts.path + path, None if body is None else json.dumps(body), told)
+    sent = {"Authorization": f"Bearer {KEY}", "User-Agent": "gpurun-test", **headers}
+    connection.request(method, parts.path + path, None if body is None else json.dumps(body), sent)
     response = connection.getresponse()
     text = response.read().decode()
     connection.close()
@@ -92,8 +92,8 @@ def test_every_answer_is_as_the_document_has_it(cloud: LambdaEmulator, clock: Vi
     name = launch(cloud, name="one", tags=[{"key": "gpurun-run", "value": "x"}])
     seen = []
     for _ in range(5):
-        status, told = ask(cloud, "GET", f"/instances/{name}")
-        seen.append(told["status"] if status == 200 else told)
+        status, reply = ask(cloud, "GET", f"/instances/{name}")
+        seen.append(reply["status"] if status == 200 else reply)
         assert ask(cloud, "GET", "/instances")[0] == 200
         if seen[-1] == "active":
             ask(cloud, "POST", "/instance-operations/terminate", {"instance_ids": [name]})
@@ -148,7 +148,7 @@ def test_of_several_to_be_ended_all_are_or_none(cloud: LambdaEmulator) -> None:
     name = launch(cloud)
     both = {"instance_ids": [name, "0" * 32]}
     assert ask(cloud, "POST", "/instance-operations/terminate", both) == (404, "global/object-does-not-exist")
-    assert [one.id for one in cloud.world.alive] == [name]
+    assert [instance.id for instance in cloud.world.alive] == [name]
 
 
 def test_an_old_list_shows_neither_births_nor_deaths(cloud: LambdaEmulator, clock: VirtualClock) -> None:
@@ -160,7 +160,7 @@ def test_an_old_list_shows_neither_births_nor_deaths(cloud: LambdaEmulator, cloc
     ask(cloud, "POST", "/instance-operations/terminate", {"instance_ids": [name]})
     clock.sleep(10)
     assert ask(cloud, "GET", f"/instances/{name}")[0] == 404
-    assert [one["status"] for one in ask(cloud, "GET", "/instances")[1]] == ["active"]
+    assert [instance["status"] for instance in ask(cloud, "GET", "/instances")[1]] == ["active"]
 
 
 def test_who_has_no_key_or_no_name_is_turned_away(cloud: LambdaEmulator) -> None:

@@ -49,8 +49,8 @@ class World:
 
     @property
     def alive(self) -> list[Instance]:
-        """What has not ended, whatever is told of it: the oracle of a test."""
-        return [one for one in self.instances.values() if one.status not in ("terminated", "gone")]
+        """Return what has not ended, whatever an answer says: the oracle of a test."""
+        return [instance for instance in self.instances.values() if instance.status not in ("terminated", "gone")]
 
     def add_key(self, name: str, public_key: str) -> dict[str, str]:
         if any(key["name"] == name for key in self.keys.values()):
@@ -66,7 +66,7 @@ class World:
         key = self.keys.get(identifier)
         if key is None:
             raise Problem(404, "global/not-found")
-        if self.keys_in_use_stay and any(key["name"] in one.body["ssh_key_names"] for one in self.alive):
+        if self.keys_in_use_stay and any(key["name"] in instance.body["ssh_key_names"] for instance in self.alive):
             raise Problem(409, "ssh-keys/key-in-use", "The key is in use.")
         del self.keys[identifier]
 
@@ -112,74 +112,74 @@ class World:
         return made
 
     def listed(self, age_s: float = 0.0) -> list[tuple[Instance, str]]:
-        """Every instance that is told of, with its status, as it all was some time ago."""
+        """Return every instance that a list shows, with its status, as of some time ago."""
         then = self.clock.wall() - max(self.list_lag_s, age_s)
-        seen = [(one, one.status_at(then)) for one in self.instances.values()]
-        return [(one, status) for one, status in seen if status != "gone"]
+        seen = [(instance, instance.status_at(then)) for instance in self.instances.values()]
+        return [(instance, status) for instance, status in seen if status != "gone"]
 
     def read(self, identifier: str, age_s: float = 0.0) -> tuple[Instance, str]:
-        one = self.instances.get(identifier)
-        status = one.status_at(self.clock.wall() - max(self.read_lag_s, age_s)) if one else "gone"
-        if one is None or status == "gone":
+        instance = self.instances.get(identifier)
+        status = instance.status_at(self.clock.wall() - max(self.read_lag_s, age_s)) if instance else "gone"
+        if instance is None or status == "gone":
             raise no_instance()
-        return one, status
+        return instance, status
 
     def terminate(self, identifiers: list[str]) -> list[Instance]:
-        """All of them or, where one is not there, none."""
-        found = [self.instances.get(one) for one in identifiers]
-        there = [one for one in found if one is not None and one.status != "gone"]
+        """Terminate all of them; none where one is not there."""
+        found = [self.instances.get(identifier) for identifier in identifiers]
+        there = [instance for instance in found if instance is not None and instance.status != "gone"]
         if len(there) < len(identifiers):
             raise no_instance()
-        for one in there:
+        for instance in there:
             if self.deaf_terminates > 0:
                 self.deaf_terminates -= 1
-            elif one.status not in ("terminating", "terminated"):
-                self._end(one)
+            elif instance.status not in ("terminating", "terminated"):
+                self._end(instance)
         return there
 
     def ail(self, instance: Instance, status: str = "unhealthy") -> None:
-        """From now on it is told as unhealthy, or as something else; it is billed on."""
+        """Show it from now on as unhealthy, or in another status; it is billed on."""
         instance.become(status, self.clock.wall())
 
     def tick(self) -> None:
         """Bring every instance to where it is by now."""
         now = self.clock.wall()
-        for one in self.instances.values():
-            if one.status == "booting" and not self.never_boots and now >= one.launched + self.boot_s:
-                self._activate(one, one.launched + self.boot_s)
-            if one.powered_off and one.status == "active":
-                self.ail(one)  # An alert, and no end: it is billed on.
-            if one.status == "terminating" and now >= one.since + self.terminating_s:
-                self._pass_on(one, "terminated", one.since + self.terminating_s)
-            if one.status == "terminated" and now >= one.since + self.terminated_s:
-                one.become("gone", one.since + self.terminated_s)
+        for instance in self.instances.values():
+            if instance.status == "booting" and not self.never_boots and now >= instance.launched + self.boot_s:
+                self._activate(instance, instance.launched + self.boot_s)
+            if instance.powered_off and instance.status == "active":
+                self.ail(instance)  # An alert, and no end: it is billed on.
+            if instance.status == "terminating" and now >= instance.since + self.terminating_s:
+                self._pass_on(instance, "terminated", instance.since + self.terminating_s)
+            if instance.status == "terminated" and now >= instance.since + self.terminated_s:
+                instance.become("gone", instance.since + self.terminated_s)
 
     def close(self) -> None:
         """Switch everything off."""
-        for one in self.alive:
-            self._kill(one)
+        for instance in self.alive:
+            self._kill(instance)
 
-    def _activate(self, one: Instance, wall: float) -> None:
-        one.guest = self.boot(one.machine())
-        one.host = one.guest.host
-        one.become("active", wall)
+    def _activate(self, instance: Instance, wall: float) -> None:
+        instance.guest = self.boot(instance.machine())
+        instance.host = instance.guest.host
+        instance.become("active", wall)
         self._moment = wall
-        self.meter.start(one.id, one.cents * MICROS_PER_CENT, _MINUTE_S)
+        self.meter.start(instance.id, instance.cents * MICROS_PER_CENT, _MINUTE_S)
         self._moment = None
 
-    def _pass_on(self, one: Instance, status: str, wall: float) -> None:
-        one.become(status, wall)
+    def _pass_on(self, instance: Instance, status: str, wall: float) -> None:
+        instance.become(status, wall)
         self._moment = wall
-        self.meter.stop(one.id)
-        self.widest.stop(one.id)
+        self.meter.stop(instance.id)
+        self.widest.stop(instance.id)
         self._moment = None
 
-    def _end(self, one: Instance) -> None:
-        self._kill(one)
-        one.become("terminating", self.clock.wall())
+    def _end(self, instance: Instance) -> None:
+        self._kill(instance)
+        instance.become("terminating", self.clock.wall())
 
-    def _kill(self, one: Instance) -> None:
-        guest, one.guest = one.guest, None
+    def _kill(self, instance: Instance) -> None:
+        guest, instance.guest = instance.guest, None
         if guest is not None:
             guest.kill()
 

@@ -11,7 +11,7 @@ DATA_CENTERS = {"US-KS-2": "US Kansas 2", "EU-RO-1": "EU Romania 1"}
 
 
 def single(amount: Decimal) -> float:
-    """An amount as RunPod tells it: its document says `format: float`, which is single precision."""
+    """Return an amount as RunPod sends it: its document says `format: float`, which is single precision."""
     return float(struct.unpack("f", struct.pack("f", amount))[0])
 
 
@@ -29,20 +29,20 @@ class GpuKind:
     centers: set[str] = field(default_factory=lambda: set(DATA_CENTERS))
 
     def as_json(self, cloud: str, count: int, *, with_stock: bool) -> dict[str, Any]:
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "id": self.id, "name": self.name, "pool": None, "manufacturer": "NVIDIA", "memory": self.memory,
             "secure": self.price["secure"] > 0, "community": self.price["community"] > 0,
             "price": {name: single(price) for name, price in self.price.items()}, "maxCount": dict(self.most),
         }  # fmt: skip
         if with_stock:
-            told["availability"] = self.level(cloud, count)
-            if told["availability"] != "NONE":
-                told["dataCenters"] = [
-                    {"id": key, "name": name, "availability": told["availability"]}
+            fields["availability"] = self.level(cloud, count)
+            if fields["availability"] != "NONE":
+                fields["dataCenters"] = [
+                    {"id": key, "name": name, "availability": fields["availability"]}
                     for key, name in DATA_CENTERS.items()
                     if key in self.centers
                 ]
-        return told
+        return fields
 
     def level(self, cloud: str, count: int) -> str:
         return self.stock[cloud] if self.price[cloud] and count <= self.most[cloud] else "NONE"
@@ -59,11 +59,11 @@ class CpuKind:
     stock: str = "HIGH"
 
     def as_json(self, *, with_stock: bool) -> dict[str, Any]:
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "id": self.id, "name": self.name, "group": "Gen 3", "vcpu": {"min": 2, "max": self.most},
             "ramGbPerVcpu": 2, "price": {"securePerVcpu": single(self.price), "serverlessPerVcpu": single(self.price)},
         }  # fmt: skip
-        return told | ({"availability": self.stock} if with_stock else {})
+        return fields | ({"availability": self.stock} if with_stock else {})
 
 
 def _gpu(kind: str, name: str, memory: int, secure: str, community: str, bid: str) -> GpuKind:
@@ -72,7 +72,7 @@ def _gpu(kind: str, name: str, memory: int, secure: str, community: str, bid: st
 
 
 def usual_gpus() -> dict[str, GpuKind]:
-    """The kinds that tests rent, at the prices of November 2026."""
+    """Return the kinds that tests rent, at the prices of November 2026."""
     kinds = [
         _gpu("NVIDIA GeForce RTX 4090", "RTX 4090", 24, "0.69", "0.34", "0.20"),
         _gpu("NVIDIA A40", "A40", 48, "0.44", "0", "0.20"),

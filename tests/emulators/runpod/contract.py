@@ -19,27 +19,27 @@ NEWER_FIELDS = ("entrypoint", "cmd")  # On RunPod's page of creating a pod, not 
 
 
 def against(schema: str, value: Any) -> list[str]:
-    """How a value differs from a schema of the document; nothing where there is no document."""
+    """Return how a value differs from a schema of the document; nothing where there is no document."""
     return differences(SPEC, {"$ref": f"#/components/schemas/{schema}"}, value)
 
 
 def unknown_query(method: str, path: str, names: set[str]) -> list[str]:
-    """Names in a query that the document does not have for this path."""
+    """Return the names in a query that the document does not have for this path."""
     whole = document(SPEC)
     if whole is None:
         return []
     entry = whole["paths"][path]
     known = set()
     for parameter in [*entry.get("parameters", []), *entry[method.lower()].get("parameters", [])]:
-        told = parameter
+        resolved = parameter
         if "$ref" in parameter:
-            told = whole["components"]["parameters"][parameter["$ref"].rsplit("/", 1)[1]]
-        known.add(told["name"])
+            resolved = whole["components"]["parameters"][parameter["$ref"].rsplit("/", 1)[1]]
+        known.add(resolved["name"])
     return [f"{method} {path}: unknown query {name}" for name in sorted(names - known)]
 
 
 def body_errors(body: Any, refused: frozenset[str]) -> list[str]:
-    """Why a body of a create is refused, in the words of the real validator."""
+    """Return why the body of a create is refused, in the words of the real validator."""
     if not isinstance(body, dict):
         return ["$: got something else than an object"]
     extra = sorted((set(body) - BODY_FIELDS) | (set(body) & refused))
@@ -51,6 +51,6 @@ def body_errors(body: Any, refused: frozenset[str]) -> list[str]:
     errors += [f"$.gpu: additional properties {', '.join(map(repr, strange))} not allowed"] if strange else []
     older = {name: value for name, value in body.items() if name not in NEWER_FIELDS}
     for name in NEWER_FIELDS:
-        if name in body and not (isinstance(body[name], list) and all(isinstance(one, str) for one in body[name])):
+        if name in body and not (isinstance(body[name], list) and all(isinstance(item, str) for item in body[name])):
             errors.append(f"$.{name}: must be an array of strings")
     return errors or against("CreatePodRequest", older)

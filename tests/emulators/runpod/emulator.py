@@ -46,7 +46,7 @@ class RunPodEmulator(HttpEmulator):
         self.world.tick()  # It locks itself, for it boots containers without.
 
     def answer(self, route: str, identifier: str, query: dict[str, str], body: Any, own: str | None) -> tuple[int, Any]:
-        """One request that reached the application: a status and a body."""
+        """Answer one request with a status and a body."""
         with self.world.lock:
             match route:
                 case "create":
@@ -54,7 +54,7 @@ class RunPodEmulator(HttpEmulator):
                 case "list":
                     return 200, self._page(query)
                 case "read":
-                    return 200, self._checked("Pod", self._told(identifier))
+                    return 200, self._checked("Pod", self._pod_json(identifier))
                 case "update":
                     return 200, self._checked("Pod", self._update(identifier, body))
                 case "delete":
@@ -82,7 +82,7 @@ class RunPodEmulator(HttpEmulator):
             raise Problem(400, "at most 50 environment variables")
         return self.world.create(body).as_json(self.world.clock.wall())
 
-    def _told(self, identifier: str) -> Any:
+    def _pod_json(self, identifier: str) -> Any:
         return self.world.read(identifier).as_json(self.world.clock.wall())
 
     def _update(self, identifier: str, body: Any) -> Any:
@@ -90,7 +90,7 @@ class RunPodEmulator(HttpEmulator):
         if errors or set(body) != {"locked"}:
             raise Problem(422, "Request validation failed.", errors or ["$: only `locked` is known here"])
         self.world.read(identifier).locked = body["locked"]
-        return self._told(identifier)
+        return self._pod_json(identifier)
 
     def _page(self, query: dict[str, str]) -> Any:
         now = self.world.clock.wall()
@@ -127,10 +127,10 @@ class RunPodEmulator(HttpEmulator):
         until = _wall(query["endTime"]) if "endTime" in query else now
         records = self.world.billing(query.get("podId"), since, until)
         names = ("totalAmount", "gpuAmount", "cpuAmount", "diskAmount")
-        asked = {"startTime": stamp(since), "endTime": stamp(until), "bucketSize": query.get("bucketSize", "day")}
+        filters = {"startTime": stamp(since), "endTime": stamp(until), "bucketSize": query.get("bucketSize", "day")}
         totals = {name: sum(record[name] for record in records) for name in names}
         pods = len({record["podId"] for record in records})
-        metadata = {"query": asked, "recordCount": len(records), "uniquePodCount": pods, "totals": totals}
+        metadata = {"query": filters, "recordCount": len(records), "uniquePodCount": pods, "totals": totals}
         return {"records": records, "metadata": metadata}
 
     def _graphql(self, body: Any, own: str | None) -> Any:
@@ -140,12 +140,12 @@ class RunPodEmulator(HttpEmulator):
             return {"errors": [{"message": str(error), "extensions": {"code": "BAD_USER_INPUT"}}]}
 
     def _checked(self, schema: str, value: Any) -> Any:
-        """An answer that the document would not allow is a fault of this emulator."""
+        """Return an answer; keep as a violation what the document does not allow: a fault of this emulator."""
         self.violations += [f"answer {schema}: {error}" for error in contract.against(schema, value)]
         return value
 
     def check_key(self, route: str, identifier: str, key: str) -> str | None:
-        """Whose key it is: None for the account's own, else the one pod that it may end."""
+        """Return whose key it is: None for the account's own, else the one pod that it may end."""
         if key == FULL_KEY and self.revoked:
             raise Problem(401, "invalid bearer token")
         if key == FULL_KEY and route in self.denied:

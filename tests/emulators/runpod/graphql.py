@@ -107,35 +107,35 @@ class Parser:
 
 
 def execute(document: str, world: World, own_pod: str | None) -> dict[str, Any]:
-    """The data of a document; a pod-scoped key (`own_pod`) may end its own pod and read nothing."""
+    """Return the data that a document asks for; a pod-scoped key (`own_pod`) may end its own pod and read nothing."""
     kind, fields = Parser(document).operation()
     known = {"query": {"myself": _myself, "gpuTypes": _gpu_types}, "mutation": {"podRentInterruptable": _rent}}
     data: dict[str, Any] = {}
-    for one in fields:
-        if kind == "mutation" and one.name == "podTerminate":
-            data[one.alias] = _terminate(one.arguments["input"]["podId"], world, own_pod)
+    for wanted in fields:
+        if kind == "mutation" and wanted.name == "podTerminate":
+            data[wanted.alias] = _terminate(wanted.arguments["input"]["podId"], world, own_pod)
             continue
         if own_pod is not None:
             raise QueryError("You do not have permission to perform this action.")
-        resolver = known[kind].get(one.name)
+        resolver = known[kind].get(wanted.name)
         if resolver is None:
-            raise QueryError(f'Cannot query field "{one.name}" on type "{kind.title()}".')
-        data[one.alias] = _chosen(resolver(world, one.arguments), one.fields)
+            raise QueryError(f'Cannot query field "{wanted.name}" on type "{kind.title()}".')
+        data[wanted.alias] = _chosen(resolver(world, wanted.arguments), wanted.fields)
     return data
 
 
 def _chosen(value: Any, fields: list[Field]) -> Any:
-    """Of a value only the fields that were asked for."""
+    """Return only the fields of a value that were asked for."""
     if isinstance(value, list):
         return [_chosen(item, fields) for item in value]
     if not isinstance(value, dict):
         return value
     found = {}
-    for one in fields:
-        if one.name not in value:
-            raise QueryError(f'Cannot query field "{one.name}" on type "Object".')
-        told = value[one.name]
-        found[one.alias] = _chosen(told(one.arguments) if callable(told) else told, one.fields)
+    for wanted in fields:
+        if wanted.name not in value:
+            raise QueryError(f'Cannot query field "{wanted.name}" on type "Object".')
+        inner = value[wanted.name]
+        found[wanted.alias] = _chosen(inner(wanted.arguments) if callable(inner) else inner, wanted.fields)
     return found
 
 
@@ -150,11 +150,11 @@ def _gpu_types(world: World, arguments: dict[str, Any]) -> Any:
     wanted = arguments.get("input", {}).get("id")
 
     def entry(kind: Any) -> dict[str, Any]:
-        def lowest(asked: dict[str, Any]) -> Any:
-            told = asked.get("input", {})
-            _check_fields(told, {"gpuCount", "secureCloud"}, "GpuLowestPriceInput")
-            cloud = "secure" if told.get("secureCloud") else "community"
-            level = kind.level(cloud, int(told.get("gpuCount", 1)))
+        def lowest(given: dict[str, Any]) -> Any:
+            order = given.get("input", {})
+            _check_fields(order, {"gpuCount", "secureCloud"}, "GpuLowestPriceInput")
+            cloud = "secure" if order.get("secureCloud") else "community"
+            level = kind.level(cloud, int(order.get("gpuCount", 1)))
             return {
                 "stockStatus": None if level == "NONE" else level.title(),
                 "minimumBidPrice": None if level == "NONE" else float(kind.bid[cloud]),
@@ -166,34 +166,35 @@ def _gpu_types(world: World, arguments: dict[str, Any]) -> Any:
     return [entry(kind) for kind in world.gpus.values() if wanted in (None, kind.id)]
 
 
-def _check_fields(told: dict[str, Any], known: set[str], kind: str) -> None:
+def _check_fields(order: dict[str, Any], known: set[str], kind: str) -> None:
     """Refuse unknown names; what both inputs say of hosts is a String and a Boolean, as other clients send it."""
-    for name in set(told) - known - {"minCudaVersion", "supportPublicIp"}:
+    for name in set(order) - known - {"minCudaVersion", "supportPublicIp"}:
         raise QueryError(f'Field "{name}" is not defined by type "{kind}".')
-    if not isinstance(told.get("minCudaVersion", ""), str):
+    if not isinstance(order.get("minCudaVersion", ""), str):
         raise QueryError("String cannot represent a non string value.")
-    if not isinstance(told.get("supportPublicIp", True), bool):
+    if not isinstance(order.get("supportPublicIp", True), bool):
         raise QueryError("Boolean cannot represent a non boolean value.")
 
 
 def _rent(world: World, arguments: dict[str, Any]) -> Any:
-    told = arguments["input"]
+    order = arguments["input"]
     known = {
         "name", "imageName", "gpuTypeId", "gpuCount", "bidPerGpu", "cloudType", "containerDiskInGb", "volumeInGb",
         "ports", "dockerArgs", "env", "dataCenterId", "startSsh",
     }  # fmt: skip
-    _check_fields(told, known, "PodRentInterruptableInput")
+    _check_fields(order, known, "PodRentInterruptableInput")
     body: dict[str, Any] = {
-        "name": told["name"], "image": told["imageName"], "cloud": told["cloudType"], "ports": told["ports"].split(","),
-        "gpu": {"id": told["gpuTypeId"], "count": int(told["gpuCount"])}, "disk": int(told["containerDiskInGb"]),
-        "args": told.get("dockerArgs", ""), "env": {pair["key"]: pair["value"] for pair in told.get("env", [])},
+        "name": order["name"], "image": order["imageName"], "cloud": order["cloudType"],
+        "ports": order["ports"].split(","), "gpu": {"id": order["gpuTypeId"], "count": int(order["gpuCount"])},
+        "disk": int(order["containerDiskInGb"]),
+        "args": order.get("dockerArgs", ""), "env": {pair["key"]: pair["value"] for pair in order.get("env", [])},
     }  # fmt: skip
-    if told.get("minCudaVersion"):
-        body["gpu"]["minCudaVersion"] = told["minCudaVersion"]
-    if told.get("dataCenterId"):
-        body["dataCenterIds"] = [told["dataCenterId"]]
+    if order.get("minCudaVersion"):
+        body["gpu"]["minCudaVersion"] = order["minCudaVersion"]
+    if order.get("dataCenterId"):
+        body["dataCenterIds"] = [order["dataCenterId"]]
     try:
-        pod = world.create(body, bid=told["bidPerGpu"])
+        pod = world.create(body, bid=order["bidPerGpu"])
     except Problem as problem:
         raise QueryError(problem.detail) from problem
     return {

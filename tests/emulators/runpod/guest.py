@@ -53,7 +53,7 @@ class FakeGuest:
 
 
 def real_guest(folder: Path) -> Boot:
-    """Containers with a real sshd that really run their command; their consoles lie under the folder."""
+    """Start containers with a real sshd that really run their command; their consoles lie under the folder."""
     from tests.emulators.guests import FakeGpu
     from tests.emulators.guests import Guest as RealGuest
 

@@ -70,7 +70,7 @@ class Pod:
 
     @property
     def micros_per_hour(self) -> int:
-        """What it costs now, disk and all."""
+        """Return what it costs now, disk and all."""
         return int(
             (sum((span.rate for span in self.spans if span.end is None), Decimal(0)) * 1_000_000).to_integral_value()
         )
@@ -80,7 +80,7 @@ class Pod:
         return any(span.end is None for span in self.spans)
 
     def bills(self, part: str) -> bool:
-        """Whether gpu, cpu or disk is billed now."""
+        """Return whether gpu, cpu or disk is billed now."""
         return any(span.end is None and span.part == part for span in self.spans)
 
     @property
@@ -92,7 +92,7 @@ class Pod:
         return dict(self.body.get("env", {}))
 
     def container(self, gpu_memory_gb: int) -> Container:
-        """What its container runs, with what RunPod adds to the environment."""
+        """Return what its container runs, with what RunPod adds to the environment."""
         gpu = self.body.get("gpu", {})
         gpus = gpu.get("count", 1) if gpu else 0
         added = {
@@ -109,8 +109,8 @@ class Pod:
         up = self.status == "RUNNING" and self.guest is not None and self.guest.alive
         compute: dict[str, Any] = {}
         if "gpu" in self.body:
-            asked = self.body["gpu"]
-            compute["gpu"] = {"id": self.told_gpu or asked["id"], "count": asked.get("count", 1)}
+            gpu = self.body["gpu"]
+            compute["gpu"] = {"id": self.told_gpu or gpu["id"], "count": gpu.get("count", 1)}
         else:
             compute["cpu"] = {**self.body["cpu"], "memory": 2 * self.body["cpu"]["vcpuCount"]}
         runs = self.status in ("PROVISIONING", "STARTING", "RUNNING")

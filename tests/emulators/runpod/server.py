@@ -84,24 +84,24 @@ class Door(Handler):
             own = emulator.check_key(route, identifier, key)
             if route == "none":
                 raise Problem(404, "resource not found")
-            status, told = emulator.answer(route, identifier, query, body, own)
+            status, payload = emulator.answer(route, identifier, query, body, own)
         except Problem as problem:
-            status, told = problem.status, problem.as_json()
+            status, payload = problem.status, problem.as_json()
         if fault is Fault.DROP_RESPONSE:
             return
         if fault is Fault.ERROR_AFTER:
-            status, told = 500, Problem(500, _WRONG).as_json()
+            status, payload = 500, Problem(500, _WRONG).as_json()
         if fault is Fault.BLANK_AFTER:
-            told = None
+            payload = None
         if fault is Fault.HTML_AFTER:
             self.send(504, "text/html", b"<html><h1>504 Gateway Time-out</h1></html>")
             return
         kind = "application/json" if status < 400 else "application/problem+json"
         extra = [("Retry-After", emulator.retry_after)] if status == 429 else []
-        self.send(status, kind, b"" if told is None else json.dumps(told).encode(), extra)
+        self.send(status, kind, b"" if payload is None else json.dumps(payload).encode(), extra)
 
     def _refuse_first(self, fault: Fault | None, size: int, raw: bytes) -> None:
-        """What is refused before the application sees it."""
+        """Raise what is refused before the application sees it."""
         if fault in _REFUSALS:
             raise Problem(*_REFUSALS[fault])
         if fault is Fault.SECRET_ECHO:

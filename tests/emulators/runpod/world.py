@@ -17,7 +17,7 @@ from tests.emulators.runpod.problems import SOLD_OUT, Problem
 
 
 class World:
-    """Pods that are really there, by a clock; what a list or a read tells of them may lag behind.
+    """Pods that are really there, by a clock; what a list or a read shows of them may lag behind.
 
     All methods are called under `lock`, but for a container's boot.
     """
@@ -42,7 +42,7 @@ class World:
 
     @property
     def alive(self) -> list[Pod]:
-        """What is billed, whatever is told of it: the oracle of a test."""
+        """Return what is billed, whatever an answer says: the oracle of a test."""
         return [pod for pod in self.pods.values() if pod.billed]
 
     def create(self, body: dict[str, Any], *, bid: Decimal | None = None) -> Pod:
@@ -77,7 +77,7 @@ class World:
 
     def read(self, identifier: str) -> Pod:
         pod, now = self.pods.get(identifier), self.clock.wall()
-        if pod is None or now - pod.created < self.read_lag_s or not self._is_told(pod, now):
+        if pod is None or now - pod.created < self.read_lag_s or not self._is_readable(pod, now):
             raise Problem(404, "pod not found")
         return pod
 
@@ -129,7 +129,7 @@ class World:
             self._boot(pod)
 
     def billing(self, wanted: str | None, since: float, until: float) -> list[dict[str, Any]]:
-        """Records by the hour, of what is billed already."""
+        """Return records by the hour of what is billed already."""
         now = self.clock.wall() - self.bill_lag_s
         records = []
         hour = datetime.fromtimestamp(since, UTC).replace(minute=0, second=0, microsecond=0)
@@ -185,7 +185,7 @@ class World:
         if guest is not None:
             guest.kill()
 
-    def _is_told(self, pod: Pod, now: float) -> bool:
+    def _is_readable(self, pod: Pod, now: float) -> bool:
         return pod.ended is None or now - pod.ended < max(self.terminated_s, self.delete_lag_s)
 
     def _is_listed(self, pod: Pod, now: float) -> bool:
@@ -194,7 +194,7 @@ class World:
         return now - pod.created >= self.list_lag_s
 
     def _price(self, body: dict[str, Any], bid: Decimal | None) -> Decimal:
-        """What a pod costs an hour; a Problem where there is none to be had."""
+        """Return what a pod costs an hour; raise a Problem where there is none to be had."""
         cloud = body.get("cloud", "SECURE").lower()
         if "cpu" in body:
             flavour = self.cpus.get(body["cpu"]["id"])

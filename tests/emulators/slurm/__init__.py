@@ -68,12 +68,12 @@ class ScriptedSlurm:
 
     @property
     def cluster(self) -> Cluster:
-        """Its table in config.toml."""
+        """Return its table in config.toml."""
         return Cluster(name="lab", host="local", workdir=str(self.work), python=sys.executable)
 
     @property
     def table(self) -> str:
-        """The same as text."""
+        """Return that table as text."""
         return f'[slurm.lab]\nhost = "local"\nworkdir = "{self.work}"\npython = "{sys.executable}"\n'
 
     def set(self, knob: str, value: str = "") -> None:
@@ -87,11 +87,11 @@ class ScriptedSlurm:
 
     @property
     def jobs(self) -> list[str]:
-        """Every job that was ever submitted."""
+        """Return every job that was ever submitted."""
         return sorted(path.name for path in (self.state / "jobs").iterdir())
 
     def options_of(self, job: str) -> list[str]:
-        """What sbatch was asked for."""
+        """Return what sbatch was asked for."""
         return (self.state / "jobs" / job / "argv").read_text().splitlines()
 
     def cancel(self, job: str, by: str = ROOT) -> None:
@@ -113,7 +113,7 @@ class ScriptedSlurm:
 
 @contextmanager
 def scripted_slurm(folder: Path) -> Iterator[ScriptedSlurm]:
-    """A cluster whose programs are the first in PATH."""
+    """Yield a cluster whose programs are the first in PATH."""
     made, before = ScriptedSlurm(folder), os.environ["PATH"]
     os.environ["PATH"] = f"{made.bin}:{before}"
     try:
@@ -124,7 +124,7 @@ def scripted_slurm(folder: Path) -> Iterator[ScriptedSlurm]:
 
 
 def missing_books() -> str:
-    """Why the real Slurm with its accounting cannot be tried here; "" where it can."""
+    """Return why the real Slurm with its accounting cannot be tried here; "" where it can."""
     needed = ("slurmdbd", "mariadbd", "mariadb-install-db")
     lacks = [name for name in needed if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     install = "apt-get install slurm-wlm munge slurmdbd mariadb-server environment-modules"
@@ -132,7 +132,7 @@ def missing_books() -> str:
 
 
 def missing() -> str:
-    """Why the real Slurm cannot be tried here; "" where it can."""
+    """Return why the real Slurm cannot be tried here; "" where it can."""
     needed = ("slurmctld", "slurmd", "munged", "sbatch")
     lacks = [name for name in needed if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     if lacks:

@@ -157,7 +157,7 @@ class Engine:
         return reply
 
     def start(self, *argv: str) -> subprocess.Popen[bytes]:
-        """A daemon that stays a child of this process."""
+        """Start a daemon that stays a child of this process."""
         environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin", "SLURM_CONF": str(self.conf)}
         with open(self.root / f"{argv[0]}.out", "ab") as log:
             child = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -173,7 +173,7 @@ class Engine:
         self.controller = self.start("slurmctld", "-D", "-f", str(self.conf))
 
     def break_node(self) -> None:
-        """End the node's daemon and all that runs for a job there, as a power cut does; nobody else's."""
+        """End the node's daemon and all that runs for its jobs, as a power cut does, and nothing else."""
         self.nodes[0].send_signal(signal.SIGKILL)
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with suppress(OSError):
@@ -193,7 +193,7 @@ class Engine:
                 return
 
     def break_second_node(self) -> None:
-        """The same of the node that has neither the pilot nor the agent."""
+        """Break the node that has neither the pilot nor the agent in the same way."""
         self.nodes[1].send_signal(signal.SIGKILL)
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -210,7 +210,7 @@ class Engine:
 
 @contextmanager
 def running(root: Path, *, has_books: bool = False) -> Iterator[Engine]:
-    """The cluster, once its nodes are idle; `SLURM_CONF` leads every command to it. `has_books`: with accounting."""
+    """Yield the cluster once its nodes are idle; `SLURM_CONF` leads commands to it. `has_books`: with accounting."""
     root.mkdir()
     with ExitStack() as stack:
         engine = Engine(root, stack, has_books=has_books)
@@ -234,15 +234,15 @@ def running(root: Path, *, has_books: bool = False) -> Iterator[Engine]:
         else:
             raise AssertionError((root / "slurmctld.log").read_text()[-3000:])
         yield engine
-        for one in provider.find(None):
-            provider.destroy(one.id)
+        for instance in provider.find(None):
+            provider.destroy(instance.id)
         for _ in ticks(CLOCK, 0.5, 30):
-            if all(one.state is InstanceState.GONE for one in provider.find(None)):
+            if all(instance.state is InstanceState.GONE for instance in provider.find(None)):
                 break
 
 
 def booked(engine: Engine, job: str) -> tuple[str, int]:
-    """A job's state and seconds in accounting, once it is over there."""
+    """Return a job's state and seconds in accounting, once it is over there."""
     for _ in ticks(CLOCK, 0.5, 30):
         words = engine.ask("sacct", "-X", "-n", "-P", "-o", "State,ElapsedRaw,End", "-j", job).stdout.strip().split("|")
         if len(words) == 3 and words[2] != "Unknown":

@@ -63,9 +63,9 @@ SAYS: dict[str, str] = json.loads(Path(__file__).with_name("sentences.json").rea
 
 
 def sbatch(state: Path, words: list[str]) -> int:
-    told, rest = getopt.getopt(words, "", LONG)
-    asked = dict(told)
-    is_test = "--test-only" in asked
+    pairs, rest = getopt.getopt(words, "", LONG)
+    options = dict(pairs)
+    is_test = "--test-only" in options
     if (refuse := state / "refuse").exists():
         print(SAYS["sbatch --test-only" if is_test else "sbatch"].format(refuse.read_text()), file=sys.stderr)
         return 1
@@ -73,17 +73,18 @@ def sbatch(state: Path, words: list[str]) -> int:
         (state / "asked").write_text("\n".join(words))
         assert os.environ["SLURM_TIME_FORMAT"] == "%s"
         start = text(state, "start") or int(time.time())
-        print(SAYS["starts"].format(1, start, 1, "n1", asked.get("--partition", "main")), file=sys.stderr)
+        print(SAYS["starts"].format(1, start, 1, "n1", options.get("--partition", "main")), file=sys.stderr)
         return 0
     number = 1 + len(os.listdir(state / "jobs"))
-    wait_s = int(re.fullmatch(r"now\+(\d+)seconds", asked["--deadline"])[1])  # type: ignore[index]
+    wait_s = int(re.fullmatch(r"now\+(\d+)seconds", options["--deadline"])[1])  # type: ignore[index]
     facts = {
-        "argv": "\n".join(words), "name": asked["--job-name"], "comment": asked["--comment"],
-        "minutes": asked["--time"], "submitted": str(int(time.time())), "deadline": str(int(time.time()) + wait_s),
-        "nodes": asked["--nodes"], "command": "\n".join(rest), "chdir": asked["--chdir"], "output": asked["--output"],
+        "argv": "\n".join(words), "name": options["--job-name"], "comment": options["--comment"],
+        "minutes": options["--time"], "submitted": str(int(time.time())), "deadline": str(int(time.time()) + wait_s),
+        "nodes": options["--nodes"], "command": "\n".join(rest),
+        "chdir": options["--chdir"], "output": options["--output"],
     }  # fmt: skip
-    assert (asked["--dependency"], asked["--export"]) == ("singleton", "NONE")
-    last = int(asked["--array"].removeprefix("0-")) if "--array" in asked else 0
+    assert (options["--dependency"], options["--export"]) == ("singleton", "NONE")
+    last = int(options["--array"].removeprefix("0-")) if "--array" in options else 0
     for place in range(last + 1):
         folder = state / "jobs" / str(number + place)
         folder.mkdir()
@@ -104,7 +105,7 @@ def sbatch(state: Path, words: list[str]) -> int:
 
 
 def job(state: Path, number: str) -> int:
-    """Wait for its turn, run, and be the end of all that it has started."""
+    """Wait for the job's turn, run it, and end all that it has started."""
     folder = state / "jobs" / number
     (folder / "keeper").write_text(str(os.getpid()))
     signal.signal(signal.SIGTERM, lambda *_: (folder / "cancelled").write_text(OWNER))
@@ -120,7 +121,7 @@ def job(state: Path, number: str) -> int:
 
 
 def waited(state: Path, folder: Path, rivals: list[Path]) -> str:
-    """Wait for its turn; the state in which it is over before that came."""
+    """Wait for the job's turn; return the state if it is over before that, else ""."""
     while (state / "hold").exists() or any(not (other / "ended").exists() for other in rivals):
         if (folder / "cancelled").exists():
             return "CANCELLED"
@@ -131,7 +132,7 @@ def waited(state: Path, folder: Path, rivals: list[Path]) -> str:
 
 
 def run(state: Path, folder: Path) -> str:
-    """Run it to its end; its last state."""
+    """Run the job to its end; return its last state."""
     (folder / "started").write_text(str(time.time()))
     with open(text(folder, "output"), "ab") as log:
         child = subprocess.Popen(
@@ -170,25 +171,25 @@ def run(state: Path, folder: Path) -> str:
 
 
 def shown(folder: Path) -> str:
-    """The number of a job as squeue has it: `N_K` of several of one sbatch."""
+    """Return the number of a job as squeue shows it: `N_K` for one of an array."""
     return text(folder, "array") or folder.name
 
 
 def of_array(folder: Path) -> dict[str, str]:
-    """What a job of several is told of them."""
+    """Return the variables by which a job of an array knows its place."""
     whole, _, place = text(folder, "array").partition("_")
     return {"SLURM_ARRAY_JOB_ID": whole, "SLURM_ARRAY_TASK_ID": place} if place else {}
 
 
 def meant(state: Path, number: str) -> list[Path]:
-    """The jobs of a number: all of an array by the one that it has in common, else that of the number itself."""
+    """Return the jobs of a number: all of an array by their common number, else the job of that number."""
     all_of = sorted((state / "jobs").iterdir(), key=lambda folder: int(folder.name))
     found = [folder for folder in all_of if number in (shown(folder), text(folder, "array").partition("_")[0])]
     return found or [folder for folder in all_of if folder.name == number]
 
 
 def shebang(script: str) -> list[str]:
-    """The program of a script's first line, which slurmd starts it with."""
+    """Return the program of a script's first line, by which slurmd starts it."""
     try:
         with open(script) as file:
             return file.readline().removeprefix("#!").split()
@@ -197,12 +198,12 @@ def shebang(script: str) -> list[str]:
 
 
 def srun(state: Path, words: list[str]) -> int:
-    """Run a command on each node of a job, as processes here, one that fails ends the others; or one step from afar."""
-    told, command = getopt.getopt(words, "", LONG)
-    asked = dict(told)
-    if "--jobid" in asked:
-        return step(state, asked, command)
-    nodes, tasks = int(asked["--nodes"]), list[subprocess.Popen[bytes]]()
+    """Run a command once for each node of a job, where a failure ends the others; or run one step from afar."""
+    pairs, command = getopt.getopt(words, "", LONG)
+    options = dict(pairs)
+    if "--jobid" in options:
+        return step(state, options, command)
+    nodes, tasks = int(options["--nodes"]), list[subprocess.Popen[bytes]]()
     assert str(nodes) == os.environ["SLURM_JOB_NUM_NODES"]
     signal.signal(signal.SIGTERM, lambda *_: [task.kill() for task in tasks])  # srun forces the end at once.
     for node in range(nodes):
@@ -218,10 +219,10 @@ def srun(state: Path, words: list[str]) -> int:
     return max(128 - code if code < 0 else code for task in tasks if (code := task.wait()) is not None)
 
 
-def step(state: Path, asked: dict[str, str], command: list[str]) -> int:
+def step(state: Path, options: dict[str, str], command: list[str]) -> int:
     """Run a command on the node of a job that runs."""
     assert ":" not in command, "srun takes a lone colon for the end of a component"
-    folder = state / "jobs" / asked["--jobid"]
+    folder = state / "jobs" / options["--jobid"]
     is_over = any((folder / name).exists() for name in ("completing", "ended"))
     if is_over or not (folder / "started").exists():
         print(SAYS["expired" if is_over else "no step"].format(folder.name), file=sys.stderr)
@@ -229,7 +230,7 @@ def step(state: Path, asked: dict[str, str], command: list[str]) -> int:
     with open(state / "steps", "a") as steps:
         steps.write(" ".join(command) + "\n")
     own = {"SLURM_JOB_ID": folder.name, **of_array(folder)}
-    task = subprocess.Popen(command, cwd=asked["--chdir"], env={**os.environ, **own}, start_new_session=True)
+    task = subprocess.Popen(command, cwd=options["--chdir"], env={**os.environ, **own}, start_new_session=True)
     while task.poll() is None:  # It is a process of the job's, and ends with it.
         if (folder / "completing").exists():
             os.killpg(task.pid, signal.SIGKILL)
@@ -267,29 +268,31 @@ def ended(folder: Path, word: str) -> int:
 
 
 def squeue(state: Path, words: list[str]) -> int:
-    told, _ = getopt.getopt(words, "hrt:o:j:p:", [*LONG, "sort="])
-    asked, known = dict(told), os.listdir(state / "jobs")
-    if "-j" in asked and not meant(state, asked["-j"]):
+    pairs, _ = getopt.getopt(words, "hrt:o:j:p:", [*LONG, "sort="])
+    options, known = dict(pairs), os.listdir(state / "jobs")
+    if "-j" in options and not meant(state, options["-j"]):
         print(SAYS["squeue"].format(SAYS["no_job"]), file=sys.stderr)
         return 1
-    if asked["-o"] == "%A":
-        print("\n".join(folder.name for folder in meant(state, asked["-j"])))
+    if options["-o"] == "%A":
+        print("\n".join(folder.name for folder in meant(state, options["-j"])))
         return 0
-    if asked["-o"] == "%P":
+    if options["-o"] == "%P":
         print("main")
         return 0
-    if "-p" in asked:  # Two of others' wait before the user's own.
+    if "-p" in options:  # Two of others' wait before the user's own.
         waits = [name for name in known if not (state / "jobs" / name / "started").exists()]
         waiting = [shown(state / "jobs" / name) for name in sorted(waits, key=int)]
         start = text(state, "start") or "N/A"
         print("\n".join(["4001|N/A|main", "4002|N/A|main", *(f"{name}|{start}|main" for name in waiting)]))
         return 0
-    assert ("--me" in asked, os.environ["SLURM_TIME_FORMAT"]) == (True, "%s")
+    assert ("--me" in options, os.environ["SLURM_TIME_FORMAT"]) == (True, "%s")
     print("77|RUNNING|1700000000|1:00|1700000000|None|my own|it|has\n1|RUNNING|0|0:00|0|None|gpurun-forged|")
-    assert "-r" in asked
-    listed = meant(state, asked["-j"]) if "-j" in asked else [state / "jobs" / name for name in sorted(known, key=int)]
+    assert "-r" in options
+    listed = (
+        meant(state, options["-j"]) if "-j" in options else [state / "jobs" / name for name in sorted(known, key=int)]
+    )
     for folder in listed:
-        if asked.get("--name", text(folder, "name")) == text(folder, "name"):
+        if options.get("--name", text(folder, "name")) == text(folder, "name"):
             started = text(folder, "started")
             word = text(folder, "word") or ("COMPLETING" if (folder / "completing").exists() else "")
             over = float(text(folder, "ended") or time.time())
@@ -306,17 +309,17 @@ def squeue(state: Path, words: list[str]) -> int:
 
 
 def scancel(state: Path, words: list[str]) -> int:
-    told, numbers = getopt.getopt(words, "", LONG)
-    asked = dict(told)
+    pairs, numbers = getopt.getopt(words, "", LONG)
+    options = dict(pairs)
     for number in numbers:
         jobs = meant(state, number)
-        if name := asked.get("--signal"):  # To all that its steps have started, and not to its first program.
+        if name := options.get("--signal"):  # To all that its steps have started, and not to its first program.
             tasks = [int(pid) for job in jobs for pid in text(job, "tasks").splitlines()]
-            for pid in {one for task in tasks for one in (task, *descendants(task))}:
+            for pid in {process for task in tasks for process in (task, *descendants(task))}:
                 with suppress(ProcessLookupError):
                     os.kill(pid, getattr(signal, f"SIG{name}"))
             continue
-        left = [job for job in jobs if not (job / "ended").exists() and asked["--name"] == text(job, "name")]
+        left = [job for job in jobs if not (job / "ended").exists() and options["--name"] == text(job, "name")]
         if not left:
             print(SAYS["not cancelled"].format(number), file=sys.stderr)
             return 1
@@ -326,14 +329,14 @@ def scancel(state: Path, words: list[str]) -> int:
 
 
 def sacct(state: Path, words: list[str]) -> int:
-    """How jobs ended, as accounting has it, which names who cancelled one."""
-    told, _ = getopt.getopt(words, "XnPo:j:", LONG)
-    asked = dict(told)
+    """Print how jobs ended, as accounting has it, and who cancelled one."""
+    pairs, _ = getopt.getopt(words, "XnPo:j:", LONG)
+    options = dict(pairs)
     if not (state / "books").exists():
         print(SAYS["no books"], file=sys.stderr)
         return 1
-    assert asked["-o"] == "State,UID,JobName"
-    for folder in meant(state, asked["-j"]):
+    assert options["-o"] == "State,UID,JobName"
+    for folder in meant(state, options["-j"]):
         word = text(folder, "word") or ("RUNNING" if text(folder, "started") else "PENDING")
         by = f" by {text(folder, 'cancelled')}" if word == "CANCELLED" else ""
         print(f"{word}{by}|{OWNER}|{text(folder, 'name')}")

@@ -1,4 +1,4 @@
-"""torchrun as the tests need it: the processes of one node, which are told by torchrun's own variables who they are.
+"""torchrun as the tests need it: the processes of one node, which know by torchrun's own variables who they are.
 
 Instead of trainer/network.py, which needs torch, all nodes meet in a folder, and the first one says so.
 """
