@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from gpurun.core.clock import utc
-from gpurun.core.collected_record import HERE, NAMED, FileAtHome, ReceiptCheckpoint
+from gpurun.core.collected_record import COLLECTED, NAMED, FileAtHome, ReceiptCheckpoint
 from gpurun.core.journal_events import (
     CollectObserved,
     FileBrought,
@@ -50,7 +50,7 @@ from gpurun.core.receipt_record import (
     Training,
     Verdict,
 )
-from gpurun.core.receipt_rules import END_TOLD
+from gpurun.core.receipt_rules import END_BY_MACHINE_CLOCK
 from gpurun.core.untrusted import number, plain_data, plain_line, read_object
 from gpurun.ledger.billed_time import elapsed_s, last_of
 from gpurun.ledger.legs import legs_of, on_demand_of
@@ -137,7 +137,7 @@ def _signed_files(files: list[FileAtHome], checkpoint: ReceiptCheckpoint) -> lis
     """Return the files that the receipt vouches for, with their sha256: checkpoints, and the list of all if many."""
     found = {file["name"]: file["sha256"] for file in files if file["kind"] in _CHECKPOINT_KINDS}
     if "listed" in checkpoint:
-        found[HERE] = checkpoint["listed"]["sha256"]
+        found[COLLECTED] = checkpoint["listed"]["sha256"]
     return [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in found.items()]
 
 
@@ -224,7 +224,7 @@ def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> ReceiptMachine | 
     ordered = {ours: offer[theirs] for ours, theirs in _CAME.items()}
     if opened.endpoint is None:  # An older gpurun named the ordered type.
         reported["type"] = None
-    untold = sorted(name for name in _CAME if not reported[name] and ordered[name])
+    unreported = sorted(name for name in _CAME if not reported[name] and ordered[name])
     kind, region, gpu, gpu_count = (plain_data(reported[name]) or ordered[name] for name in _CAME)
     machine: ReceiptMachine = {
         "is": REPORTED,
@@ -242,8 +242,8 @@ def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> ReceiptMachine | 
         machine["nodes"] = nodes
     if (jobs := offer.get("jobs", 1)) > 1:
         machine["jobs"] = jobs
-    if untold and opened.endpoint is not None:
-        machine["as_ordered"] = untold
+    if unreported and opened.endpoint is not None:
+        machine["as_ordered"] = unreported
     if opened.endpoint:
         machine["endpoint"] = plain_data(opened.endpoint)
     return machine
@@ -401,11 +401,11 @@ def _training_seconds(records: Sequence[Record], seen: TrainObserved | None, sec
     line: ReceiptMeasured = {"is": MEASURED if seconds is not None else UNKNOWN, "train_s": seconds}
     began, ended = last_typed(records, TrainStarted), number(seen.ended_wall) if seen else None
     began_wall = number(began.started_wall) if began else None
-    if seconds is None or began_wall is None or ended is None or (opened_of(records).rules or 1) < END_TOLD:
+    if seconds is None or began_wall is None or ended is None or (opened_of(records).rules or 1) < END_BY_MACHINE_CLOCK:
         return line
-    told_s = round(ended - began_wall, 3)
-    if 0 <= told_s < seconds - SEEN_LATE_S:
-        line["told_s"] = told_s
+    machine_s = round(ended - began_wall, 3)
+    if 0 <= machine_s < seconds - SEEN_LATE_S:
+        line["told_s"] = machine_s
     return line
 
 
