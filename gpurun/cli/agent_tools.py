@@ -399,8 +399,8 @@ def _samples(desk: AgentDesk, request: Samples) -> dict[str, Any]:
     desk.bounds.require_own(request.run)
     samples = load_run(request.run, desk.session.home.root).samples
     last = [
-        {"step": one["step"], "prompt": safe_line(str(one["prompt"])), "text": safe_line(str(one["text"]))}
-        for one in samples[-request.samples :]
+        {"step": sample["step"], "prompt": safe_line(str(sample["prompt"])), "text": safe_line(str(sample["text"]))}
+        for sample in samples[-request.samples :]
     ]
     return {"run": request.run, "samples_in_all": len(samples), "untrusted": UNTRUSTED, "last_samples": last}
 
@@ -421,10 +421,10 @@ def _receipt(desk: AgentDesk, request: Receipt) -> dict[str, Any]:
     data = desk.types(["receipt", "--", request.run], ASK_LIMIT_S)
     predicate = data["statement"]["predicate"]
     kept = ("verdict", "outcome", "cost", "teardown", "timeline", "training", "asked", "incidents")
-    told = {name: predicate[name] for name in kept if name in predicate}
+    parts = {name: predicate[name] for name in kept if name in predicate}
     where = f"gpurun://receipts/{request.run}"
     return {"run": request.run, "sha256": data["sha256"], "signature": data["signature"], "whole": where,
-            "untrusted": UNTRUSTED, **told}  # fmt: skip
+            "untrusted": UNTRUSTED, **parts}  # fmt: skip
 
 
 def _budget(desk: AgentDesk, request: Budget) -> dict[str, Any]:

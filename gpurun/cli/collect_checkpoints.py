@@ -42,7 +42,7 @@ from gpurun.view.number_format import format_bytes, format_files
 
 # In these phases the machine may have finished files. Before it has none, and afterwards it is being destroyed.
 _ALIVE = (Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED, Phase.HELD)
-_BEFORE = (Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY)
+_NO_FILES_YET = (Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY)
 _TELL_S = 5.0
 _MOST_NAMED = 6
 
@@ -58,7 +58,7 @@ def copy_result_files(result: Result, sight: Sight, place: Path) -> Result:
 def collected(session: Session, sight: Sight, wanted: Only) -> Result:
     """Download the requested files if the machine is alive; list which files are here and which are not."""
     name, phase = sight.folder.name, sight.state.phase
-    if phase in _BEFORE:
+    if phase in _NO_FILES_YET:
         hint = f"gpurun attach {name} shows how far it is."
         raise UsageError("checkpoint.none", f"{name} has not started training, so it has no files yet.", hint=hint)
     instance = sight.state.instance
@@ -69,7 +69,7 @@ def collected(session: Session, sight: Sight, wanted: Only) -> Result:
     far = MachineConnector(sight.folder, sight.plan, session.clock)(instance or get_instance(sight.state))
     held = _held_lines(sight)
     try:
-        budget = EgressBudget.of(sight.folder, sight.plan)
+        budget = EgressBudget.from_plan(sight.folder, sight.plan)
         brought = bring_now(far, sight.folder, wanted, session.clock, _progress_printer(session), budget)
     except (CollectFailed, UsageError) as error:
         if held and error.code == "checkpoint.none":
@@ -108,7 +108,7 @@ def _progress_printer(session: Session) -> Callable[[ManifestFile, int], None]:
 def _download_result(sight: Sight, only: Only, brought: Brought) -> Result:
     """Return the result of a download: the files here, and the files that would be lost with the machine."""
     name = sight.folder.name
-    lines = [_here(sight, brought.manifest, brought.here)]
+    lines = [_files_line(sight, brought.manifest, brought.here)]
     older = {file.name for file in spare(brought.manifest)}
     beside = [file for file in brought.left if file.name in older]
     left = [file for file in brought.left if file.name not in older]
@@ -168,7 +168,7 @@ def _collect_ended(session: Session, sight: Sight, only: Only) -> Result:
 def _step_at_home(collected: FilesBrought, only: Only) -> int | None:
     """Return the step of the newest or best checkpoint if it was downloaded completely."""
     step = collected.latest if only == "last" else (collected.best or {}).get("step")
-    weights = [one["name"] for one in collected.files if (one["kind"], one["step"]) == ("weights", step)]
+    weights = [file["name"] for file in collected.files if (file["kind"], file["step"]) == ("weights", step)]
     lost = {_stem(name) for name in collected.missing}
     return None if only == "all" or not weights or lost & {_stem(name) for name in weights} else step
 
@@ -190,8 +190,8 @@ def _is_ahead(collected: FilesBrought, manifest: Manifest, only: Only) -> bool:
 
 def _place_of(sight: Sight) -> str:
     """Return the address in the bucket that the run's machine uploads to; "" if it does not upload."""
-    starts = (one.typed for one in reversed(sight.records) if sight.plan.choices.stage)
-    return next((one.pushed for one in starts if isinstance(one, TrainIntended | TrainStarted)), "")
+    starts = (record.typed for record in reversed(sight.records) if sight.plan.choices.stage)
+    return next((start.pushed for start in starts if isinstance(start, TrainIntended | TrainStarted)), "")
 
 
 def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBrought | None = None) -> Result:
@@ -221,7 +221,7 @@ def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBro
     manifest, here = found.manifest, found.here
     if only == "all" and collected is not None:
         manifest, here = _merge_with_downloaded(found.manifest, found.here, collected, inventory)
-    lines = [_here(sight, manifest, here), "They were downloaded from the bucket, to which the machine uploads."]
+    lines = [_files_line(sight, manifest, here), "They were downloaded from the bucket, to which the machine uploads."]
     lines += [f"Only in the bucket: {_count_and_names(left)}."] if left else []
     return Result(data=_data(sight, only, manifest, here, left), text="\n".join(lines))
 
@@ -233,8 +233,9 @@ def _merge_with_downloaded(
     downloaded = _listed(collected, inventory.folder)
     names = {file.name for file in here}
     files = (*here, *(file for file in downloaded.files if file.name not in names and inventory.has(file)))
-    latest = max((one.latest for one in (manifest, downloaded) if one.latest is not None), default=None)
-    best = min((one.best for one in (manifest, downloaded) if one.best), key=lambda best: best.val_loss, default=None)
+    both = (manifest, downloaded)
+    latest = max((listed.latest for listed in both if listed.latest is not None), default=None)
+    best = min((listed.best for listed in both if listed.best), key=lambda best: best.val_loss, default=None)
     return manifest.model_copy(update={"latest": latest, "best": best}), files
 
 
@@ -265,7 +266,7 @@ def _verify_downloaded(sight: Sight, only: Only, collected: FilesBrought | None)
             hint = f"gpurun audit {name} shows what else was changed."
             raise VerificationFailed("checkpoint.missing", what, hint=hint)
     ended = "The machine is gone." if sight.state.phase is Phase.CLOSED else "It ends."
-    lines = [_here(sight, manifest, files), *([] if sight.state.imported else [ended])]
+    lines = [_files_line(sight, manifest, files), *([] if sight.state.imported else [ended])]
     if lost:
         lines.append(
             f"Lost with it: {', '.join(map(shown, lost[:_MOST_NAMED]))}{' and more' if lost[_MOST_NAMED:] else ''}."
@@ -277,7 +278,7 @@ def _verify_downloaded(sight: Sight, only: Only, collected: FilesBrought | None)
 
 def _chosen_of_whole(manifest: Manifest, not_here: Set[str], only: Only, name: str) -> list[ManifestFile]:
     """Return the requested files; if the newest checkpoint is incomplete, the newest complete one is used."""
-    lost = {_stem(one) for one in not_here}
+    lost = {_stem(name) for name in not_here}
     weights = [file for file in manifest.files if file.kind == "weights" and _stem(file.name) not in lost]
     whole = {file.step for file in weights}
     if only == "best" and manifest.best and manifest.best.step not in whole:
@@ -293,7 +294,7 @@ def _chosen_of_whole(manifest: Manifest, not_here: Set[str], only: Only, name: s
     return select_files(manifest, only, name, is_over=True)
 
 
-def _here(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile]) -> str:
+def _files_line(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile]) -> str:
     """Return a line that lists the downloaded files."""
     marks = {manifest.latest: "the newest"}
     if manifest.best:

@@ -49,7 +49,7 @@ def command_request(session: Session, **typed: Any) -> Request:
         request = command_as_before(request, session.home, usual_providers(session))
     if session.bounds:
         session.bounds.require_below_root(
-            "--pip", [path for one in typed["pip"] if (path := Path(one).expanduser()).exists()]
+            "--pip", [path for word in typed["pip"] if (path := Path(word).expanduser()).exists()]
         )
     command = _with_pip(request, typed["pip"])
     if command and typed["challenge"]:
@@ -73,8 +73,8 @@ def _command(typed: dict[str, Any]) -> Command:
         outputs=parse_globs("--outputs", typed["outputs"], is_wide=True) or EVERYTHING,
         checkpoints=next(iter(parse_globs("--checkpoint-glob", [typed["checkpoint_glob"]])), ""),
         resume_arg=typed["resume_arg"],
-        env=dict(_pair(one) for one in typed["env"]),
-        secrets=tuple(_name("--secret", one) for one in typed["secret"]),
+        env=dict(_pair(text) for text in typed["env"]),
+        secrets=tuple(_name("--secret", text) for text in typed["secret"]),
         include=parse_upload_globs("--include", typed["include"]),
         exclude=parse_upload_globs("--exclude", typed["exclude"]),
         total_steps=typed["total_steps"],
@@ -183,7 +183,7 @@ def _with_pip(request: Request, wanted: Sequence[str]) -> Command | None:
     if not request.dry_run:
         rehearse = ", or use --dry-run, which installs it in a separate environment"
         refuse_pip_here(request, f"Install it yourself, and leave --pip out{rehearse}.")
-    lines = tuple(line for one in wanted for line in requirement_lines(one))
+    lines = tuple(line for text in wanted for line in requirement_lines(text))
     return request.command.model_copy(update={"pip": lines})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpurun.cli.local_port import HERE
+from gpurun.cli.local_port import LOCALHOST
 from gpurun.cli.session import Session
 from gpurun.core.clock import ticks
 from gpurun.core.errors import UsageError
@@ -32,7 +32,7 @@ def doors_of(session: Session, sight: Sight) -> Doors:
 
 def link_of(lab: Lab, port: int) -> str:
     """Return the link that opens JupyterLab in a local browser."""
-    return f"http://{HERE}:{port}/lab" + (f"?token={lab.token}" if lab.token else "")
+    return f"http://{LOCALHOST}:{port}/lab" + (f"?token={lab.token}" if lab.token else "")
 
 
 def lab_of(session: Session, sight: Sight) -> Lab:

@@ -71,7 +71,7 @@ def work_there(session: Session, folder: RunFolder, on_interrupt: str, heard: In
         return left
     sight = look_at_run(session.home, folder.name)
     try:
-        place = _Place.of(session, sight)
+        place = _Place.ask_machine(session, sight)
     except GpurunError as error:  # The box keeps running.
         session.say(f"The box does not respond now: {error.what} To try again: gpurun ssh {folder.name}")
         return left_running(session, sight)
@@ -98,7 +98,7 @@ class _Place:
     config: Path
 
     @classmethod
-    def of(cls, session: Session, sight: Sight) -> _Place:
+    def ask_machine(cls, session: Session, sight: Sight) -> _Place:
         """Ask the machine for its folder, and wait for JupyterLab if it was requested."""
         doors, name = doors_of(session, sight), sight.folder.name
         way, why_not = None, ""
@@ -107,7 +107,7 @@ class _Place:
                 way = way_to_run(session.home, name, session.clock)
             except GpurunError as error:
                 why_not = f"{error.what} {error.hint}"
-        return cls(sight, doors, way, why_not, _until(session, sight), config_of(session.home))
+        return cls(sight, doors, way, why_not, _ready_line(session, sight), config_of(session.home))
 
     @property
     def run(self) -> str:
@@ -177,7 +177,7 @@ class _Place:
             return LOST
 
 
-def _until(session: Session, sight: Sight) -> str:
+def _ready_line(session: Session, sight: Sight) -> str:
     """Return a line that says that the box is ready, what it costs, and when it ends."""
     costs, idle_s = costs_on(sight, session.clock.wall()), sight.plan.choices.idle_s
     ends = (

@@ -59,7 +59,7 @@ def limit_s(text: str) -> int:
         seconds = 60 * hours[0] + hours[1] if days is None and third is None else 3600 * hours[0] + 60 * hours[1]
         text = f"{86400 * (days or 0) + seconds + hours[2]}s"
     span = f"{text}m" if text.isascii() and text.isdigit() else text
-    return _within(span, 60, 365 * 86400, "usage.time", wrong, "Write for instance --time 30m or --time 1-12:00:00")
+    return _within(span, 60, 365 * 86400, "usage.time", wrong, "For example, write --time 30m or --time 1-12:00:00")
 
 
 def idle_s(text: str) -> int:

@@ -7,7 +7,7 @@ import socket
 
 from gpurun.core.errors import SetupError
 
-HERE = "127.0.0.1"
+LOCALHOST = "127.0.0.1"
 
 
 def is_free(port: int) -> bool:
@@ -15,7 +15,7 @@ def is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HERE, port))
+            probe.bind((LOCALHOST, port))
         except OSError as error:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 return False

@@ -65,8 +65,9 @@ def _read_notes(market: Market, keyless: Sequence[str], session: Session) -> lis
 
 def _live_warnings(market: Market, ready: Sequence[str]) -> list[str]:
     """Return warnings about prices that are not live, and keys that go to an address other than the cloud's."""
-    packaged = {(one.provider, one.price_source) for one in market.offers if one.price_source.startswith(_CATALOGUE)}
-    found = [f"The prices of {name} are NOT LIVE: {source}." for name, source in sorted(packaged)]
+    sources = {(offer.provider, offer.price_source) for offer in market.offers}
+    packaged = sorted((name, source) for name, source in sources if source.startswith(_CATALOGUE))
+    found = [f"The prices of {name} are NOT LIVE: {source}." for name, source in packaged]
     for name, variable in OVERRIDES.items():
         if name in ready and os.environ.get(variable):
             found.append(f"{variable} is set: requests for {name} prices, with your key, go to {os.environ[variable]}.")
@@ -75,16 +76,16 @@ def _live_warnings(market: Market, ready: Sequence[str]) -> list[str]:
 
 def _catalogued(need: GpuNeed | None, clouds: Sequence[str], choices: Choices, why: str) -> OfferListing:
     """Return the packaged catalogue's offers, with a warning that they are not live; it has no spot prices."""
-    rows = [one for one in (offers_for(need) if need else all_offers()) if one.provider in clouds]
-    kept = [one for one in rows if choices.region in (None, one.region) or one.region == "any"]
+    rows = [offer for offer in (offers_for(need) if need else all_offers()) if offer.provider in clouds]
+    kept = [offer for offer in rows if choices.region in (None, offer.region) or offer.region == "any"]
     if choices.spot:
         return OfferListing((), [why], (), "The packaged catalogue has no spot prices.")
     if not kept:
-        regions = ", ".join(sorted({one.region for one in rows}))
+        regions = ", ".join(sorted({offer.region for offer in rows}))
         where = f" in {choices.region}; only in {regions}" if rows else ""
         none = f"The packaged catalogue has no {need or 'offers'} from {' or '.join(clouds)}{where}."
         return OfferListing((), [why], (), none)
-    dates = sorted({one.price_source.split(" (")[0] for one in kept})
+    dates = sorted({offer.price_source.split(" (")[0] for offer in kept})
     return OfferListing(kept, [why], [f"NOT LIVE: prices of the packaged {' and '.join(dates)}."], "")
 
 
@@ -97,7 +98,7 @@ def nothing_found(
         return SetupError("market.unreachable", "None of the clouds that have a key could be asked.", hint=hint)
     if found.offers and limit is not None:
         nothing = f"Nothing for {need}" if need else "Nothing"
-        cheapest = min(one.rate_micros_per_hour for one in found.offers)
+        cheapest = min(offer.rate_micros_per_hour for offer in found.offers)
         return NoOffer(
             "offers.too_dear",
             f"{nothing} costs at most {format_rate(limit)}; the cheapest is {format_rate(cheapest)}.",

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpurun.cli.local_port import HERE
+from gpurun.cli.local_port import LOCALHOST
 from gpurun.core.secrets import child_environment
 from gpurun.lifecycle.ways_in import WayIn
 from gpurun.remote.ssh.entry import HostEntry, through
@@ -28,7 +28,7 @@ def ssh_argv(config: Path, entry: HostEntry, *options: str, command: str = "") -
 
 def tunnel_words(pairs: Iterable[tuple[int, int]]) -> list[str]:
     """Return the arguments of ssh that forward ports from this computer's loopback to the machine's."""
-    return ["-N", *(word for here, there in pairs for word in ("-L", f"{HERE}:{here}:{HERE}:{there}"))]
+    return ["-N", *(word for here, there in pairs for word in ("-L", f"{LOCALHOST}:{here}:{LOCALHOST}:{there}"))]
 
 
 def tunnel_into_job(config: Path, way: WayIn, pairs: Iterable[tuple[int, int]], node: str) -> str:

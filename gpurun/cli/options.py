@@ -36,7 +36,7 @@ def complete_run(incomplete: str) -> list[str]:
     from gpurun.core.paths import Home, default_home
 
     try:
-        return [one.name for one in Home(default_home()).folders() if one.name.startswith(incomplete)]
+        return [folder.name for folder in Home(default_home()).folders() if folder.name.startswith(incomplete)]
     except (GpurunError, OSError):  # A completion must not print an error into the command that is being typed.
         return []
 
@@ -49,9 +49,9 @@ def _complete_recipe(incomplete: str) -> list[str]:
 
 def complete_gpu(incomplete: str) -> list[str]:
     """Return the names in the catalogue, with or without a count, that begin with `incomplete`."""
-    from gpurun.providers.catalog import all_offers, asked_as, card_names
+    from gpurun.providers.catalog import all_offers, card_names, gpu_flag
 
-    names = {asked_as(offer) for offer in all_offers()} | {*card_names().values(), "any"}
+    names = {gpu_flag(offer) for offer in all_offers()} | {*card_names().values(), "any"}
     return sorted(name for name in names if name.startswith(incomplete))
 
 
@@ -149,7 +149,7 @@ def _init_override(typed: dict[str, Any]) -> tuple[str, ...]:
 
     for flag, is_said in (
         ("--from", bool(typed["continues"])),
-        ("--set train.init_from", any(one.startswith("train.init_from=") for one in typed["overrides"])),
+        ("--set train.init_from", any(text.startswith("train.init_from=") for text in typed["overrides"])),
     ):
         if is_said:
             what = f"--init and {flag} both name the weights to start from."

@@ -116,10 +116,12 @@ def _shortened(rehearsal: Request) -> Request | None:
 
 def _planned(name: str, plan: Plan) -> CheckRow:
     """Return a row with the time and cost on the cheapest offer that finishes the recipe; empty if there is none."""
-    fitting = [one for one in plan.candidates if one.finishes and one.expected_micros is not None]
+    fitting = [
+        candidate for candidate in plan.candidates if candidate.finishes and candidate.expected_micros is not None
+    ]
     if not fitting:
         return CheckRow(recipe=name)
-    cheapest = min(fitting, key=lambda one: one.expected_micros or 0)
+    cheapest = min(fitting, key=lambda candidate: candidate.expected_micros or 0)
     return CheckRow(
         recipe=name,
         offer=f"{cheapest.offer.provider} {cheapest.offer.label}",

@@ -178,7 +178,8 @@ def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False)
 
     run, ended, left = sight.folder.name, list[str](), list[MayBeBilling]()
     choices, last = sight.plan.choices, sight.state.asked.get(sight.state.token)
-    names = dict.fromkeys(choices.opened_as(one.offer.provider, one.offer.region) for one in sight.approved)
+    offers = [candidate.offer for candidate in sight.approved]
+    names = dict.fromkeys(choices.opened_as(offer.provider, offer.region) for offer in offers)
     used = choices.opened_as(last.provider, last.region) if last is not None else sight.state.provider
     for name in names:
         try:

@@ -93,7 +93,7 @@ def describe_confirmation(made: Confirmation, session: Session) -> str:
     if not made.is_seen:
         return f"shutdown stated by you{unsigned} at {at}: {predicate['words']}"
     tries = predicate["checked"]["tries"]
-    seen = " and ".join(dict.fromkeys(one["seen"] for one in tries))
+    seen = " and ".join(dict.fromkeys(attempt["seen"] for attempt in tries))
     return f"shutdown confirmed{unsigned} at {at}: no SSH in {len(tries)} tries over {tries[-1]['at_s']:.0f} s ({seen})"
 
 

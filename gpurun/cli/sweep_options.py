@@ -121,7 +121,7 @@ def _space_in(table: Mapping[str, Any]) -> dict[str, Axis]:
 
     found: dict[str, Axis] = {}
     for name, value in table.items():
-        texts = [str(one) for one in value] if isinstance(value, list) else None
+        texts = [str(choice) for choice in value] if isinstance(value, list) else None
         found |= {name: axis_of(name, texts)} if texts else dict([parse_axis(f"{name}={value}")])
     return found
 

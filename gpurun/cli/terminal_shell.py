@@ -39,8 +39,8 @@ def run_here(entry: HostEntry, command: str, clock: Clock, *, at_terminal: bool)
     """
     from gpurun.remote.ssh.connection import connect
 
-    jump = Jump(entry.jump.address, ExpectedKey.of(entry.jump.host_key)) if entry.jump else None
-    expected = ExpectedKey.of(entry.host_key)
+    jump = Jump(entry.jump.address, ExpectedKey.parse(entry.jump.host_key)) if entry.jump else None
+    expected = ExpectedKey.parse(entry.host_key)
     connection = connect(entry.address, entry.identity, expected, clock, CONNECT_S, jump)
     try:
         channel = connection.channel()

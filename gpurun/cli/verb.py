@@ -64,7 +64,7 @@ def verb(
     The command's name is the last word of `name`. The command also has the flags in `shares`, and gets the values built
     from them. With `takes_command`, everything after the first argument belongs to the command that the user typed.
     """
-    given_by_us = ("session", *(one.name for one in shares))
+    given_by_us = ("session", *(shared.name for shared in shares))
 
     def register(function: Verb) -> Verb:
         types, written = get_type_hints(function, include_extras=True), inspect.signature(function).parameters

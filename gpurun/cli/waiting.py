@@ -57,12 +57,12 @@ class _UntilEnd(Viewer):
     If the machine is held, which may require the user to act, a message is printed once.
     """
 
-    _is_told = False
+    _said_held = False
 
     def _turn(self) -> Result | None:
         left = super()._turn()
-        if not self._is_told and any(record.event is Event.HOLD_INTENDED for record in self._records):
-            self._is_told = True
+        if not self._said_held and any(record.event is Event.HOLD_INTENDED for record in self._records):
+            self._said_held = True
             state = look_at_run(self._session.home, self._folder.name).state
             if state.phase is Phase.HELD:
                 self._session.say(f"{self._folder.name} is {held_word(state)}: {state.hold_why}.")

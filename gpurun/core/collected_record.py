@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from gpurun.core.paths import RunFolder, read_regular
 
-HERE, MISSING = "collected.list", "missing.list"
+COLLECTED, MISSING = "collected.list", "missing.list"
 MOST_BYTES = 512 << 20
 NAMED = 20
 """How many missing files a receipt names; it always has the number of all."""
@@ -57,7 +57,7 @@ def read_stated_files(
     """Return every file that a record or receipt states; ValueError if the full list is missing or was changed."""
     if not listed:
         return [dict(file) for file in files]
-    lines = _read(folder, HERE, str(listed["sha256"])).decode("ascii").splitlines()
+    lines = _read(folder, COLLECTED, str(listed["sha256"])).decode("ascii").splitlines()
     keys = ("sha256", "bytes", "kind", "step", "name")
     found = (dict(zip(keys, line.split(" "), strict=True)) for line in lines)
     return [{**file, "bytes": int(file["bytes"]), "step": int(file["step"])} for file in found]

@@ -47,11 +47,11 @@ def read_gpus(folder: RunFolder, now_wall: float) -> GpuReading | None:
         wall, cards = float(content["wall"]), list(content["cards"])
         if not cards or abs(now_wall - wall) >= STALE_S:
             return None
-        figures = {key: [figure for card in cards if (figure := whole(card[key])) is not None] for key in _OF_ALL}
+        figures = {key: [figure for card in cards if (figure := whole(card[key])) is not None] for key in _MERGE}
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return GpuReading(
-        wall, len(cards), **{key: of(figures[key]) if figures[key] else None for key, of in _OF_ALL.items()}
+        wall, len(cards), **{key: merge(figures[key]) if figures[key] else None for key, merge in _MERGE.items()}
     )
 
 
@@ -59,7 +59,7 @@ def _mean(figures: list[int]) -> int:
     return round(sum(figures) / len(figures))
 
 
-_OF_ALL: Mapping[str, Callable[[list[int]], int]] = {
+_MERGE: Mapping[str, Callable[[list[int]], int]] = {
     "use_percent": _mean,
     "memory_mib": max,
     "memory_of_mib": max,

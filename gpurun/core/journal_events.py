@@ -78,7 +78,7 @@ class SeenMachine(Instance):
     rate_micros_per_hour: Micros | None
 
     @classmethod
-    def of(cls, instance: Instance) -> SeenMachine:
+    def from_instance(cls, instance: Instance) -> SeenMachine:
         """Return the same instance in the form for the journal."""
         return cls.model_validate(instance.model_dump(mode="json"))
 
@@ -89,7 +89,7 @@ class AgreedLease(Lease):
     kill_allowance_s: int
 
     @classmethod
-    def of(cls, lease: Lease) -> AgreedLease:
+    def from_lease(cls, lease: Lease) -> AgreedLease:
         """Return the same lease in the form for the journal."""
         return cls.model_validate(lease.model_dump())
 

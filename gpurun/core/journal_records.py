@@ -136,7 +136,7 @@ class Moment(Frozen):
     boot_id: str
 
     @classmethod
-    def of(cls, record: Record) -> Moment:
+    def from_record(cls, record: Record) -> Moment:
         """Return when a record was written."""
         return cls(wall=record.wall, mono=record.mono, boot_id=record.boot_id)
 

@@ -48,13 +48,13 @@ def parse_usd(text: str, *, name: str = "--max-cost", example: str = "", is_limi
         raise UsageError(
             "money.not_a_number",
             f"{name} {text!r} is not an amount of dollars.",
-            hint=f"Write a plain number, for instance {like}.",
+            hint=f"Write a plain number, for example {like}.",
         ) from None
     if not amount.is_finite() or amount <= 0 or (is_limit and amount < _MICRO):
         raise UsageError(
             "money.not_positive",
             f"{name} {text!r} is not a positive amount of dollars.",
-            hint=f"Write an amount above zero, for instance {like}.",
+            hint=f"Write an amount above zero, for example {like}.",
         )
     if amount > 1_000_000:
         raise UsageError(

@@ -198,7 +198,7 @@ class RentalPaid(TypedDict):
     price_rose: NotRequired[list[RisePaid]]
 
 
-class LegTold(TypedDict):
+class ReceiptLeg(TypedDict):
     """One machine of a run that continued on others: its first step, and how many of its steps were repeated.
 
     `again_micros` is what these steps had cost on the machine that was lost. `on_demand_micros` is what its share of an
@@ -416,7 +416,7 @@ class Predicate(TypedDict):
     timeline: Timeline
     runtime: Runtime
     cost: Cost
-    legs: NotRequired[list[LegTold]]
+    legs: NotRequired[list[ReceiptLeg]]
     training: Training
     checkpoint: ReceiptCheckpoint
     sample: ReceiptSample | None

@@ -16,7 +16,7 @@ TENSORS_READ = 3
 """From these rules on, downloaded weights are safetensors."""
 CAP_BROKEN_WHERE_SEEN = 4
 """From these rules on, a cap counts as broken only if the observed cost exceeds it, whatever the upper bound is."""
-END_TOLD = 5
+END_BY_MACHINE_CLOCK = 5
 """From these rules on, a job that ended long before its end was seen here has its time by the machine's clock, too.
 
 The time of a run that moved is that of all its machines, and its timeline begins with the first one.

@@ -687,12 +687,12 @@ class Plan(Frozen):
         """Return the cap minus the upper bound of the cost of earlier machines."""
         return self.leg.left_micros if self.leg is not None else self.cap_micros
 
-    def told(self, *notes: str, warnings: Iterable[str] = ()) -> Plan:
+    def with_notes(self, *notes: str, warnings: Iterable[str] = ()) -> Plan:
         """Return the same plan with more notes (information) and warnings (what may hurt the user)."""
         update = {"notes": (*self.notes, *notes), "warnings": (*self.warnings, *warnings)}
         return self.model_copy(update=update)
 
-    def on(self, candidate: Candidate) -> Plan:
+    def with_chosen(self, candidate: Candidate) -> Plan:
         """Return the same plan on another of its approved offers."""
         if candidate.lease is None or candidate.worst_micros is None:
             raise ValueError(f"{candidate.offer.label} was not approved")

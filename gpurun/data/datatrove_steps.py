@@ -55,7 +55,7 @@ class TaskReader(PipelineStep):
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         """Yield the rank's documents."""
         for document in documents_of(self.tasks[rank][1], self.layout):
-            passed = Passed(document.text, document.name, metadata=_about(document))
+            passed = Passed(document.text, document.name, metadata=_metadata(document))
             self.update_doc_stats(passed)
             yield passed
 
@@ -75,7 +75,7 @@ class Doing(PipelineStep):
             self.work.do(self.indexes[rank], map(_document, data), lambda count: None)
 
 
-def _about(document: Document) -> dict[str, Any]:
+def _metadata(document: Document) -> dict[str, Any]:
     return {"url": document.url, "begins": document.begins, "held_out": document.held_out}
 
 

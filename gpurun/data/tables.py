@@ -185,7 +185,7 @@ def rows_of(path: Path, table: Table, *, is_strict: bool = True) -> Iterator[lis
                 if not cells:
                     continue
                 if is_strict and count and len(cells) != count:
-                    what = f"it has {len(cells)} cells, but the first row {count}"
+                    what = f"it has {len(cells)} cells, but the first row has {count}"
                     raise bad_row(path, f"row {number}", what)
                 count, number = count or len(cells), number + 1
                 yield cells

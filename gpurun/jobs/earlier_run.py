@@ -115,7 +115,7 @@ class EarlierRun:
 
 def read_earlier_run(home: Home, chain: Chain, name: str) -> EarlierRun | None:
     """Return a run of this home; None if its receipt is not in the chain, or not signed with this home's key."""
-    folder, link = home.run(name), chain.of(name)
+    folder, link = home.run(name), chain.link_of(name)
     try:
         receipt = read_receipt(home, folder) if link else None
     except GpurunError:

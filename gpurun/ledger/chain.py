@@ -42,7 +42,7 @@ class Chain:
     good_bytes: int
     torn_bytes: int
 
-    def of(self, run: str) -> Link | None:
+    def link_of(self, run: str) -> Link | None:
         """Return a run's link; None if it has none."""
         return next((link for link in self.links if link.run == run), None)
 
@@ -99,5 +99,5 @@ def chain_locked(path: Path) -> Iterator[None]:
 def has_receipt(home: Home, name: str) -> bool:
     """Return whether a run of this name is in the chain, with or without its folder."""
     with suppress(OSError):  # An unreadable chain is reported when it is written to.
-        return read_chain(home.ledger).of(name) is not None
+        return read_chain(home.ledger).link_of(name) is not None
     return False

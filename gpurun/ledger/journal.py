@@ -217,10 +217,10 @@ def is_noted(path: Path, records: Iterable[Record], event: JournalEvent) -> bool
 
 
 def _stored(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    return _storable(_without(f"{path.parents[2]}/", data))
+    return _storable(_with_relative_paths(f"{path.parents[2]}/", data))
 
 
-def _without(home: str, data: Mapping[str, Any]) -> dict[str, Any]:
+def _with_relative_paths(home: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data with paths relative to the home: a receipt is shown to others, and a home may be moved."""
     prose = {key: text.replace(home, "") for key in _PROSE if isinstance(text := data.get(key), str)}
     return {**data, **prose}

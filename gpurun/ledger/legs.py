@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpurun.core.journal_events import LegPlanned, TrainObserved
 from gpurun.core.journal_records import Record, last_typed
 from gpurun.core.money import Micros
-from gpurun.core.receipt_record import LegTold
+from gpurun.core.receipt_record import ReceiptLeg
 from gpurun.core.untrusted import plain_data, plain_line
 from gpurun.ledger.paid_phases import phases_s
 from gpurun.ledger.rental import Rental, rentals_of
@@ -17,7 +17,7 @@ _AT_THE_END = ("collect", "hold", "destroy", "other")
 """The phases that follow the training once in an unbroken run; "other" is the time outside of all phases."""
 
 
-def legs_of(records: Sequence[Record]) -> list[LegTold]:
+def legs_of(records: Sequence[Record]) -> list[ReceiptLeg]:
     """Return an entry for each machine of a run that continued on another one; [] for a run that never did.
 
     `step` is the checkpoint that it started from. `again` counts the later steps that an earlier machine had trained
@@ -84,11 +84,11 @@ def _lost_token(leg: _Leg, plans: Sequence[tuple[int, LegPlanned]]) -> str:
     return next((plan.token for _, plan in plans if plan.number == number and plan.token), "")
 
 
-def _entry(leg: _Leg, lost: _Leg | None, first: _Leg, last: _Leg) -> LegTold:
+def _entry(leg: _Leg, lost: _Leg | None, first: _Leg, last: _Leg) -> ReceiptLeg:
     """Return the receipt's entry for a leg; `lost` is the machine that was lost before it."""
     rental, plan, offer = leg.rental, leg.plan, leg.rental.intent.offer
     ended = last_typed(rental.records, TrainObserved)
-    entry: LegTold = {
+    entry: ReceiptLeg = {
         "leg": plan.number if plan is not None else 1,
         "token": rental.token,
         "provider": rental.intent.provider,

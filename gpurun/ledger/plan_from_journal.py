@@ -29,10 +29,10 @@ _PRICED = {"provider", "rate_micros_per_hour", "billing_unit_s"}
 
 def read_plan(folder: RunFolder) -> Plan:
     """Read the approved plan, with its data where they lie now; OSError or ValidationError if it is not a plan."""
-    return _here(Plan.from_json(read_regular(folder.plan)), folder)
+    return _with_current_paths(Plan.from_json(read_regular(folder.plan)), folder)
 
 
-def _here(plan: Plan, folder: RunFolder) -> Plan:
+def _with_current_paths(plan: Plan, folder: RunFolder) -> Plan:
     """Return the plan with its files where they lie now: a home may have been moved."""
     places = {key: folder.now_at(getattr(plan.data, key)) for key in ("folder", "beside")}
     update: dict[str, Any] = {"data": plan.data.model_copy(update=places)}
@@ -43,7 +43,7 @@ def _here(plan: Plan, folder: RunFolder) -> Plan:
 
 def read_leg_plan(folder: RunFolder, name: str, sha256: str) -> Plan:
     """Return the plan of a leg by its file's name in the journal; OSError or ValueError if it is not that plan."""
-    return _here(_leg_of(folder.legs / Path(name).name, sha256), folder)
+    return _with_current_paths(_leg_of(folder.legs / Path(name).name, sha256), folder)
 
 
 @lru_cache(maxsize=8)

@@ -221,8 +221,8 @@ def _create_intended(state: RunState, record: Record, intent: CreateIntended) ->
         "was_gone": False,
         "moved": False,
         "deadline_wall": intent.deadline_wall,
-        "asked_at": Moment.of(record),
-        "heard_at": Moment.of(record),
+        "asked_at": Moment.from_record(record),
+        "heard_at": Moment.from_record(record),
         "dearer": (),
         "timer_shares_key": intent.timer_shares_key,
         "armed": False,
@@ -244,7 +244,7 @@ def _asked(record: Record, intent: CreateIntended, leg: int) -> CreateAttempt:
         billing_unit_s=intent.billing_unit_s,
         worst_micros=Micros(intent.worst_micros),
         spent_micros=Micros(intent.spent_micros),
-        at=Moment.of(record),
+        at=Moment.from_record(record),
         leg=leg,
     )
 
@@ -261,7 +261,7 @@ def _create_observed(state: RunState, record: Record, created: CreateObserved) -
         "phase": Phase.CREATED,
         "instance": created.instance,
         "asked": _answered(state, "made"),
-        "heard_at": Moment.of(record),
+        "heard_at": Moment.from_record(record),
     }
 
 
@@ -351,7 +351,7 @@ def _named(collected: CollectObserved) -> str:
 
 def _hold_intended(state: RunState, record: Record, hold: HoldIntended) -> dict[str, Any]:
     until_wall, why = float(hold.until_wall), hold.message
-    return {"phase": Phase.HELD, "held_at": Moment.of(record), "hold_until_wall": until_wall, "hold_why": why}
+    return {"phase": Phase.HELD, "held_at": Moment.from_record(record), "hold_until_wall": until_wall, "hold_why": why}
 
 
 def _salvage_observed(state: RunState, record: Record, salvaged: SalvageObserved) -> dict[str, Any]:
@@ -381,7 +381,7 @@ def _step_failed(state: RunState, record: Record, failure: StepFailed) -> dict[s
 def _death_proven(state: RunState, record: Record, proof: DeathProven) -> dict[str, Any]:
     """Apply the proof to everything with the token: extra machines are gone with it."""
     gone = {name: extra for name, extra in state.extras.items() if extra.ended is None and extra.token == state.token}
-    ended = {name: extra.model_copy(update={"ended": Moment.of(record)}) for name, extra in gone.items()}
+    ended = {name: extra.model_copy(update={"ended": Moment.from_record(record)}) for name, extra in gone.items()}
     proven: dict[str, Any] = {
         "phase": Phase.GONE,
         "teardown": proof.teardown,
@@ -389,7 +389,7 @@ def _death_proven(state: RunState, record: Record, proof: DeathProven) -> dict[s
     }
     if not state.moves_on or state.stop or state.failure or state.asked_at is None:
         return proven
-    if state.asked_at.seconds_until(Moment.of(record)) > MOVES_ON_S:
+    if state.asked_at.seconds_until(Moment.from_record(record)) > MOVES_ON_S:
         failure = StepFailed(
             step=Step.AWAIT_READY,
             code="boot.gone",
@@ -423,7 +423,7 @@ def _incident(state: RunState, record: Record, incident: Incident) -> dict[str, 
         case "create.late" | "create.duplicate" if name:
             extras[name] = Extra(token=token)
         case "create.late_gone" | "create.duplicate_gone" if name in extras:
-            extras[name] = extras[name].model_copy(update={"ended": Moment.of(record)})
+            extras[name] = extras[name].model_copy(update={"ended": Moment.from_record(record)})
         case "leftover" if incident.billed:
             leftover[token] = None
         case "leftover_gone":
@@ -466,7 +466,7 @@ def _leg_planned(state: RunState, record: Record, leg: LegPlanned) -> dict[str, 
         "phase": Phase.OPENED,
         "stop": state.stop_of_user,
         "leg": leg.number,
-        "leg_at": Moment.of(record),
+        "leg_at": Moment.from_record(record),
         "leg_plan": leg.plan,
         "leg_plan_sha256": leg.plan_sha256,
         "leg_step": leg.step,
@@ -492,7 +492,7 @@ _EFFECTS: dict[Event, Callable[[RunState, Record, Any], dict[str, Any]]] = {
     Event.CREATE_INTENDED: _create_intended,
     Event.CREATE_OBSERVED: _create_observed,
     Event.CREATE_REFUSED: _create_refused,
-    Event.CREATE_UNKNOWN: lambda state, record, typed: {"heard_at": Moment.of(record)},
+    Event.CREATE_UNKNOWN: lambda state, record, typed: {"heard_at": Moment.from_record(record)},
     Event.READY_OBSERVED: _ready_observed,
     Event.TRAIN_INTENDED: _train_intended,
     Event.TRAIN_STARTED: lambda state, record, started: {"phase": Phase.TRAINING, "pushed": started.pushed},

@@ -98,7 +98,7 @@ def look_at_run(home: Home, name: str) -> Sight:
         state = state.model_copy(update={"unread": True})
     return Sight(
         folder=folder,
-        plan=plan.on(plan.approved[find_offer_place(state, plan)]),
+        plan=plan.with_chosen(plan.approved[find_offer_place(state, plan)]),
         records=tuple(reading.records),
         state=state,
         owner=holder_of(folder.lock),

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 from gpurun.core.clock import utc
-from gpurun.core.collected_record import HERE, NAMED, FileAtHome, ReceiptCheckpoint
+from gpurun.core.collected_record import COLLECTED, NAMED, FileAtHome, ReceiptCheckpoint
 from gpurun.core.journal_events import (
     CollectObserved,
     FileBrought,
@@ -51,7 +51,7 @@ from gpurun.core.receipt_record import (
     Training,
     Verdict,
 )
-from gpurun.core.receipt_rules import END_TOLD
+from gpurun.core.receipt_rules import END_BY_MACHINE_CLOCK
 from gpurun.core.untrusted import number, plain_data, plain_line, read_object
 from gpurun.ledger.billed_time import elapsed_s, last_of
 from gpurun.ledger.legs import legs_of, on_demand_of
@@ -138,7 +138,7 @@ def _signed_files(files: list[FileAtHome], checkpoint: ReceiptCheckpoint) -> lis
     """Return the files that the receipt vouches for, with their sha256: checkpoints, and the list of all if many."""
     found = {file["name"]: file["sha256"] for file in files if file["kind"] in _CHECKPOINT_KINDS}
     if "listed" in checkpoint:
-        found[HERE] = checkpoint["listed"]["sha256"]
+        found[COLLECTED] = checkpoint["listed"]["sha256"]
     return [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in found.items()]
 
 
@@ -225,7 +225,7 @@ def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> ReceiptMachine | 
     ordered = {ours: offer[theirs] for ours, theirs in _CAME.items()}
     if opened.endpoint is None:  # An older gpurun named the ordered type.
         reported["type"] = None
-    untold = sorted(name for name in _CAME if not reported[name] and ordered[name])
+    unreported = sorted(name for name in _CAME if not reported[name] and ordered[name])
     kind, region, gpu, gpu_count = (plain_data(reported[name]) or ordered[name] for name in _CAME)
     machine: ReceiptMachine = {
         "is": REPORTED,
@@ -243,8 +243,8 @@ def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> ReceiptMachine | 
         machine["nodes"] = nodes
     if (jobs := offer.get("jobs", 1)) > 1:
         machine["jobs"] = jobs
-    if untold and opened.endpoint is not None:
-        machine["as_ordered"] = untold
+    if unreported and opened.endpoint is not None:
+        machine["as_ordered"] = unreported
     if opened.endpoint:
         machine["endpoint"] = plain_data(opened.endpoint)
     return machine
@@ -398,16 +398,16 @@ def _training_seconds(records: Sequence[Record]) -> ReceiptMeasured:
 
     A run that moved is counted on each of its machines.
     """
-    is_whole = (opened_of(records).rules or 1) >= END_TOLD
+    is_whole = (opened_of(records).rules or 1) >= END_BY_MACHINE_CLOCK
     parts = _by_machine(records) if is_whole else [records]
     times = [time for time in map(_training_time, parts) if time is not None]
     if not times:
         return {"is": UNKNOWN, "train_s": None}
-    seconds = round(sum(seconds for seconds, _ in times), 3)
+    seconds = round(sum(seen_s for seen_s, _ in times), 3)
     line: ReceiptMeasured = {"is": MEASURED, "train_s": seconds}
-    told_s = round(sum(seconds if told_s is None else told_s for seconds, told_s in times), 3)
-    if is_whole and 0 <= told_s < seconds - SEEN_LATE_S:
-        line["told_s"] = told_s
+    machine_s = round(sum(seen_s if own_s is None else own_s for seen_s, own_s in times), 3)
+    if is_whole and 0 <= machine_s < seconds - SEEN_LATE_S:
+        line["told_s"] = machine_s
     return line
 
 

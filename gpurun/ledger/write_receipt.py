@@ -46,7 +46,7 @@ def write_receipt(home: Home, folder: RunFolder) -> WrittenReceipt:
     with chain_locked(home.ledger):
         signer = load_signer(home.keys)
         chain = read_chain(home.ledger)
-        link = chain.of(folder.name)
+        link = chain.link_of(folder.name)
         if link is not None:
             return _restore(folder, link, signer)
         content = receipt_bytes(folder, chain.next_seq, chain.head, signer)

@@ -57,7 +57,7 @@ class MachineConnector:
             raise RuntimeError(f"{instance.id} has no address yet")
         place = (address, self._is_job(instance) and instance.state is InstanceState.RUNNING)
         if self._kept is None or self._kept[0] != place:
-            self._kept = (place, self._to(address, instance))
+            self._kept = (place, self._far_side_at(address, instance))
         return self._kept[1]
 
     def hang_up(self) -> None:
@@ -65,7 +65,7 @@ class MachineConnector:
         if self._kept is not None:
             self._kept[1].close()
 
-    def _to(self, address: Address, instance: Instance) -> FarSide:
+    def _far_side_at(self, address: Address, instance: Instance) -> FarSide:
         if self._is_job(instance):
             return self._to_job(address, instance)
         if address.kind == "folder":

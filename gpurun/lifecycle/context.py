@@ -121,7 +121,7 @@ class Context:
     abandoned: threading.Event = field(default_factory=threading.Event)
     latest: Callable[[RunState], RunState] = lambda state: state
 
-    def at(self, state: RunState) -> Context:
+    def for_machine(self, state: RunState) -> Context:
         """Return this context for the run's current offer, with the plan of the run's current machine."""
         context = self
         if state.leg_plan:
@@ -137,14 +137,14 @@ class Context:
         approved = self.plan.approved
         if self.open is None or place >= len(approved):
             return self
-        plan = self.plan.on(approved[place])
+        plan = self.plan.with_chosen(approved[place])
         return replace(self, plan=plan, provider=self.provider_of(plan.offer.provider, plan.offer.region))
 
     @property
     def is_shared(self) -> bool:
         """Return whether other people may use the machine too. Files that are not downloaded then stay there."""
         traits = self.provider.traits
-        return traits.is_this_computer or not traits.takes_files
+        return traits.is_this_computer or not traits.removes_files
 
     def provider_named(self, name: str) -> Provider:
         """Return the provider with this name: the current one, or one opened for another offer."""

@@ -197,7 +197,7 @@ class Driver:
 
     def _context_at(self, state: RunState) -> Context:
         """Return the context for the current offer."""
-        return self._context.at(state)
+        return self._context.for_machine(state)
 
     def _state(self) -> RunState:
         """Return the run's state as the journal records it."""
@@ -223,7 +223,8 @@ class Driver:
         except StopWanted:
             return
         except MachineMoved as moved:
-            self._record(AddressChanged(message=f"{moved.what}; {moved.hint}", instance=SeenMachine.of(moved.machine)))
+            machine = SeenMachine.from_instance(moved.machine)
+            self._record(AddressChanged(message=f"{moved.what}; {moved.hint}", instance=machine))
             self._context.clock.sleep(PAUSE_S)  # A provider may alternate between two addresses for ever.
         except Unrecorded:
             raise
@@ -294,7 +295,7 @@ class Driver:
 
         def failed(error: SetupError) -> None:
             nonlocal is_gone
-            state, after = self._state(), self._after(note)
+            state, after = self._state(), self._state_after(note)
             is_new = note.event is Event.INCIDENT and after.may_be_billing and not state.may_be_billing
             is_working = state.may_be_billing and state.phase in WORKING
             may_wait = is_new or (is_working and error.code == "disk.full")
@@ -304,7 +305,7 @@ class Driver:
 
         until_recorded(lambda: self._journal.append(note), self._context.clock, failed)
 
-    def _after(self, note: Note) -> RunState:
+    def _state_after(self, note: Note) -> RunState:
         """Return the state that the run will have after this note."""
         last = self._journal.records[-1]
         data = note.as_data()

@@ -154,7 +154,7 @@ class Pushing:
         left_s = self._context.seconds_left(self._state)
         try:
             key = read_list_key(self._context.folder.push_key, is_new=True)
-            most_bytes = None if is_free else EgressBudget.of(self._context.folder, plan).give_to_bucket()
+            most_bytes = None if is_free else EgressBudget.from_plan(self._context.folder, plan).give_to_bucket()
         except OSError as error:
             what = f"{self._context.folder.path} cannot be written: {error.strerror}."
             raise SetupError("stage.no_push", what, hint="Make room here before the next run.") from error

@@ -70,7 +70,7 @@ def supervise(
 
     def see() -> tuple[RunState, Context]:
         state, context = seen()
-        return state, context.at(state)
+        return state, context.for_machine(state)
 
     def failed(error: SetupError) -> None:
         state, context = see()
@@ -103,7 +103,7 @@ def end_at_once(home: Home, run: str, clock: Clock) -> None:
     Raise the error if it fails.
     """
     state, context = _seen(home, home.run(run), clock)
-    still_there = end_unrecorded(state, context.at(state))
+    still_there = end_unrecorded(state, context.for_machine(state))
     if still_there is not None:
         raise still_there
 

@@ -35,13 +35,13 @@ from gpurun.remote.ssh.entry import HostEntry
 
 LOOK_S = 2.0
 _LIVE = (Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED, Phase.COLLECTED, Phase.HELD)
-_BEFORE = (Phase.OPENED, Phase.CREATING, Phase.CREATED)
+_NOT_READY = (Phase.OPENED, Phase.CREATING, Phase.CREATED)
 _HEAD = "# Written by gpurun, and rewritten when a machine appears, moves or ends: your own changes here are lost.\n"
 # An image may lack the shell that its machine has.
 _SHELL = ("sh", "-c", 'command -v "${SHELL:=/bin/sh}" >/dev/null || SHELL=/bin/sh; export SHELL; exec "$SHELL" -l')
 # Start in the folder where the job's command runs (the trainer has none). GPURUN_SHELL_OF lets the agent recognise a
 # shell that has left the run's folder.
-_THERE = (
+_IN_FOLDER = (
     'cd -- "$1" && shift && export GPURUN_SHELL_OF="$(pwd -P)" && '
     'if [ -d data ]; then export GPURUN_DATA="$PWD/data"; fi; '
     'if [ -d bundle/work ]; then cd bundle/work; fi; exec "$@"'
@@ -82,7 +82,7 @@ class WayIn:
 
 def words_there(folder: str, argv: Sequence[str]) -> list[str]:
     """Return the argv that runs a program in the job's working directory; `folder` is the run's folder."""
-    return ["sh", "-c", _THERE, "gpurun", folder, *argv]
+    return ["sh", "-c", _IN_FOLDER, "gpurun", folder, *argv]
 
 
 def alias_of(run: str) -> str:
@@ -93,7 +93,7 @@ def alias_of(run: str) -> str:
 def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> WayIn:
     """Return how to log in to a run's machine. Raise UsageError if there is no machine to log in to."""
     run, state, instance = sight.folder.name, sight.state, sight.state.instance
-    if not sight.unfinished or state.phase not in (*_LIVE, *_BEFORE):
+    if not sight.unfinished or state.phase not in (*_LIVE, *_NOT_READY):
         going = "is over" if not sight.unfinished else "is at its end"
         hint = f"Its output is in {sight.folder.artifacts}; gpurun receipt {run} shows how it ended."
         raise UsageError("way.over", f"{run} {going}: there is no machine to log in to.", hint=hint)
@@ -104,7 +104,7 @@ def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> WayIn:
         if address is not None:
             hint = f"Its folder: cd {shlex.quote(str(home.root / address.folder))}"
         raise UsageError("way.here", f"{run} runs on this machine; no login is needed.", hint=hint)
-    if instance is None or address is None or state.phase in _BEFORE:
+    if instance is None or address is None or state.phase in _NOT_READY:
         hint = f"gpurun attach {run} shows its progress; run this again once the machine is ready."
         raise UsageError("way.not_ready", f"{run} has no machine to log in to yet.", hint=hint)
     if facts.is_queued:
@@ -155,7 +155,7 @@ def write_entries(home: Home, clock: Clock | None = None) -> list[WayIn]:
     make_private(home.ssh)
     known_hosts = home.ssh / "known_hosts"
     with exclusive(home.ssh / ".lock"):
-        host_key_of = _before(_known(known_hosts), clock)
+        host_key_of = _host_key_lookup(_known(known_hosts), clock)
         ways = list[WayIn]()
         for sight, _ in look_at_all(home, planned_runs(home, only_open=True)):
             with suppress(GpurunError, OSError):  # `way_to_run` reports these errors for the run it names.
@@ -177,10 +177,10 @@ def _replace(path: Path, text: str) -> None:
 def way_to_run(home: Home, run: str, clock: Clock) -> WayIn:
     """Write the entries, and return how to log in to one run's machine. Raise a GpurunError if there is no machine."""
     write_entries(home, clock)
-    return way_into(look_at_run(home, run), home, _before(_known(home.ssh / "known_hosts"), clock))
+    return way_into(look_at_run(home, run), home, _host_key_lookup(_known(home.ssh / "known_hosts"), clock))
 
 
-def _before(known: Mapping[str, str], clock: Clock | None) -> HostKeyOf:
+def _host_key_lookup(known: Mapping[str, str], clock: Clock | None) -> HostKeyOf:
     def host_key_of(alias: str, box: Box) -> str:
         line = known.get(alias, "")
         if line and box.host_key and fingerprint(line) == fingerprint(box.host_key):

@@ -35,7 +35,7 @@ from gpurun.jobs.training.history import Prior, Priors, describe_machine, loss_a
 from gpurun.jobs.training.memory import GIB, usable_bytes
 from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.planning.transfer import BUCKET_BITS_PER_S, COLLECT_START_S, WORTH_A_BUCKET_S, Load
-from gpurun.providers.catalog import asked_as, terms_of
+from gpurun.providers.catalog import gpu_flag, terms_of
 
 DESTROY_S = 120
 EXPECTED_BOOT_SHARE = 0.5  # Of the limit: AWS took 101 to 147 of its 300 s (SkyPilot, PR 4091).
@@ -78,7 +78,7 @@ def require_hours(hours: float | None) -> None:
     """Raise UsageError unless the hours are above 0 and at most a year."""
     if hours is not None and not 0 < hours <= MOST_HOURS:
         what = f"--hours {hours:g} is not a possible duration: it must be above 0 and at most {MOST_HOURS:,} (a year)."
-        raise UsageError("hours.bad", what, hint="Write for instance --hours 2.5")
+        raise UsageError("hours.bad", what, hint="For example, write --hours 2.5")
 
 
 def lease_for(
@@ -163,9 +163,9 @@ def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None, by_gpu
         reached = f"The furthest it gets is {reach_words(furthest.reach)}, on {where}. "
         hours = floor(1000 * furthest.reach.train_s / SECONDS_PER_HOUR) / 1000
         if hours:
-            on = f"--gpu {asked_as(furthest.offer)} " if by_gpu else ""
+            on = f"--gpu {gpu_flag(furthest.offer)} " if by_gpu else ""
             part = [f"{on}--hours {hours:g}: a part now; the rest later by gpurun train --from RUN"]
-    on = f"--gpu {asked_as(offer)} " if by_gpu else ""
+    on = f"--gpu {gpu_flag(offer)} " if by_gpu else ""
     raise over_cap(
         f"No offer finishes within {format_usd(cap)}. {reached}The cheapest offer that does needs {format_usd(needed)} "
         f"({offer.provider} {offer.label}, {format_rate(offer.rate_micros_per_hour)}).",
@@ -198,7 +198,7 @@ def _bucket_hint(found: Sequence[Candidate], load: Load, cap: Micros, *, by_gpu:
         ((needed_cap(each.offer, each.estimate, staged), each.offer, each.estimate) for each in found),
         key=lambda need: need[0],
     )
-    on = f"--gpu {asked_as(offer)} " if by_gpu else ""
+    on = f"--gpu {gpu_flag(offer)} " if by_gpu else ""
     stage = f"{on}--stage s3://BUCKET/PREFIX"
     if needed > cap:
         return [f"{stage} --max-cost {as_typed(needed)}: the shards from a bucket, and a higher cap"]

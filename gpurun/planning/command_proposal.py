@@ -54,7 +54,7 @@ from gpurun.planning.place import Desk, Place
 from gpurun.planning.planner import Proposal
 from gpurun.planning.transfer import Load
 from gpurun.planning.ways_under_cap import way_on_spot
-from gpurun.providers.catalog import asked_as, catalogued, others, parse_gpu
+from gpurun.providers.catalog import catalogued, gpu_flag, others, parse_gpu
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.view.number_format import format_bytes, format_duration
@@ -151,7 +151,7 @@ class CommandProposal(Proposal):
     def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
         """Return the plan with notes and warnings about the upload, the outputs and earlier runs."""
         notes, warnings = self.remarks(plan, place)
-        return plan.told(*self._upload.notes, *notes, warnings=(*self._upload.warnings, *warnings))
+        return plan.with_notes(*self._upload.notes, *notes, warnings=(*self._upload.warnings, *warnings))
 
     def remarks(self, plan: Plan, place: Place) -> tuple[Iterable[str], Iterable[str]]:
         """Return notes and warnings about the plan, except those about its upload."""
@@ -203,7 +203,7 @@ class CommandProposal(Proposal):
         )
         for best in paid[:1]:
             offer = best.offer
-            yield f"--gpu {asked_as(offer)}: {offer.vram_gb} GB each, {self._costs(best)}, on {offer.provider}"
+            yield f"--gpu {gpu_flag(offer)}: {offer.vram_gb} GB each, {self._costs(best)}, on {offer.provider}"
 
     def _costs(self, candidate: Candidate) -> str:
         """Return a phrase with an offer's price and how long the cap pays for it."""

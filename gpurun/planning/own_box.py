@@ -326,7 +326,7 @@ def _settled_entry(request: Request, entry: Entry, login: Login, home: Home, *, 
 
 
 def _jump(login: str, host_key: str) -> Jump | None:
-    return Jump(parse_host(login).address, ExpectedKey.of(host_key)) if login else None
+    return Jump(parse_host(login).address, ExpectedKey.parse(host_key)) if login else None
 
 
 @contextmanager

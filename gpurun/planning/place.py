@@ -135,7 +135,7 @@ class Place(ABC):
             raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Give one: --max-cost 25.")
 
 
-class Here(Place):
+class ThisComputer(Place):
     """This machine: for a run that its user wants here, and for the rehearsal of any other."""
 
     def __init__(self, request: Request, desk: Desk, *, is_shown: bool = False) -> None:
@@ -209,7 +209,7 @@ class OwnCluster(Place):
         from gpurun.planning.cluster_look import no_answer
         from gpurun.planning.own_box import login_to
         from gpurun.providers.base import NoCapacity, Unknown
-        from gpurun.providers.slurm.lease import too_few
+        from gpurun.providers.slurm.lease import too_small_error
         from gpurun.providers.slurm.provider import Site, SlurmProvider
 
         desk = self.desk
@@ -237,7 +237,7 @@ class OwnCluster(Place):
             hint = "Name another, with --partition or in config.toml: `sinfo -s` on the login node shows them."
             raise NoOffer("slurm.no_partition", f"{error}.", hint=hint) from error
         if not offers:
-            raise too_few(self._partition, cluster, need)
+            raise too_small_error(self._partition, cluster, need)
         return Market((offers[0],), (), 0.0)
 
     def lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
@@ -280,8 +280,8 @@ class OwnCluster(Place):
             self.warnings = (f"{offer.region} could not be asked when it would start: {error}.",)
             return
         if start.wall is not None:
-            in_s = max(0.0, start.wall - now)
-            when = f"in {format_duration(in_s)}, {local_minute(start.wall, now=now)}" if in_s >= 60 else "now"
+            wait_s = max(0.0, start.wall - now)
+            when = f"in {format_duration(wait_s)}, {local_minute(start.wall, now=now)}" if wait_s >= 60 else "now"
             self.notes += (f"With its queue as it is now, Slurm would start it {when} (sbatch --test-only).",)
         elif start.words:
             self.warnings = (f"Slurm does not say when it would start: {start.words}.",)
@@ -443,7 +443,7 @@ def _as_seen(rows: list[Offer], facts: MachineFacts) -> list[Offer]:
     return [min(rows, key=distance)]
 
 
-PLACES: dict[str, type[Place]] = {"here": Here, "box": OwnBox, "cluster": OwnCluster, "cloud": Clouds}
+PLACES: dict[str, type[Place]] = {"here": ThisComputer, "box": OwnBox, "cluster": OwnCluster, "cloud": Clouds}
 """The class of each kind of place."""
 
 
@@ -474,4 +474,4 @@ def resolve_place(request: Request, desk: Desk, *, joins_nodes: bool, is_shown: 
         raise UsageError("provider.mixed", "A machine of your own and a cloud cannot be mixed.", hint=hint)
     if request.choices.clusters:
         named = OwnClusters
-    return (named if mode is Mode.PAID else Here)(request, desk, is_shown=is_shown)
+    return (named if mode is Mode.PAID else ThisComputer)(request, desk, is_shown=is_shown)

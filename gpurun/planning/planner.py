@@ -177,9 +177,9 @@ def _with_legs(plan: Plan, place: Place, home: Home) -> Plan:
 
     stays = why_it_stays(plan) if place.has_others else _NO_OTHERS
     if not stays:
-        return plan.told(*legs_note(plan, home))
+        return plan.with_notes(*legs_note(plan, home))
     plan = plan.model_copy(update={"choices": plan.choices.model_copy(update={"keep_going": False})})
-    return plan.told(warnings=(stays,)) if plan.mode is Mode.PAID else plan
+    return plan.with_notes(warnings=(stays,)) if plan.mode is Mode.PAID else plan
 
 
 def with_bundle(plan: Plan, home: Home, clock: Clock) -> Plan:

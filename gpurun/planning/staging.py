@@ -36,14 +36,14 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
     if not plan.choices.stage:
         worth_bytes = sum(file.bytes for file in _worth_staging(seen))
         notes = advice(plan.offer, plan.uplink, worth_bytes) if plan.mode is Mode.PAID else ()
-        return plan.told(*notes)
+        return plan.with_notes(*notes)
     address = parse_address(plan.choices.stage)
     if plan.mode is Mode.LOCAL:
         hint = "Leave --stage out, or rent a machine."
         raise UsageError("stage.local", "--stage is for other machines; nothing is sent to this one.", hint=hint)
     if plan.mode is Mode.REHEARSAL:
         note = f"The rehearsal uploads nothing; {address} is for the paid run."
-        return plan.told(note)
+        return plan.with_notes(note)
     bucket = Bucket(address, clock)
     bucket.look()
     files = _worth_staging(seen)
@@ -60,7 +60,7 @@ def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
         upload_s=ceil(8 * (whole - found) / plan.uplink.bits_per_s),
         saves_s=int(8 * whole / plan.uplink.bits_per_s - 8 * whole / BUCKET_BITS_PER_S),
     )
-    return plan.model_copy(update={"stage": stage}).told(warnings=_warnings(bucket, stage, plan))
+    return plan.model_copy(update={"stage": stage}).with_notes(warnings=_warnings(bucket, stage, plan))
 
 
 def _worth_staging(seen: Survey | None) -> list[PackedFile]:

@@ -40,7 +40,7 @@ from gpurun.planning.planner import Proposal
 from gpurun.planning.trainer_proposal import TrainerProposal
 from gpurun.planning.transfer import vocabulary_of
 from gpurun.planning.ways_under_cap import way_on_spot
-from gpurun.providers.catalog import asked_as, others
+from gpurun.providers.catalog import gpu_flag, others
 
 OPTUNA = "optuna>=4,<6"
 MOST_SHARED = 8
@@ -198,7 +198,7 @@ class RecipeSweep(TrainerProposal):
                 with suppress(UsageError):  # --at-once may need more memory than this card has.
                     found += other._with_all_trials(quoted, place, [offer]).candidates
         for best in ranked((each for each in found if each.lease is not None), quoted.load)[:1]:
-            yield f"--gpu {asked_as(best.offer)}: {self._costs(best)}, on {best.offer.provider}"
+            yield f"--gpu {gpu_flag(best.offer)}: {self._costs(best)}, on {best.offer.provider}"
 
     def _costs(self, candidate: Candidate) -> str:
         """Return a phrase with the number of trials on an offer and their worst case."""
@@ -235,8 +235,9 @@ class RecipeSweep(TrainerProposal):
         alone = plan.model_copy(update={"job": plan.job.trial, "continues": None})
         own = super().completed(alone, chosen, place).model_copy(update={"job": plan.job, "continues": plan.continues})
         if not chosen.finishes:
-            own = own.told(warnings=(f"The time is enough for {self._trials_words(chosen)}; a stop keeps the best.",))
-        return own.told(*_sharing_notes(plan))
+            enough = f"The time is enough for {self._trials_words(chosen)}; a stop keeps the best."
+            own = own.with_notes(warnings=(enough,))
+        return own.with_notes(*_sharing_notes(plan))
 
     def _trial(self, data: DataSummary | None) -> TrainerJob:
         """Return one trial as a job: the longest trial, with the largest number of parameters of all trials."""

@@ -30,7 +30,7 @@ from gpurun.planning.place import Clouds, Desk, Place
 from gpurun.planning.planner import Proposal
 from gpurun.planning.transfer import advice, least_disk_gb, not_prepared, public_shards, unused_notes, vocabulary_of
 from gpurun.planning.ways_under_cap import way_on_spot
-from gpurun.providers.catalog import asked_as, parse_gpu, terms_of
+from gpurun.providers.catalog import gpu_flag, parse_gpu, terms_of
 from gpurun.view.number_format import format_count, format_duration
 
 SMALLER = {
@@ -115,8 +115,8 @@ class TrainerProposal(Proposal):
     def refuse_impossible(self, place: Place) -> None:
         """Raise UsageError if the recipe's shards exist neither here nor in public."""
         source = self.resolved.tables.data.source
-        is_nowhere = self.request.data is None and source not in BUILT_IN and not public_shards(self.request, source)
-        if place.is_rented and not place.is_shown and is_nowhere:
+        is_missing = self.request.data is None and source not in BUILT_IN and not public_shards(self.request, source)
+        if place.is_rented and not place.is_shown and is_missing:
             raise missing_shards(source, self.request.recipe_word)
 
     def quote(self, place: Place, market: Market | None, data: DataSummary | None) -> Quote:
@@ -145,8 +145,8 @@ class TrainerProposal(Proposal):
                 chosen = choose_best(shown, self.request, by_gpu=True)
         own = "No GPU fits" if need.is_any else f"The recipe's {need} does not fit"
         why = f"{own} this cap: " if quoted.candidates else ""
-        told = f"{why}`train` takes this one with --gpu {asked_as(chosen.offer)}."
-        return chosen, replace(shown, notes=(*shown.notes, told))
+        way = f"{why}`train` takes this one with --gpu {gpu_flag(chosen.offer)}."
+        return chosen, replace(shown, notes=(*shown.notes, way))
 
     @contextmanager
     def _suggesting_ways(self, place: Place, every: Callable[[], Quote]) -> Iterator[None]:
@@ -169,7 +169,7 @@ class TrainerProposal(Proposal):
         with suppress(NoOffer):
             every = quote_other_gpus(smaller.request, smaller.resolved, place, quoted, smaller.priors)
             chosen = choose_best(_rentable(every, place), request)
-            on = f"--gpu {asked_as(chosen.offer)} --max-cost {as_typed(place.cap or usd(0))}"
+            on = f"--gpu {gpu_flag(chosen.offer)} --max-cost {as_typed(place.cap or usd(0))}"
             yield f"gpurun train {name} {on}: {_costs(chosen)}, a smaller recipe with the same aim"
 
     def prepared_data(self) -> DataSummary:
@@ -243,16 +243,16 @@ class TrainerProposal(Proposal):
             if small := _disk_error(plan, self.resolved):
                 if not place.is_shown:
                     raise small
-                plan = plan.told(warnings=(f"{small.what} `train` refuses that. {small.hint}",))
+                plan = plan.with_notes(warnings=(f"{small.what} `train` refuses that. {small.hint}",))
         elif not chosen.finishes and chosen.reach is not None and chosen.lease is not None:
             part = f"The {format_duration(chosen.lease.train_s)} to train is enough for a part: it gets to "
-            plan = plan.told(warnings=(f"{part}{reach_words(chosen.reach)}.",))
+            plan = plan.with_notes(warnings=(f"{part}{reach_words(chosen.reach)}.",))
         is_on_cpu_here = place.mode is not Mode.PAID and not self._own_trainer and not has_cuda()
         if is_on_cpu_here and (small := _memory_error(plan, self.resolved)):
             raise small
         if not plan.ship_files and place.is_shown:
             plan = self._with_upload_notes(plan)
-        return self._with_notes(plan.told(*self._form_notes))
+        return self._with_recipe_notes(plan.with_notes(*self._form_notes))
 
     def _with_upload_notes(self, plan: Plan) -> Plan:
         """Return a plan that is only shown, with notes about its bucket, or about what a bucket would save."""
@@ -261,9 +261,9 @@ class TrainerProposal(Proposal):
 
             return with_stage(plan, None, self.desk.clock)
         is_sent = not public_shards(self.request, self.resolved.tables.data.source)
-        return plan.told(*advice(plan.offer, plan.uplink, plan.ship_bytes)) if is_sent else plan
+        return plan.with_notes(*advice(plan.offer, plan.uplink, plan.ship_bytes)) if is_sent else plan
 
-    def _with_notes(self, plan: Plan) -> Plan:
+    def _with_recipe_notes(self, plan: Plan) -> Plan:
         """Return the plan with notes about its recipe, its data and the run from which it continues."""
         request = self.request
         desk = self.desk
@@ -301,14 +301,14 @@ class TrainerProposal(Proposal):
             from gpurun.planning.plan_file import since_quoted
 
             warnings += since_quoted(plan, request.quoted, desk.clock.wall())
-        return plan.told(*notes, warnings=warnings)
+        return plan.with_notes(*notes, warnings=warnings)
 
 
 def _cheapest_that_finishes(every: Quote, place: Place) -> Iterator[str]:
     """Yield the flags for the cheapest offer that finishes within the cap, if there is one."""
     for candidate in _rentable(every, place).candidates:
         if candidate.lease is not None and candidate.finishes:
-            yield f"--gpu {asked_as(candidate.offer)}: {_costs(candidate)}, on {candidate.offer.provider}"
+            yield f"--gpu {gpu_flag(candidate.offer)}: {_costs(candidate)}, on {candidate.offer.provider}"
             return
 
 
@@ -404,7 +404,7 @@ def _disk_error(plan: Plan, full: ResolvedRecipe) -> UsageError | None:
     needed_gb = least_disk_gb(full, plan.data.bytes, vocab_size=plan.data.vocab_size)
     for candidate in plan.approved:
         provider = candidate.offer.provider
-        if asked_as(candidate.offer) != asked_as(plan.offer):
+        if gpu_flag(candidate.offer) != gpu_flag(plan.offer):
             continue
         terms = terms_of(provider)
         if terms.disk_per_gb_hour and disk_gb_on(provider, wanted_gb) < needed_gb:

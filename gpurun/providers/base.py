@@ -91,13 +91,13 @@ class Traits:
     ends_by: EndsBy = EndsBy.REQUEST
 
     @property
-    def takes_files(self) -> bool:
+    def removes_files(self) -> bool:
         """Return whether destroying a machine removes its files. Those on your own box or a cluster stay."""
         return self.teardown is Teardown.DESTROYED or self.is_this_computer
 
     @property
-    def takes_address(self) -> bool:
-        """Return whether a destroyed machine no longer answers at its address. A cluster's login node still does."""
+    def closes_address(self) -> bool:
+        """Return whether a destroyed machine's address stops answering. A cluster's login node goes on answering."""
         return self.teardown is Teardown.DESTROYED
 
     @property
@@ -258,7 +258,7 @@ class TellsTime(Protocol):
 
     @property
     def clock_ahead_s(self) -> float | None:
-        """Return how many seconds this machine's clock is ahead, by the provider's last answer; None without one."""
+        """Return how many seconds this machine's clock is ahead, by the provider's last answer; None before one."""
         ...
 
     def ask_time(self) -> None:
@@ -286,7 +286,7 @@ class FindsInRegions(Protocol):
 
 @runtime_checkable
 class HasEndpoint(Protocol):
-    """A provider that can be reached at another address, for instance set by an environment variable."""
+    """A provider that can be reached at another address, for example set by an environment variable."""
 
     @property
     def endpoint(self) -> str:

@@ -186,7 +186,7 @@ def rows_for(need: GpuNeed, provider: str = "") -> list[Offer]:
 
     Cards of unknown speed are included. The catalogue has no price for them.
     """
-    rows = [*all_offers(), *_unmeasured()]
+    rows = [*all_offers(), *_rows_without_speed()]
     return [offer for offer in rows if provider in ("", offer.provider) and _has_card(offer, need)]
 
 
@@ -200,7 +200,7 @@ def _has_card(offer: Offer, need: GpuNeed) -> bool:
 
 
 @cache
-def _unmeasured() -> tuple[Offer, ...]:
+def _rows_without_speed() -> tuple[Offer, ...]:
     """Return the rows of cards of unknown speed. They have no price, so only a live price makes them offers."""
     terms = terms_of("runpod")
     return tuple(
@@ -227,7 +227,7 @@ def counts_of(need: GpuNeed, providers: Sequence[str] = ()) -> list[int]:
     return sorted({offer.gpu_count for offer in found if not providers or offer.provider in providers})
 
 
-def asked_as(offer: Offer) -> str:
+def gpu_flag(offer: Offer) -> str:
     """Return the value of --gpu that requests an offer's machine, such as `8xA100` or `cpu`."""
     name = card_names().get(offer.gpu, offer.gpu) if offer.gpu_count else "cpu"
     return str(GpuNeed(count=offer.gpus_per_node, name=name, nodes=offer.nodes * offer.jobs))
@@ -318,11 +318,11 @@ def catalogued(request: Request, need: GpuNeed) -> list[Offer]:
         sold = ", ".join(f"{count}x{need.name}" for count in counts_of(need, clouds))
         what = f"{' and '.join(clouds)} has no {need}" if clouds else f"No provider in the catalogue has {need}"
         hint = f"Sold as {sold}." if sold else "Try another --gpu or provider."
-        if need.name in {card_names()[row.gpu] for row in _unmeasured()}:
+        if need.name in {card_names()[row.gpu] for row in _rows_without_speed()}:
             what = f"The catalogue has no price for {need}"
-            hint = "With a key RunPod reports one (gpurun auth set runpod). The speed is not known: add --hours."
+            hint = "RunPod reports one if you add its key (gpurun auth set runpod). The speed is unknown: add --hours."
         raise NoOffer("offer.none", f"{what}.", hint=hint)
-    here = _requested(offers, request)
+    here = _requested_offers(offers, request)
     if not here:
         regions = ", ".join(sorted({offer.region for offer in offers}))
         hint = f"The catalogue has: {regions}."
@@ -337,15 +337,16 @@ def others(request: Request, need: GpuNeed, *, on_cpu: bool, asked: Collection[s
     with `on_cpu`.
     """
     own = {offer for offer in offers_for(need) if asked is None or offer.provider in asked}
-    return _requested([offer for offer in all_offers() if offer not in own and (offer.gpu_count or on_cpu)], request)
+    rest = [offer for offer in all_offers() if offer not in own and (offer.gpu_count or on_cpu)]
+    return _requested_offers(rest, request)
 
 
 def _clouds(request: Request) -> list[str]:
     return [name for name in request.providers if name != "local"]
 
 
-def _requested(offers: list[Offer], request: Request) -> list[Offer]:
-    """Return the offers in the requested clouds and region. Their `dies_by_itself` follows the user's choices."""
+def _requested_offers(offers: list[Offer], request: Request) -> list[Offer]:
+    """Return the offers in the requested clouds and region, with a guard key where the user chose one."""
     clouds, region = _clouds(request), request.choices.region
     here = [offer for offer in offers if not clouds or offer.provider in clouds]
     here = [offer for offer in here if region is None or offer.region in (region, "any")]

@@ -44,7 +44,7 @@ def retired(what: str) -> SetupError:
 
 def no_funds(what: str, *, billing_url: str) -> NoOffer:
     """Return the error for an account with too low a balance."""
-    return NoOffer("account.no_funds", what, hint=f"Nothing was made; add credit at {billing_url}.")
+    return NoOffer("account.no_funds", what, hint=f"Nothing was created; add credit at {billing_url}.")
 
 
 def no_quota(what: str, *, hint: str) -> NoOffer:

@@ -27,7 +27,7 @@ from gpurun.core.this_machine import cards_here
 from gpurun.providers.base import EndsBy, Rejected, Traits, Unknown
 from gpurun.providers.catalog import kind_of
 from gpurun.providers.local_guard import INSTANCE_FILE
-from gpurun.providers.processes import MARK, Unseen, demand_sight, kill_instance, processes_of
+from gpurun.providers.processes import MARK, UnreadableMarks, kill_instance, processes_of, require_readable_marks
 
 _BOOT_LIMIT_S = 15.0
 
@@ -77,10 +77,10 @@ class LocalProvider:
 
     def create(self, order: Order) -> Instance:
         """Start the guard, which creates the folder. Return the instance once its folder exists."""
-        folder = self._of(order.token)
+        folder = self._folder_of(order.token)
         try:
-            demand_sight()
-        except Unseen as error:
+            require_readable_marks()
+        except UnreadableMarks as error:
             raise Rejected(f"this machine does not show which processes belong to an instance: {error}") from error
         make_private(self._folder)
         crashpoint("before local.create")
@@ -114,12 +114,12 @@ class LocalProvider:
 
     def read(self, instance_id: str) -> Instance:
         """Return an instance by its folder and the process table; Unknown if marks cannot be read."""
-        folder = self._of(instance_id)
+        folder = self._folder_of(instance_id)
         crashpoint("before local.read")
         facts = _facts_in(folder)
         try:
             alive = processes_of(instance_id)
-        except Unseen as error:  # Otherwise a living process could be taken for gone.
+        except UnreadableMarks as error:  # Otherwise a living process could be taken for gone.
             raise Unknown(f"it is not known whether {instance_id} is alive: {error}") from error
         if facts:
             state = InstanceState.RUNNING if facts["guard"] in alive else InstanceState.STOPPED
@@ -142,14 +142,14 @@ class LocalProvider:
 
     def destroy(self, instance_id: str) -> None:
         """Kill every process that carries the mark, then remove the folder. Harmless if neither exists."""
-        folder = self._of(instance_id)
+        folder = self._folder_of(instance_id)
         crashpoint("before local.destroy")
         (folder / INSTANCE_FILE).unlink(missing_ok=True)  # First, so that a guard that is just starting ends.
         try:
             for _ in ticks(self._clock, 0.02, 5.0):
                 if not kill_instance(instance_id):
                     break
-        except Unseen as error:
+        except UnreadableMarks as error:
             raise Unknown(f"the processes of {instance_id} cannot be seen: {error}") from error
         shutil.rmtree(folder, ignore_errors=True)
         (self._folder / f"{instance_id}.log").unlink(missing_ok=True)
@@ -157,7 +157,7 @@ class LocalProvider:
 
     def guard_folder(self, instance: Instance) -> str:
         """Return the instance's folder, which its guard process watches."""
-        return str(self._of(instance.id))
+        return str(self._folder_of(instance.id))
 
     def _clean_up(self, token: str) -> Rejected | Unknown:
         """Clean up after a guard that ended at once. Return Rejected if nothing is left, else Unknown."""
@@ -168,7 +168,7 @@ class LocalProvider:
             return Rejected(f"the guard ended at once: {words or 'it printed nothing'}")
         return Unknown("the guard ended at once, but the instance could not be removed")
 
-    def _of(self, token: str) -> Path:
+    def _folder_of(self, token: str) -> Path:
         """Return the folder of an instance; Rejected for a malformed token, because it becomes part of a path."""
         if parse_token(token) is None:
             raise Rejected(f"{token!r} is not the token of a local instance")

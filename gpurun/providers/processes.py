@@ -22,22 +22,22 @@ PROC = Path("/proc")
 _PS = ["ps", "-axEww", "-o", "pid=", "-o", "command="]
 
 
-class Unseen(Exception):
+class UnreadableMarks(Exception):
     """The environment of processes cannot be read here, so the instance's processes cannot be found."""
 
 
 def processes_of(token: str) -> list[int]:
-    """Return the ids of the other living processes that carry the token; Unseen if marks cannot be read."""
+    """Return the ids of the other living processes that carry the token; UnreadableMarks if marks cannot be read."""
     mark = f"{MARK}={token}".encode()
     if (PROC / "self" / "environ").exists():
         return [pid for pid in map(int, filter(str.isdigit, os.listdir(PROC))) if _has_mark(PROC / str(pid), mark)]
-    demand_sight()
+    require_readable_marks()
     return [pid for pid in _listed(mark) if pid != os.getpid()]
 
 
 @cache
-def demand_sight() -> None:
-    """Check that marks can be read, by listing a marked child process; Unseen if they cannot."""
+def require_readable_marks() -> None:
+    """Check that marks can be read, by listing a marked child process; UnreadableMarks if they cannot."""
     if (PROC / "self" / "environ").exists():
         return
     token = f"probe-{os.getpid()}"
@@ -47,7 +47,7 @@ def demand_sight() -> None:
     )  # fmt: skip
     try:
         if probe.pid not in _listed(f"{MARK}={token}".encode()):
-            raise Unseen(f"`{' '.join(_PS)}` does not show the environment of this user's own processes")
+            raise UnreadableMarks(f"`{' '.join(_PS)}` does not show the environment of this user's own processes")
     finally:
         probe.kill()
         probe.communicate()
@@ -58,7 +58,7 @@ def _listed(mark: bytes) -> list[int]:
     try:
         listing = subprocess.run(_PS, env=child_environment(), capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        raise Unseen(f"ps does not list the processes: {error}") from error
+        raise UnreadableMarks(f"ps does not list the processes: {error}") from error
     lines = (line.split(None, 1) for line in listing.splitlines() if mark in line.split())
     return [int(line[0]) for line in lines]
 

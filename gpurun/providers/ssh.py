@@ -112,7 +112,7 @@ class SshProvider:
 
     def create(self, order: Order) -> Instance:
         """Reserve the offer's box (its `type_id`) for the token; Rejected while another run uses the box."""
-        path = self._of(order.token)
+        path = self._record_path(order.token)
         try:
             login = parse_host(order.offer.type_id)
         except UsageError as error:
@@ -148,7 +148,7 @@ class SshProvider:
 
     def read(self, instance_id: str) -> Instance:
         """Return the instance of a record; UNKNOWN if the record cannot be read, GONE if there is none."""
-        path = self._of(instance_id)
+        path = self._record_path(instance_id)
         crashpoint("before ssh.read")
         try:
             use = _Use.from_json(path.read_bytes())
@@ -172,7 +172,7 @@ class SshProvider:
 
     def destroy(self, instance_id: str) -> None:
         """Release the box by removing its record; harmless if there is none. The box itself keeps running."""
-        path = self._of(instance_id)
+        path = self._record_path(instance_id)
         crashpoint("before ssh.destroy")
         path.unlink(missing_ok=True)
         if self._folder.is_dir():
@@ -195,7 +195,7 @@ class SshProvider:
                     f"(gpurun destroy {other.run} ends it; gpurun reap --provider ssh --destroy a forgotten one)"
                 )
 
-    def _of(self, token: str) -> Path:
+    def _record_path(self, token: str) -> Path:
         """Return the path of a token's record; Rejected for a malformed token, because it becomes part of a path."""
         if parse_token(token) is None:
             raise Rejected(f"{token!r} is not the token of a box in use")

@@ -12,7 +12,7 @@ from gpurun.core.records import Address
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,79}")  # Also names in Active Directory: LAB\you, you@lab.example.
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?")
 _PASTED = re.compile(r"ssh\s+(?:-p\s*(?P<before>\d+)\s+)?(?P<login>[^\s-][^\s]*)(?:\s+-p\s*(?P<after>\d+))?\s*")
-_FORM = "Write user@host or user@host:port, for instance root@203.0.113.7:22022; IPv6 in brackets: root@[2001:db8::7]"
+_FORM = "Write user@host or user@host:port, for example root@203.0.113.7:22022; IPv6 in brackets: root@[2001:db8::7]"
 
 
 @dataclass(frozen=True)

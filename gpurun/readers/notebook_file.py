@@ -37,7 +37,7 @@ _PUBLISHED = re.compile(
 )
 MOST_BYTES = 12 << 20
 """The size limit of the bundle. Base64 adds a third, and platforms accept notebooks of about 20 MB."""
-TOLD = "told.json"
+FACTS = "facts.json"
 _STAMP = (1980, 1, 1, 0, 0, 0)
 _METADATA: dict[str, dict[str, Any]] = {
     "colab": {"accelerator": "GPU", "colab": {"provenance": [], "gpuType": "T4"}},
@@ -129,10 +129,10 @@ made = json.loads(manifest.read_text()) if manifest.exists() else {"latest": Non
 steps = {made["latest"], (made["best"] or {}).get("step")}
 files = {"run.log": HERE / "run.log", "events.jsonl": HERE / "out" / "events.jsonl"}
 files |= {f"data/{path.name}": path for path in (HERE / "data").iterdir()}
-files |= {one["name"]: HERE / "out" / one["name"] for one in made["files"]
-          if one["step"] in steps and one["kind"] in ("weights", "optimizer", "state")}
-told = json.loads((HERE / "told.json").read_text())
-told |= {"exit_code": EXIT_CODE, "processes": PROCESSES, "best": made["best"]}
+files |= {file["name"]: HERE / "out" / file["name"] for file in made["files"]
+          if file["step"] in steps and file["kind"] in ("weights", "optimizer", "state")}
+facts = json.loads((HERE / "facts.json").read_text())
+facts |= {"exit_code": EXIT_CODE, "processes": PROCESSES, "best": made["best"]}
 listed = {}
 with zipfile.ZipFile("evidence.zip", "w") as archive:
     def put(name, content):
@@ -141,7 +141,7 @@ with zipfile.ZipFile("evidence.zip", "w") as archive:
     for name, path in files.items():
         if path.is_file():
             put(name, path.read_bytes())
-    put("plan.json", json.dumps(told).encode())
+    put("plan.json", json.dumps(facts).encode())
     archive.writestr("card.json", json.dumps({"v": 1, "run": "", "files": listed, "left_out": {}}))
 print("Wrote", Path("evidence.zip").absolute())"""
 _DOWNLOAD = """\
@@ -225,7 +225,7 @@ def _packed(resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any
 
 
 def _contents(resolved: ResolvedRecipe, data: DataSummary, facts: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-    yield TOLD, json.dumps(facts, indent=1, sort_keys=True).encode()
+    yield FACTS, json.dumps(facts, indent=1, sort_keys=True).encode()
     yield "bundle/recipe.json", json.dumps(resolved.record, indent=2, sort_keys=True).encode()
     for name, path in modules_of(bundle_root() / "trainer").items():
         yield f"bundle/trainer/{name}", path.read_bytes()
@@ -239,7 +239,7 @@ def _shards(data: DataSummary) -> Iterator[Path]:
     yield from (path for path in own.iterdir() if path.is_file())
     if data.beside:
         manifest = read_object(own / "data.json")
-        yield from (Path(data.folder, Path(one["name"]).name) for part in ("train", "val") for one in manifest[part])
+        yield from (Path(data.folder, Path(file["name"]).name) for part in ("train", "val") for file in manifest[part])
 
 
 def _cell(place: int, kind: str, text: str) -> dict[str, Any]:

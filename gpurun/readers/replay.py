@@ -82,10 +82,10 @@ class Replayed:
         return self.extent != NOT_REPLAYED
 
     @classmethod
-    def of(cls, lines: Iterable[Said], extent: str) -> Replayed:
+    def from_lines(cls, lines: Iterable[Said], extent: str) -> Replayed:
         """Return the result with these lines, grouped by kind."""
         said = [(sort, plain_line(text)) for sort, text in lines]
-        by_sort = {sort: tuple(text for one, text in said if one is sort) for sort in Sort}
+        by_sort = {sort: tuple(text for kind, text in said if kind is sort) for sort in Sort}
         return cls(by_sort[Sort.PROBLEM], by_sort[Sort.CHECKED], by_sort[Sort.UNCHECKED], extent)
 
     @classmethod
@@ -126,15 +126,15 @@ def replay_run(
         return Replayed.nothing("it ran a user's command")
     if predicate["asked"].get("trainer") == CHANGED:
         return Replayed.nothing("it was trained by a changed trainer, whose code is not run for this")
-    listed = [one for one in predicate["checkpoint"]["files"] if one["kind"] in _KINDS]
-    files = [one for one in listed if digest_file(folder.artifacts / one["name"])["sha256"] == one["sha256"]]
+    listed = [file for file in predicate["checkpoint"]["files"] if file["kind"] in _KINDS]
+    files = [file for file in listed if digest_file(folder.artifacts / file["name"])["sha256"] == file["sha256"]]
     last = newest_whole(files)
     if last is None or last != newest_whole(listed):
         return Replayed.nothing("the last checkpoint is not complete here")
-    own = [one for one in files if one["step"] == last]
+    own = [file for file in files if file["step"] == last]
     if not _has_shards(data):
         return Replayed.nothing("the shards that it was trained on are not here")
-    weights = folder.artifacts / next(one["name"] for one in own if one["kind"] == "weights")
+    weights = folder.artifacts / next(file["name"] for file in own if file["kind"] == "weights")
     state = _read_state(folder, files, last)
     parameters = weights.stat().st_size // 4
     spans = _spans_to_repeat(files, predicate, recipe, parameters)
@@ -160,7 +160,7 @@ def replay_run(
     extent = "1 span" if len(spans) == 1 else f"{len(spans)} spans"
     if spans == [(0, last)]:
         extent = "all"
-    return Replayed.of(lines, extent if spans else NOT_REPLAYED)
+    return Replayed.from_lines(lines, extent if spans else NOT_REPLAYED)
 
 
 def _compare_loss(answer: Mapping[str, Any], state: Mapping[str, Any], last: int, kind: str) -> Iterator[Said]:
@@ -198,10 +198,10 @@ def _compare_steps(
     early = {step: losses for step, losses in sorted(reported.items()) if step <= first + FIRST_STEPS}
     for step, losses in early.items():
         if all(abs(taken[step] - loss) > apart * abs(loss) for loss in losses):
-            told_loss = min(losses)
+            reported_loss = min(losses)
             yield (
                 Sort.PROBLEM,
-                f"step {step}, repeated, has loss {taken[step]:.6g}, but the run says {told_loss:.6g}",
+                f"step {step}, repeated, has loss {taken[step]:.6g}, but the run says {reported_loss:.6g}",
             )
             return
     agreed = f"{len(early)} of the losses of its first {FIRST_STEPS} steps were compared and agree"
@@ -286,7 +286,8 @@ def _spans_to_repeat(
     randomly chosen spans between the kept checkpoints. Of a long span only the first few steps are repeated.
     """
     is_fresh = not predicate["asked"].get("continues") and not recipe["train"].get("init_from")
-    kept = sorted({one["step"] for one in files if newest_whole([f for f in files if f["step"] == one["step"]])})
+    steps = {file["step"] for file in files}
+    kept = sorted(step for step in steps if newest_whole([file for file in files if file["step"] == step]))
     most = int(MOST_FLOPS / (6 * parameters * int(recipe["train"]["batch_tokens"])))
     ends = [*[0] * is_fresh, *kept]
     last = ends[-1]

@@ -37,7 +37,7 @@ def materials_of(home: Home, sight: Sight, now: float) -> list[RunMaterial]:
         for number, trial_events in sorted(events.items(), key=lambda pair: (pair[1][-1].rank, pair[0]))
     ]
     notes = [note for note in whole.notes if note != "It reported no loss."]
-    return [replace(one, notes=tuple(notes) if one is found[0] else ()) for one in found]
+    return [replace(trial, notes=tuple(notes) if trial is found[0] else ()) for trial in found]
 
 
 def _trial_material(whole: RunMaterial, job: SweepJob, events: list[TrialEvent], micros: Micros | None) -> RunMaterial:

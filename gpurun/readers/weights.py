@@ -64,7 +64,7 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
     found = _STEP.fullmatch(wanted)
     step = int(found[1]) if found else {"last": steps[-1], "best": best if best in steps else steps[-1]}.get(wanted)
     if step is None or step not in steps:
-        there = ", ".join(f"{one:06d}" for one in steps)
+        there = ", ".join(f"{step:06d}" for step in steps)
         hint = f"Use one of: {there}; or best or last."
         raise UsageError("checkpoint.unknown", f"{name} has no checkpoint {wanted!r} here.", hint=hint)
     own = {file["kind"]: _verified_path(sight, file) for file in files if file["step"] == step}

@@ -203,7 +203,7 @@ class Screen:
             leased = {"offer": offer, "lease": Lease(**intent.lease.model_dump()), "worst_micros": worst}
             taken = self.plan.chosen.model_copy(update=leased)
         if taken is not None:
-            self.plan = self.plan.on(taken)
+            self.plan = self.plan.with_chosen(taken)
 
     def _record(self, record: Record) -> None:
         name, wall = str(record.event), record.wall

@@ -271,8 +271,8 @@ def _runtime(predicate: Predicate) -> list[Cell]:
     doing = terms_in(predicate).doing
     unknown = f"{doing} unknown" if _is_begun(predicate) else "never started"
     train = unknown if trained_s is None else f"{format_duration(trained_s)} {doing}"
-    if trained_s is not None and (told_s := predicate["training"]["seconds"].get("told_s")) is not None:
-        own = f"{format_duration(told_s)} by the machine's clock"
+    if trained_s is not None and (machine_s := predicate["training"]["seconds"].get("told_s")) is not None:
+        own = f"{format_duration(machine_s)} by the machine's clock"
         train = f"{format_duration(trained_s)} until the end of {doing} was seen, {own}"
     return [train, "billable unknown" if billable_s is None else f"{format_duration(billable_s)} billable"]
 

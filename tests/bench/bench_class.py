@@ -103,7 +103,7 @@ def main() -> None:
             forged.append(again["alike"])
             print(f"{number:3} {capability:8} {threads} {precision} torch {releases[turn]}  honest {honest[-1]:.4f}  "
                   f"forged {forged[-1]:.4f}  val_loss apart {losses[-1]:.1e}", flush=True)  # fmt: skip
-    print(f"\n{given.recipe}, {given.learners} learners, {steps} steps; {equal} the same to the bit")
+    print(f"\n{given.recipe}, {given.learners} learners, {steps} steps; {equal} bit for bit the same")
     for name, values in (("honest", honest), ("another seed", forged)):
         middle = statistics.median(values)
         print(f"{name}: cosine {min(values):.3f} to {max(values):.3f}, median {middle:.3f}")

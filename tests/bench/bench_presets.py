@@ -162,7 +162,7 @@ def show(found: dict[str, object], seeds: int, share: float) -> None:
     pairs: list[dict[str, object]] = found["pairs"]  # type: ignore[assignment]
     rates: dict[str, float] = found["rates"]  # type: ignore[assignment]
     date = f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores"
-    print("| seed | faithful ends at | modern ends at | modern is there after, of faithful's tokens |")
+    print("| seed | faithful ends at | modern ends at | modern reaches faithful's end after |")
     print("| --- | --- | --- | --- |")
     for pair in pairs:
         ends = [pair[name][-1] for name in ("faithful", "modern")]  # type: ignore[index]

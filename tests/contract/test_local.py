@@ -124,7 +124,7 @@ def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], Non
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
         monkeypatch.setattr(processes, "PROC", tmp_path / "no-proc")
-        processes.demand_sight.cache_clear()
+        processes.require_readable_marks.cache_clear()
 
     return become
 

@@ -55,7 +55,7 @@ def test_a_bucket_elsewhere_gets_only_what_the_plan_pays_for(own: Home, s3: S3Em
     order, folder, plan = order_of(own, provider="aws", **bucket)
     assert order["most_bytes"] == early_bytes(plan)
     assert order["steps"] == plan.job.resolved["train"]["steps"]
-    assert not EgressBudget.of(folder, plan).take([FILE]), "it would leave twice"
+    assert not EgressBudget.from_plan(folder, plan).take([FILE]), "it would leave twice"
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_without_egress_charges_all_is_pushed_and_comes_home(
 ) -> None:
     order, folder, plan = order_of(own, provider=provider, **bucket)
     assert order["most_bytes"] is None
-    assert EgressBudget.of(folder, plan).take([FILE])
+    assert EgressBudget.from_plan(folder, plan).take([FILE])

@@ -72,7 +72,7 @@ def proven_and_audited(world: World) -> None:
 def collect(world: World) -> None:
     """What `gpurun collect` does, in a process of its own: the line is whole again."""
     world.far.flips.clear()
-    budget = EgressBudget.of(world.folder, world.plan)
+    budget = EgressBudget.from_plan(world.folder, world.plan)
     bring_now(world.far, world.folder, "all", world.clock, lambda *_: None, budget)
 
 

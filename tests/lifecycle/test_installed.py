@@ -60,6 +60,6 @@ def test_a_wheel_plans_trains_and_follows_the_first_tutorial(python: Path, tmp_p
                 said = typed(python, tmp_path, *shlex.split(line)[1:])
             else:
                 subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
-    assert "same to the bit" in said
+    assert "bit-identical" in said
     doctor = json.loads(typed(python, tmp_path, "doctor", "--json"))
     assert doctor["ok"] is True

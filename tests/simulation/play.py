@@ -355,7 +355,7 @@ class Stage:
         for far in self._fars.values():
             far.flips.clear()
             with contextlib.suppress(GpurunError):
-                budget = EgressBudget.of(folder, self.played.plan)
+                budget = EgressBudget.from_plan(folder, self.played.plan)
                 bring_now(far, folder, "all", self.laptop, lambda *_: None, budget)
 
     def _reach(self, instance: Instance) -> SimulatedFar:

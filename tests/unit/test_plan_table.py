@@ -26,7 +26,7 @@ from gpurun.planning.candidates import WEAK
 from gpurun.planning.market import Market
 from gpurun.planning.transfer import load_for, load_of
 from gpurun.providers import catalog
-from gpurun.providers.catalog import all_offers, asked_as, offers_for, parse_gpu, rows_for, terms_of
+from gpurun.providers.catalog import all_offers, gpu_flag, offers_for, parse_gpu, rows_for, terms_of
 from gpurun.view.number_format import format_bytes, format_duration
 from gpurun.view.plan_screen import plan_text
 from gpurun.view.style import Style
@@ -237,7 +237,7 @@ def test_an_unsold_recipe_gpu_shows_others_and_rehearses_free(tmp_path: Path) ->
     own = ("hardware.gpu=1xA100",)
     plan = planned(tmp_path, "5", recipe="mini-gpt", providers=("aws",), overrides=own)
     assert (plan.offer.gpu_count, {one.offer.provider for one in plan.candidates}) == (1, {"aws"})
-    assert f"--gpu {asked_as(plan.offer)}" in plan.notes[-1]
+    assert f"--gpu {gpu_flag(plan.offer)}" in plan.notes[-1]
     (unsold,) = (note for note in plan.notes if "8xA100" in note)
     assert "1xA100" in unsold
     request = Request(recipe="mini-gpt", overrides=("data.limit_mb=1", *own), providers=("aws",), dry_run=True)

@@ -23,7 +23,7 @@ def training(
     *, step_s: float, eval_s: float, save_s: float, start_s: float = 7.0, log_every: int = 10
 ) -> Iterator[Any]:
     """The events of a run whose every part takes as long as it is told to."""
-    pieces = Pieces.of(RESOLVED)
+    pieces = Pieces.from_recipe(RESOLVED)
     assert pieces is not None
     elapsed_s = start_s
     yield {"kind": "start", "elapsed_s": 1.0}
@@ -93,7 +93,7 @@ def test_an_unseen_evaluation_counts_as_a_forward_of_its_tokens() -> None:
 
 def test_an_unseen_hellaswag_counts_as_a_forward_of_its_rows() -> None:
     asked = {**RESOLVED, "eval": {**RESOLVED["eval"], "hellaswag_items": 100}}
-    plain, more = (Pieces.of(one) for one in (RESOLVED, asked))
+    plain, more = (Pieces.from_recipe(one) for one in (RESOLVED, asked))
     assert plain is not None
     assert more is not None
     assert more.eval_tokens - plain.eval_tokens == 100 * 4 * 128

@@ -384,7 +384,7 @@ def test_killed_anywhere_the_next_call_finishes_after_any_other(home: Home, poin
     program = [sys.executable, "-c", _WRITE, str(home.root), "fox-41"]
     killed = subprocess.run(program, env={**os.environ, "GPURUN_CRASH_AT": str(point)}, check=False)
     assert killed.returncode == -9
-    left = read_chain(home.ledger).of("fox-41"), first.folder.receipt.exists()
+    left = read_chain(home.ledger).link_of("fox-41"), first.folder.receipt.exists()
     assert left[1] == (point >= 2)
     second.settle()
     first.settle()

@@ -13,7 +13,7 @@ from gpurun.core.errors import SetupError
 from gpurun.core.machine_token import MOST, make_token, parse_token
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Order
-from gpurun.providers.aws.tags import by_client_token, client_token, owner, tags_of
+from gpurun.providers.aws.tags import client_token, client_token_filter, owner, tags_of
 from gpurun.providers.catalog import offers_for
 from gpurun.providers.lambdalabs import instances as lambda_instances
 from gpurun.providers.runpod import pods
@@ -93,7 +93,7 @@ def test_an_ec2_client_token_is_believed_before_another_tag() -> None:
 
 
 def test_ec2_is_asked_for_both_forms() -> None:
-    assert by_client_token(None)["Values"] == ["gpurun-*", "gr-*"]
+    assert client_token_filter(None)["Values"] == ["gpurun-*", "gr-*"]
 
 
 def test_the_whole_name_of_a_long_run_stands_in_its_tags() -> None:

@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from gpurun.core.errors import ExitCode, NoOffer
-from gpurun.providers.aws.setup import commands
+from gpurun.providers.aws.setup import admin_commands
 from gpurun.view.envelope import ENVELOPE_KEYS, ERROR_KEYS, envelope_json
 from gpurun.view.error_text import error_text
 from gpurun.view.number_format import (
@@ -78,7 +78,7 @@ def test_an_error_says_what_then_what_to_do_then_its_code() -> None:
 
 def test_what_is_to_be_copied_from_a_hint_has_lines_of_its_own() -> None:
     trust, policy = {"Principal": {"Service": "scheduler.amazonaws.com"}}, {"Action": "ec2:TerminateInstances"}
-    typed = commands(trust, policy)
+    typed = admin_commands(trust, policy)
     shown = error_text(
         "No role was created.", "\n".join(["To create it by hand:", *typed]), "aws.declined", Style(width=60)
     )

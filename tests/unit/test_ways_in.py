@@ -217,9 +217,9 @@ def test_a_cluster_is_entered_by_its_login_node_into_the_job(home: Home) -> None
     at = AT.model_copy(update={"folder": "/shared/gr-fox-41"})
     sight = sight_of(home, Phase.TRAINING, provider="slurm", address=at, region="lab")
     with refusal(GpurunError, "way.no_host_key"):
-        way_into(sight, home, ways_in._before({}, None))
+        way_into(sight, home, ways_in._host_key_lookup({}, None))
     remember_host(home, "login.lab", 22, KEY)
-    found = way_into(sight, home, ways_in._before({}, None))
+    found = way_into(sight, home, ways_in._host_key_lookup({}, None))
     assert found.entry is not None
     assert (found.entry.address.host, found.entry.identity) == ("login.lab", str(home.keys / "ssh" / "client"))
     line = found.command([], at_terminal=True)

@@ -89,7 +89,8 @@ def audit(
         runs = ["@last"]  # Replaying all runs would take hours, so the last run is the default.
     names = [find_run(session.home, run) for run in runs] or None
     # Look this up before the audit, which takes minutes: a run that is driven now may have ended by then.
-    driven = {one.name for one in session.home.folders() if not one.is_closed and _is_driven(session, one.name)}
+    unclosed = (folder.name for folder in session.home.folders() if not folder.is_closed)
+    driven = {name for name in unclosed if _is_driven(session, name)}
     report = audit_home(session.home, names, since=day_wall(since), expected_head=head, public_key=_key(key))
     bills = _bills(session, report) if against_bill else {}
     report = replace(report, rows=tuple(_with_bill(session, row, bills.get(row.run)) for row in report.rows))
@@ -134,10 +135,11 @@ def _audit_result(
         if bill.micros is not None and not bill.is_settled:
             said.append(f"  {run}: the bill is not settled yet")
         said += [f"  {run}: {text}" for text in bill.unclear]
-    said += [f"  {run}: {text}" for run, one in replays.items() for text in (*one.checked, f"replayed: {one.extent}")]
+    for run, replay in replays.items():
+        said += [f"  {run}: {text}" for text in (*replay.checked, f"replayed: {replay.extent}")]
     text = "\n".join([session.draw(lines), *said, *(f"  {problem}" for problem in report.problems)])
-    replay_lines = {run: [*one.checked, *one.unchecked] for run, one in replays.items()}
-    extents = {run: one.extent for run, one in replays.items()}
+    replay_lines = {run: [*replay.checked, *replay.unchecked] for run, replay in replays.items()}
+    extents = {run: replay.extent for run, replay in replays.items()}
     data = _data(report, bills) | {"replay": replay_lines, "replayed": extents}
     return Result(data=data, text=text, errors=_errors(session, lost, failed), exit_code=code)
 

@@ -28,7 +28,7 @@ def setup(
 
     from gpurun.core.clock import SystemClock
     from gpurun.core.errors import Declined
-    from gpurun.providers.aws.setup import commands, make_role, plan_role, user_policy
+    from gpurun.providers.aws.setup import admin_commands, make_role, plan_role, user_policy
     from gpurun.providers.aws.wire import AwsClients
 
     wire = AwsClients(SystemClock())
@@ -39,7 +39,7 @@ def setup(
     there = plan.arn is not None
     question = f"{'Renew' if there else 'Make'} the role gpurun-terminate in account {plan.account}? [y/N]"
     if not yes and session.ask(question, flag="--yes").lower() not in ("y", "yes"):
-        hint = "To create it by hand:\n" + "\n".join(commands(plan.trust, plan.policy))
+        hint = "To create it by hand:\n" + "\n".join(admin_commands(plan.trust, plan.policy))
         raise Declined("aws.declined", "No role was created.", hint=hint)
     arn = make_role(wire, plan)
     text = f"The role {arn} {'was renewed' if there else 'was created'}.\n"

@@ -61,7 +61,7 @@ def confirm_shutdown(
     if not session.json:
         session.say(f"Checking {login.host} port {login.port} for about {SPAN_S:.0f} s.")
     tries = try_repeatedly(login, session.clock, box.jump if box else "")
-    if not force and not all(one.seen in QUIET for one in tries):
+    if not force and not all(attempt.seen in QUIET for attempt in tries):
         raise _not_down(tries[-1].seen, login, receipt, folder.name)
     now, gone = session.clock.wall(), receipt.predicate["timeline"]["gone"]
     if utc(now) < gone:
@@ -99,7 +99,7 @@ def _result_of(made: Confirmation, run: str, session: Session, text: str) -> Res
 
     lines = [text]
     if made.is_seen:
-        seen = {one["seen"] for one in made.predicate["checked"]["tries"]}
+        seen = {attempt["seen"] for attempt in made.predicate["checked"]["tries"]}
         lines.append(
             "  A rented container that refuses connections is stopped; a whole machine that refuses them is still on."
             if "refused" in seen

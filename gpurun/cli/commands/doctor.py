@@ -67,7 +67,7 @@ def doctor(
         checked = check_online(session, names)
         keys = [(name, finding) for name, finding in keys if name not in names]
     findings += _key_findings(keys, named=bool(provider))
-    findings += [finding for one in checked for finding in one.findings]
+    findings += [finding for provider_check in checked for finding in provider_check.findings]
     bad = any(finding.level == "bad" for finding in findings)
     billing = billing or online_code(checked) is ExitCode.MAY_BE_BILLING
     code = ExitCode.MAY_BE_BILLING if billing else ExitCode.SETUP if bad else ExitCode.DONE

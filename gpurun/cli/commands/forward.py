@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gpurun.cli.local_port import HERE, is_free
+from gpurun.cli.local_port import LOCALHOST, is_free
 from gpurun.cli.options import RunArgument
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
@@ -80,7 +80,7 @@ def forward(
     except KeyboardInterrupt:
         process.terminate()
         process.wait()
-        done = ", ".join(f"{HERE}:{here}" for here, _ in pairs)
+        done = ", ".join(f"{LOCALHOST}:{here}" for here, _ in pairs)
         return Result(data={"run": name, "ports": _as_data(pairs)}, text=f"Closed: {done}. {name} continues.")
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -106,7 +106,7 @@ class _Tunnel:
             if not is_open and not any(is_free(here) for here, _ in pairs):
                 is_open = True
                 for here, there in pairs:
-                    self._session.say(f"http://{HERE}:{here} is port {there} of {self._run}'s machine.")
+                    self._session.say(f"http://{LOCALHOST}:{here} is port {there} of {self._run}'s machine.")
                 if self._link:
                     self._session.say(f"JupyterLab: {self._link}")
                 self._session.say("Ctrl-C closes them; the run continues.")

@@ -33,7 +33,7 @@ def import_(
         folder, code = import_run(evidence.expanduser(), run, session.home, session.clock)
     receipt = read_receipt(session.home, folder)
     predicate, verdict = receipt.predicate, receipt.predicate["verdict"]
-    steps = ", ".join(str(one["step"]) for one in predicate["checkpoint"]["files"] if one["kind"] == "weights")
+    steps = ", ".join(str(file["step"]) for file in predicate["checkpoint"]["files"] if file["kind"] == "weights")
     lines = [
         f"{run}: {predicate['training']['outcome']}, checkpoints of step {steps or '—'}, signed here as imported.",
         f"  {verdict['is']}: {verdict['says']}. {verdict.get('not_shown', '')}",

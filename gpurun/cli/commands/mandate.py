@@ -116,13 +116,13 @@ def show(
         known = {session.bounds.mandate.id: session.bounds.mandate}
     chosen = [_meant(session, mandate_id, list(known))] if mandate_id else list(known)
     rows, lines = [], []
-    for one in chosen:
-        mandate, row = known[one], mandate_row(session, one)
-        revoked = is_revoked(session.home, one)
+    for meant in chosen:
+        mandate, row = known[meant], mandate_row(session, meant)
+        revoked = is_revoked(session.home, meant)
         lines += budget_screen([row], [], [], session.style, now=session.clock.wall())
         terms = mandate.model_dump() if mandate else {}
         lines += mandate_lines(terms, session.style, now=session.clock.wall(), revoked=revoked)
-        rows.append({"id": one, "revoked": revoked, "terms": terms or None, "left_micros": row.left_micros})
+        rows.append({"id": meant, "revoked": revoked, "terms": terms or None, "left_micros": row.left_micros})
     after = (
         "" if chosen else "There are no mandates. To write one at a terminal: gpurun mandate new --total 25 --per-run 5"
     )
@@ -134,10 +134,10 @@ def revoke(session: Session, mandate_id: Annotated[str, typer.Argument(metavar="
     """Revoke a mandate permanently: it starts no new runs, and its current runs finish."""
     from gpurun.ledger.mandate import mandates_of, revoke_mandate
 
-    one = _meant(session, mandate_id, [name for name, _ in mandates_of(session.home)])
-    revoke_mandate(session.home, one)
-    text = f"The mandate {one} is revoked. Its current runs will finish: gpurun ps"
-    return Result(data={"id": one, "revoked": True}, text=text)
+    meant = _meant(session, mandate_id, [name for name, _ in mandates_of(session.home)])
+    revoke_mandate(session.home, meant)
+    text = f"The mandate {meant} is revoked. Its current runs will finish: gpurun ps"
+    return Result(data={"id": meant, "revoked": True}, text=text)
 
 
 def _meant(session: Session, name: str, known: Sequence[str]) -> str:

@@ -120,8 +120,8 @@ def _swept(swept: Iterable[Found]) -> tuple[list[Found], MayBeBilling | None]:
     """Return what was found, and the error of a provider that did not respond, if any."""
     found = list[Found]()
     try:
-        for one in swept:
-            found.append(one)
+        for machine in swept:
+            found.append(machine)
     except MayBeBilling as error:
         return found, error
     return found, None
@@ -135,7 +135,9 @@ def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, ag
     # A provider that does not respond now is reported by the sweep that follows.
     seen, _ = _swept(sweep(chosen, session.home, session.clock, destroy_all=False, older_than_s=0.0, look_only=True))
     mortal = ("within lease", "no deadline")
-    theirs = [one for one in seen if is_older(one, age_s) and not one.owner.is_here and one.fate in mortal]
+    theirs = [
+        machine for machine in seen if is_older(machine, age_s) and not machine.owner.is_here and machine.fate in mortal
+    ]
     if not theirs and confirm is None:
         return frozenset()
     confirmed = confirm
@@ -149,7 +151,7 @@ def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, ag
     if confirmed != len(theirs):
         what = f"There are {len(theirs)} machines of other homes, but you confirmed another number, so none was ended."
         raise Declined("reap.declined", what, hint="List them first: gpurun reap --look")
-    return frozenset(one.instance.id for one in theirs)
+    return frozenset(machine.instance.id for machine in theirs)
 
 
 def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBilling | None]:

@@ -48,9 +48,9 @@ def new(
     path = Path(output or f"{name}.roster.json").expanduser()
     _refuse_existing(path)
     write_file(path, roster.to_json(), flag="-o")
-    width = max(len(one.name) for one in roster.students)
+    width = max(len(student.name) for student in roster.students)
     command = f"gpurun train {recipe or 'course-lab'}{f' --set train.steps={steps}' if steps else ''}"
-    lines = [f"{one.name:{width}}  {command} --challenge {one.challenge}" for one in roster.students]
+    lines = [f"{student.name:{width}}  {command} --challenge {student.challenge}" for student in roster.students]
     after = f"Wrote {path}. To check the cards that they hand in: gpurun audit --roster FOLDER --class {path}"
     return Result(data=roster.model_dump(mode="json"), text="\n".join(lines), after=after)
 

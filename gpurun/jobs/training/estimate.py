@@ -77,7 +77,7 @@ class Pieces:
     """Tokens that the model processes for CORE, after the last step."""
 
     @classmethod
-    def of(cls, resolved: Mapping[str, Any]) -> Pieces | None:
+    def from_recipe(cls, resolved: Mapping[str, Any]) -> Pieces | None:
         """Return the work that the tables of a recipe.json describe; None if a figure is missing."""
         train, evaluation = resolved.get("train", {}), resolved.get("eval", {})
         found = {
@@ -325,7 +325,7 @@ def steps_of_work(recipe: ResolvedRecipe) -> float:
 
 
 def _pieces(recipe: ResolvedRecipe) -> Pieces:
-    pieces = Pieces.of(recipe.record)
+    pieces = Pieces.from_recipe(recipe.record)
     assert pieces is not None
     return pieces
 

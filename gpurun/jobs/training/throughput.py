@@ -60,7 +60,7 @@ class Meter:
 
     def __init__(self, resolved: Mapping[str, Any], steps: int = 0) -> None:
         """Measure a run of a resolved recipe, or of a command; only the number of a command's steps is known."""
-        self._pieces = Pieces(steps, 1, steps + 1, 1, steps + 1) if steps else Pieces.of(resolved)
+        self._pieces = Pieces(steps, 1, steps + 1, 1, steps + 1) if steps else Pieces.from_recipe(resolved)
         self._begin()
 
     def _begin(self) -> None:

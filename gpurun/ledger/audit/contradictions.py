@@ -75,7 +75,7 @@ class _Losses:
         """Return whether there is a report of a step."""
         return step < len(self._one) and (bool(self._is_open[step]) or not isnan(self._one[step]))
 
-    def of(self, step: Any) -> set[float]:
+    def at_step(self, step: Any) -> set[float]:
         """Return all losses of a step; none if they are not known."""
         if type(step) is not int or not 0 <= step < len(self._one) or self._is_open[step]:
             return set()
@@ -329,7 +329,7 @@ def _log_problems(folder: RunFolder, events: _Events) -> Iterator[str]:
     """Check that the log shows the losses of the events."""
     for text in lines_of(folder.log):
         found = _STEP_LINE.fullmatch(text)
-        known = events.losses.of(int(found[1])) if found else set()
+        known = events.losses.at_step(int(found[1])) if found else set()
         if found and known and found[2] not in {f"{loss:.4f}" for loss in known}:
             yield f"the log's loss of step {found[1]} ({plain_line(found[2])}) is not the one in the events"
             return
@@ -358,7 +358,7 @@ def _state_problems(state: Json, events: _Events, plan: Json, name: str) -> Iter
     """Check that a checkpoint is of this run: its losses, its torch, and its recipe."""
     step = state.get("step")
     for key, losses in (("loss", events.losses), ("val_loss", events.val_losses)):
-        known, own = losses.of(step), state.get(key)
+        known, own = losses.at_step(step), state.get(key)
         if known and own is not None and own not in known:
             shown = ", ".join(sorted(f"{loss:.6g}" for loss in known))
             yield f"{name} has {key} {plain_line(str(own))} of step {step}, but the events have {shown}"

@@ -43,7 +43,7 @@ _NEEDS: dict[str, str] = {
     Event.DEATH_PROVEN: Event.DEATH_READ,
 }
 # Events beside the machine: before one is requested, or after its end.
-_BESIDE: dict[str, str] = {
+_OUTSIDE_RENTAL: dict[str, str] = {
     Event.STAGE_INTENDED: Event.RUN_OPENED,
     Event.STAGE_OBSERVED: Event.STAGE_INTENDED,
     Event.BILL_OBSERVED: Event.DEATH_PROVEN,
@@ -61,7 +61,7 @@ _PROOF: dict[str, tuple[int, float]] = {
     Teardown.EXPIRES_AT: (1, 0.0),
     Teardown.USER_OPERATED: (1, 0.0),
 }
-_OVER = {Event.CREATE_REFUSED, Event.DEATH_PROVEN}
+_ENDS_RENTAL = {Event.CREATE_REFUSED, Event.DEATH_PROVEN}
 _CLOCK_SLACK_S = 5.0
 _BILL_GAP_S = 600.0
 _ROUNDED = 1e-6
@@ -70,7 +70,7 @@ _ROUNDED = 1e-6
 
 def is_rented(records: Sequence[Record]) -> bool:
     """Return whether a machine was requested and neither refused nor proven gone."""
-    turns = _OVER | {Event.CREATE_INTENDED}
+    turns = _ENDS_RENTAL | {Event.CREATE_INTENDED}
     return next((record.event == Event.CREATE_INTENDED for record in reversed(records) if record.event in turns), False)
 
 
@@ -106,7 +106,7 @@ def order_problems(records: Sequence[Record]) -> Iterator[str]:
     records = [record for record in records if isinstance(record.event, Event)]
     opened = records[0].typed if records else None
     imported = isinstance(opened, RunOpened) and bool(opened.imported)
-    beside = _BESIDE | (_IMPORTED if imported else {})
+    beside = _OUTSIDE_RENTAL | (_IMPORTED if imported else {})
     rental: list[Record] = []
     rented, before = set[str](), set[str]()
     tokens: set[str] = set()
@@ -120,7 +120,7 @@ def order_problems(records: Sequence[Record]) -> Iterator[str]:
         if imported and event in (_NEEDS.keys() | {Event.CREATE_INTENDED}) - _IMPORTED.keys():
             yield f"{at} nothing is rented for an imported run"
         elif isinstance(intent := record.typed, CreateIntended):
-            if rented and not rented & _OVER:
+            if rented and not rented & _ENDS_RENTAL:
                 yield f"{at} a second machine was requested before the first was proven gone"
             if intent.token in tokens:
                 yield f"{at} the token was used before"
@@ -140,7 +140,7 @@ def order_problems(records: Sequence[Record]) -> Iterator[str]:
                 yield from (f"{at} {problem}" for problem in _bill_problems(bill, tokens))
         elif isinstance(leg := record.typed, LegPlanned):
             legs += 1 if leg.token else 0
-            is_over = not rented or bool(rented & _OVER)
+            is_over = not rented or bool(rented & _ENDS_RENTAL)
             yield from (f"{at} {problem}" for problem in _leg_problems(leg, opened, records[:place], legs, is_over))
         elif event in (Event.RECEIPT_OBSERVED, Event.RUN_CLOSED):
             yield from (f"{at} {problem}" for problem in _end_problems(record, records[:place], before))
@@ -194,7 +194,7 @@ def _rental_problems(record: Record, rental: Sequence[Record], rented: set[str])
     if not isinstance(intent, CreateIntended):
         yield "there was no intent to create before it"
         return
-    if rented & _OVER:
+    if rented & _ENDS_RENTAL:
         yield "the machine was refused or proven gone before it"
     if _NEEDS[event] not in rented:
         yield f"there was no {_NEEDS[event]} before it"

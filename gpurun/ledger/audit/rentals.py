@@ -133,14 +133,14 @@ class AuditedRental:
             machine = record.typed.instance
             if machine is not None and machine.started_wall is not None and record.seq <= self._paid_until.seq:
                 ago = _milli(max(_NONE, _exactly(record.wall) - _exactly(machine.started_wall)) + _STAMPS)
-                starts.append(max(_NONE, self._at(record) - ago))
+                starts.append(max(_NONE, self._age_at(record) - ago))
         return starts
 
     @cached_property
     def lives(self) -> list[Decimal]:
         """Return after how many seconds each sign of life came, before the line up to which it was paid."""
         return [
-            self._at(record) for record in self.records if record.seq < self._paid_until.seq and self._lives(record)
+            self._age_at(record) for record in self.records if record.seq < self._paid_until.seq and self._lives(record)
         ]
 
     @cached_property
@@ -208,14 +208,14 @@ class AuditedRental:
             if rose.rate_micros_per_hour > rate:
                 late = max(_NONE, _milli(_exactly(line.wall) - _exactly(rose.since_wall)))
                 more = left_of(Micros(rose.rate_micros_per_hour), Micros(rate))
-                rate, at = rose.rate_micros_per_hour, self._at(line)
+                rate, at = rose.rate_micros_per_hour, self._age_at(line)
                 yield RecordedRise(rate, more, max(_NONE, at - late), at)
 
     @cached_property
     def _answers(self) -> list[SeenMachine]:
         return [record.typed.instance for record in self.records if record.typed.instance is not None]
 
-    def _at(self, line: Record) -> Decimal:
+    def _age_at(self, line: Record) -> Decimal:
         """Return after how many seconds of the rental a line was written."""
         return self.clock.between(self.records[0], line)
 
@@ -233,7 +233,7 @@ class AuditedRental:
     def _billable(self) -> tuple[float, str | None]:
         """Return the seconds that may be billed, and what their end rests on: the lowest of the bounds that hold."""
         read, intent = self._paid_until.typed, self.intent
-        longest = self._at(self._paid_until)
+        longest = self._age_at(self._paid_until)
         if not isinstance(read, DeathRead):
             since = min(self.starts, default=longest) if intent.lease.queue_s else _NONE
             return float(max(_NONE, longest - since)), None
@@ -295,7 +295,7 @@ class AuditedRental:
             if self._lives(record):
                 since = None
             elif isinstance(read := record.typed, DeathRead | MachineGone):
-                at = self._at(record)
+                at = self._age_at(record)
                 begun = at - _milli(_exactly(read.gone_s_ago or 0))
                 is_on = since is not None and until is not None and begun - until <= _WATCHED
                 since, until = (min(since, begun) if is_on and since is not None else begun), at
@@ -338,7 +338,7 @@ class AuditedRental:
                 ends = {**dict.fromkeys(found, line), **ends}
         return [
             fact
-            | {"billable_s": float(min(self._limit, self._at(ends.get(name, self.journal[-1]))))}
+            | {"billable_s": float(min(self._limit, self._age_at(ends.get(name, self.journal[-1]))))}
             | {"ended": name in ends}
             for name, fact in found.items()
         ]

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpurun.core.artifact_names import make_room_for_names
-from gpurun.core.collected_record import HERE, MISSING, MOST_BYTES, NAMED, missing_of, read_stated_files
+from gpurun.core.collected_record import COLLECTED, MISSING, MOST_BYTES, NAMED, missing_of, read_stated_files
 from gpurun.core.errors import CollectFailed
 from gpurun.core.filelock import exclusive
 from gpurun.core.journal_events import (
@@ -65,7 +65,7 @@ def file_fields(folder: RunFolder, files: Sequence[Mapping[str, Any]], missing: 
     if len(files) > LISTED:
         lines = "".join(f"{f['sha256']} {f['bytes']} {f['kind']} {f['step']} {f['name']}\n" for f in by_name(files))
         fields["listed"] = {"files": len(files), "bytes": sum(int(file["bytes"]) for file in files)}
-        fields["listed"] |= _write_list(folder, HERE, lines)
+        fields["listed"] |= _write_list(folder, COLLECTED, lines)
     if len(missing) > NAMED:
         fields["missing_files"] = {"files": len(missing)}
         fields["missing_files"] |= _write_list(folder, MISSING, "".join(f"{name}\n" for name in sorted(missing)))
@@ -375,7 +375,7 @@ class EgressBudget:
         self._inventory = Inventory(folder)
 
     @classmethod
-    def of(cls, folder: RunFolder, plan: Plan) -> EgressBudget:
+    def from_plan(cls, folder: RunFolder, plan: Plan) -> EgressBudget:
         """Return the egress budget in a run's plan."""
         limit_bytes = early_bytes(plan)
         return cls(folder, limit_bytes, max(1, plan.job.steps))

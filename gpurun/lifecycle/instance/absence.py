@@ -66,7 +66,7 @@ def next_offer(born: Instance, absence: Absence, state: RunState, context: Conte
 
 def _pays_for_next(absence: Absence, state: RunState, context: Context) -> bool:
     plan = context.plan
-    worst = plan.on(plan.approved[state.passed_over + 1]).worst_micros
+    worst = plan.with_chosen(plan.approved[state.passed_over + 1]).worst_micros
     if plan.cap_micros is None or pays_for_another(state, plan.cap_left_micros, worst):
         return True
     until_wall = context.clock.wall() + plan.lease.destroy_s

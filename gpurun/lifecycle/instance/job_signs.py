@@ -105,7 +105,7 @@ def _elsewhere(left: FilesLeft, traits: Traits) -> str:
     cure = _advice(left.first[0][0] if left.first else "")
     if traits.is_this_computer:
         return f"{what}; they stay there on this computer. A rented machine would lose them: {cure}"
-    stay = "" if traits.takes_files else " and stay where they are"
+    stay = "" if traits.removes_files else " and stay where they are"
     return f"{what}; they were not downloaded{stay}: {cure}"
 
 

@@ -21,7 +21,7 @@ from gpurun.view.number_format import format_duration
 
 POLL_S, SOON_S = 2.0, 0.2
 # Seconds after the limit in which the machine kills the script's processes and reports the end.
-OVER_S = 60.0
+KILL_ALLOWANCE_S = 60.0
 PART_BYTES = 256 << 10
 MOST_LOG_BYTES = 4 << 20
 LAST_LINES, LAST_CHARS = 15, 2000
@@ -36,7 +36,7 @@ def set_up(far: FarSide, state: RunState, context: Context, planned_s: float) ->
     limit_s = max(1.0, min(planned_s, context.seconds_left(state)))
     script, log = context.plan.choices.setup.encode(), _Log(context.folder.setup_log)
     begun_mono = context.clock.monotonic()
-    patience = Patience(state, context, limit_s=limit_s + OVER_S)
+    patience = Patience(state, context, limit_s=limit_s + KILL_ALLOWANCE_S)
     with moving(context.folder, context.clock, "setup", ceil(limit_s)) as tell:
         while True:
             poll = partial(far.set_up, script, limit_s=limit_s, offset=log.size, most=log.room)
@@ -45,7 +45,7 @@ def set_up(far: FarSide, state: RunState, context: Context, planned_s: float) ->
             is_behind = log.take(part, said)
             tell(int(said.ran_s), said.tail)
             took_s = context.clock.monotonic() - begun_mono
-            if is_on and took_s > limit_s + OVER_S:
+            if is_on and took_s > limit_s + KILL_ALLOWANCE_S:
                 raise _failed(said, limit_s, context)
             if not is_on and not is_behind:
                 break

@@ -103,7 +103,7 @@ def prove_termination(
         readings.append(reading)
         requests.was_gone = True
         due_s = reading.at_s + gap_s(provider)
-        yield DeathRead(id=identifier, **asdict(reading), **requests.before(clock.monotonic()))
+        yield DeathRead(id=identifier, **asdict(reading), **requests.seconds_ago(clock.monotonic()))
         if proves(provider, readings):
             yield proof_of(provider, identifier, readings)
             return
@@ -181,7 +181,7 @@ class _Requests:
         yield Incident(code="death.denied", message=f"{message} with its own host key: it is alive")
         yield from self.note_return(f"{self.identifier} answers over SSH", elapsed)
 
-    def before(self, now_mono: float) -> Json:
+    def seconds_ago(self, now_mono: float) -> Json:
         """Return when the machine was last alive and how long it has been gone, as fields for the cost."""
         seen = {"alive_s_ago": self.alive_mono, "up_s_ago": self.up_mono}
         ago_s = {key: None if mono is None else round(now_mono - mono, 3) for key, mono in seen.items()}
@@ -332,7 +332,7 @@ def knock_of(state: RunState, context: Context, identifier: str) -> Callable[[],
     """
     instance = state.instance
     is_own = instance is not None and instance.id == identifier and instance.address is not None and state.facts
-    if instance is None or not is_own or not context.provider.traits.takes_address:
+    if instance is None or not is_own or not context.provider.traits.closes_address:
         return lambda: False
 
     def knock() -> bool:

@@ -100,7 +100,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     more |= {"not_passed": others} if (others := unpassed_variables(facts.exported, choices.pass_env)) else {}
     yield ReadyObserved(
         id=born.id,
-        instance=SeenMachine.of(instance),
+        instance=SeenMachine.from_instance(instance),
         facts=on_record(facts),
         seconds=round(now_mono - started, 3),
         connect_s=round(now_mono - up_mono - took_s, 3),
@@ -197,7 +197,7 @@ def _poll_until_answer(
             stopped_mono = min(stopped_mono, context.clock.monotonic()) if is_down else inf
             if differs_since_created(instance, born, context.plan):
                 # Record it for the receipt; `check_made` then refuses it.
-                yield CreateObserved(token=state.token, instance=SeenMachine.of(instance), adopted=False)
+                yield CreateObserved(token=state.token, instance=SeenMachine.from_instance(instance), adopted=False)
                 return None
             if isinstance(context.provider, ExplainsJobs) and (why := context.provider.never_runs(instance)):
                 _keep_setup_log(context.provider, instance, context)

@@ -109,7 +109,7 @@ def _settle_by_receipt(state: RunState, context: Context) -> None:
 def _link(context: Context) -> Link | None:
     """Return the run's line in the ledger, or None. A damaged ledger is reported when the receipt is written."""
     with suppress(OSError):
-        return read_chain(context.home.ledger).of(context.folder.name)
+        return read_chain(context.home.ledger).link_of(context.folder.name)
     return None
 
 

@@ -39,7 +39,7 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
     manifest, gone = _listed(far, inventory, patience, state)
     keep = context.plan.job.more_kept
     due, rest = wanted(manifest, keep), spare(manifest, keep)
-    budget = EgressBudget.of(context.folder, context.plan)
+    budget = EgressBudget.from_plan(context.folder, context.plan)
     budget.note(due)
     with far.many_lanes(), moving(context.folder, context.clock, "collect", sum(file.bytes for file in due)) as tell:
 

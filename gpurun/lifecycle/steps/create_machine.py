@@ -107,12 +107,12 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
         if error.again is None or context.wants_stop(state) or context.clock.wall() > asked_wall + LATE_S:
             return
         with contextlib.suppress(Unknown):
-            yield CreateObserved(token=order.token, instance=SeenMachine.of(error.again()), adopted=False)
+            yield CreateObserved(token=order.token, instance=SeenMachine.from_instance(error.again()), adopted=False)
         return
     if instance.token != order.token:
         yield CreateUnknown(token=order.token, message=f"the reply is about another machine: {instance.id}")
         return
-    yield CreateObserved(token=order.token, instance=SeenMachine.of(instance), adopted=False)
+    yield CreateObserved(token=order.token, instance=SeenMachine.from_instance(instance), adopted=False)
 
 
 def _hold(order: Order, state: RunState, context: Context) -> None:
@@ -131,7 +131,7 @@ def _refuse_beside_copy(state: RunState, context: Context) -> None:
     """
     if not context.plan.offer.rate_micros_per_hour:
         return
-    outcome, doubt = "Nothing was made here.", ""
+    outcome, doubt = "Nothing was created here.", ""
     for name in _other_providers(state, context):
         with contextlib.suppress(Unknown, Rejected, SetupError):
             refuse_beside_copy(context.provider_named(name), state, context, outcome)
@@ -275,8 +275,8 @@ def _intent(order: Order, spent: Micros, context: Context, account: str, deadlin
         billing_unit_s=plan.offer.billing_unit_s,
         least_billed_s=terms_of(plan.offer.provider).least_billed_s,
         worst_micros=plan.worst_micros,
-        lease=AgreedLease.of(plan.lease),
-        hold_s=plan.choices.hold_s if context.provider.traits.takes_files else 0,
+        lease=AgreedLease.from_lease(plan.lease),
+        hold_s=plan.choices.hold_s if context.provider.traits.removes_files else 0,
         timer_shares_key=isinstance(context.provider, Guarded) and context.provider.guard_shares_key,
         deadline_wall=deadline_wall,
     )
@@ -308,7 +308,7 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
         for note in notes:
             yield from once(note, context)
         if found:
-            yield CreateObserved(token=state.token, instance=SeenMachine.of(found[0]), adopted=True)
+            yield CreateObserved(token=state.token, instance=SeenMachine.from_instance(found[0]), adopted=True)
             return
         steady_since = min(steady_since, elapsed)
         if elapsed - steady_since >= traits.settle_s and looked_late:
@@ -348,7 +348,7 @@ def _look_until_deadline(state: RunState, context: Context) -> Iterator[Note]:
             found = _with_token(error.found, state.token) if isinstance(error, Unknown) else []
             is_steady = bool(found)
         if found:
-            yield CreateObserved(token=state.token, instance=SeenMachine.of(found[0]), adopted=True)
+            yield CreateObserved(token=state.token, instance=SeenMachine.from_instance(found[0]), adopted=True)
             return
         if context.wants_stop(state):
             return

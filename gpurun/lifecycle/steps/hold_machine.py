@@ -30,7 +30,7 @@ _FILE_FIELDS = ("files", "missing", "listed", "missing_files", "missing_bytes")
 
 def hold(state: RunState, context: Context) -> Iterator[Note]:
     """Hold the machine until all missing files are here, the hold's time is over, or the machine no longer runs."""
-    missing = _MissingFiles.of(state, context)
+    missing = _MissingFiles.from_records(state, context)
     if state.held_at is None:
         left_s = max(0.0, min(state.hold_s, context.seconds_left(state) - MARGIN_S))
         yield HoldIntended(until_wall=round(context.clock.wall() + left_s, 3), **missing.as_fields(state))
@@ -39,7 +39,7 @@ def hold(state: RunState, context: Context) -> Iterator[Note]:
         context.raise_if_stopped(state)
         if (collected := missing.collected_now()) is not None:
             yield collected
-            missing = _MissingFiles.of(state, context)
+            missing = _MissingFiles.from_records(state, context)
             if not state.elsewhere:
                 how = "home"
                 break
@@ -76,7 +76,7 @@ class _MissingFiles:
     """Names of files that have arrived, so that each digest is computed once."""
 
     @classmethod
-    def of(cls, state: RunState, context: Context) -> _MissingFiles:
+    def from_records(cls, state: RunState, context: Context) -> _MissingFiles:
         """Return the missing files, from the record of the collect step and the machine's last list."""
         records = read_journal(context.folder.journal).records
         collected, inventory = last_typed(records, CollectObserved), Inventory(context.folder)

@@ -68,7 +68,7 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
     number = state.leg + (lost is not None)
     if number > state.legs:
         what = f"It has used {state.leg} machines, and --legs allows no more."
-        raise NoOffer("move.legs", what, hint=_ON)
+        raise NoOffer("move.legs", what, hint=_CONTINUE)
     checkpoint = newest_checkpoint(context, records)
     step = max((int(file["step"]) for file in checkpoint), default=0)
     fruitless = state.fruitless
@@ -76,7 +76,7 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
         fruitless = 0 if step > state.leg_step else state.fruitless + 1
     if fruitless > MOST_FRUITLESS:
         what = "Two machines in a row brought no new checkpoint home, so another one would not help."
-        raise NoOffer("move.fruitless", what, hint=f"Save more often, so that less is lost. {_ON}")
+        raise NoOffer("move.fruitless", what, hint=f"Save more often, so that less is lost. {_CONTINUE}")
     base = _base_plan(context)
     secrets_of(context)  # What is not to be had any more is missed before anything is rented.
     purse = _purse(base, state, records)
@@ -127,7 +127,7 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
     )
 
 
-_ON = "The downloaded files are kept; --from continues them in a new run."
+_CONTINUE = "The downloaded files are kept; --from continues them in a new run."
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def _base_plan(context: Context) -> Plan:
         return read_plan(context.folder)
     except (OSError, ValueError) as error:
         what = f"The plan that was agreed to cannot be read: {type(error).__name__}."
-        raise SetupError("move.plan_damaged", what, hint=_ON) from error
+        raise SetupError("move.plan_damaged", what, hint=_CONTINUE) from error
 
 
 @dataclass(frozen=True)
@@ -229,14 +229,14 @@ def _purse(base: Plan, state: RunState, records: Sequence[Record]) -> _Purse:
     """
     rentals, cap, most_hours = rentals_of(records), base.cap_micros, base.choices.max_gpu_hours
     if (cap is None and most_hours is None) or not all_bounded(rentals):
-        raise NoOffer("move.unbounded", "What the machines until now have cost has no known bound.", hint=_ON)
+        raise NoOffer("move.unbounded", "What the machines until now have cost has no known bound.", hint=_CONTINUE)
     spent, hours = spent_at_most(state, records, state.leg + 1), gpu_hours_at_most(state, records, state.leg + 1)
     left = None if cap is None else left_of(cap, spent)
     # Rounded down: all machines together stay within the cap as it was typed.
     left_hours = None if most_hours is None else floor(max(0.0, most_hours - hours) * 1e6) / 1e6
     if left is not None and left <= 0:
         what = f"The machines until now cost {format_usd(spent)} at most, of the cap of {format_usd(cap or spent)}."
-        raise NoOffer("move.over_cap", what, hint=f"Nothing is left for another one. {_ON}")
+        raise NoOffer("move.over_cap", what, hint=f"Nothing is left for another one. {_CONTINUE}")
     return _Purse(spent, left, left_hours)
 
 
@@ -293,7 +293,7 @@ def _found(
                     return found, now_wall
                 due_s, best = waited_s + LOOK_S, _best(offers) or best
             if waited_s >= wait_s or is_too_late:
-                raise _nothing(base, standing, best, silent)
+                raise _no_machine(base, standing, best, silent)
             if waited_s >= AGAIN_S and waited_s >= due_s - LOOK_S:
                 return [], now_wall
             waits = f"$0.00 an hour, until {local_minute(now_wall + wait_s - waited_s, now=now_wall)}"
@@ -323,7 +323,7 @@ def _wait_left_s(base: Plan, context: Context, avoided_wall: float) -> float:
     choices, now_wall = base.choices, context.clock.wall()
     records = read_journal(context.folder.journal).records
     since = [record for record in records if record.event in (Event.DEATH_PROVEN, Event.RUN_OPENED)]
-    waited_s = context.since_s(Moment.of(since[-1])) if since else 0.0
+    waited_s = context.since_s(Moment.from_record(since[-1])) if since else 0.0
     if choices.until_wall:
         named_s = choices.until_wall - now_wall
         return max(0.0, min(named_s, choices.wait_s - waited_s) if choices.wait_s else named_s)
@@ -370,7 +370,7 @@ def _best(offers: Sequence[Offer]) -> str:
     return f"best seen {best.provider} {best.label} {format_rate(best.rate_micros_per_hour)}" if best else ""
 
 
-def _nothing(base: Plan, standing: Standing, best: str, silent: Sequence[str]) -> NoOffer:
+def _no_machine(base: Plan, standing: Standing, best: str, silent: Sequence[str]) -> NoOffer:
     """Return the error that ends the run: the offers that were seen, and what continuing would take."""
     seen = "; ".join(filter(None, (best, *silent))) or "nothing of what the plan named is on offer"
     what = f"No machine to continue on was to be had: {seen}."
@@ -378,7 +378,7 @@ def _nothing(base: Plan, standing: Standing, best: str, silent: Sequence[str]) -
     left = " and ".join(need.words(need.cap) for need in needs)
     least = " and ".join(need.words(need.least) for need in needs)
     agreed = f"At most {format_rate(most_rate(base))} was agreed to, and {left} are left"
-    hint = f"{agreed}; another machine needs {least} at least. Another time --wait 6h waits longer, at $0. {_ON}"
+    hint = f"{agreed}; another machine needs {least} at least. Another time --wait 6h waits longer, at $0. {_CONTINUE}"
     return NoOffer("move.no_offer", what, hint=hint)
 
 
@@ -391,7 +391,7 @@ def _plan_of(base: Plan, leg: Leg, found: Sequence[Candidate], wall: float) -> P
         "quoted_wall": wall,
         "ship_bytes": base.ship_bytes + sum(file.bytes for file in (*leg.files, *leg.caches_for(found[0].offer))),
     }
-    return base.model_copy(update=update).on(found[0])
+    return base.model_copy(update=update).with_chosen(found[0])
 
 
 def _written(plan: Plan, state: RunState, context: Context) -> tuple[str, str]:

@@ -79,7 +79,7 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
     far = context.reach(instance)
     is_elsewhere = instance.address is not None and instance.address.kind != "folder"
     is_attended = context.plan.job.is_attended  # Users may change their files later, so each state is downloaded.
-    budget = EgressBudget.of(context.folder, context.plan)
+    budget = EgressBudget.from_plan(context.folder, context.plan)
     source = far if context.brings_early and (is_elsewhere or is_attended) else None
     with BackgroundDownload(source, context.folder, budget, context.clock, is_attended) as background:
         try:

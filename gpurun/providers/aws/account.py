@@ -39,7 +39,7 @@ _DRY_RUNS: tuple[tuple[str, dict[str, Any]], ...] = (
 def account_of(wire: AwsClients) -> Account:
     """Return the account: the caller's identity, the missing permissions, and the clock skew."""
     caller = whoami(wire)
-    missing = _missing(wire)
+    missing = _missing_permissions(wire)
     warning = _expiry_warning(wire.key_ends_wall())
     return Account(
         provider="aws",
@@ -79,7 +79,7 @@ def may_launch(wire: AwsClients, region: str) -> bool:
     return not _is_denied(partial(wire.call, "ec2", region, operation, DryRun=True, **parameters))
 
 
-def _missing(wire: AwsClients) -> tuple[str, ...]:
+def _missing_permissions(wire: AwsClients) -> tuple[str, ...]:
     """Return the IAM names of the actions that AWS refuses. An action without a clear answer does not count."""
     region = wire.region
     probes: dict[str, Callable[[], object]] = {

@@ -55,9 +55,9 @@ def judge_launch_refusal(
         return NoCapacity(str(error))
     if error.code in NO_QUOTA:
         what = f"The quota of this AWS account does not allow a {type_id} in {region} ({error})."
-        refusal = no_quota(what, hint=f"Nothing was made; {quota_in_words(type_id, region, spot=spot)}")
+        refusal = no_quota(what, hint=f"Nothing was created; {quota_in_words(type_id, region, spot=spot)}")
         return RejectedFor(refusal, of_offer=True)  # A quota covers one region and one instance family.
-    explained = _about_the_account(error)
+    explained = _account_error(error)
     if explained is not None:
         return RejectedFor(explained)
     if 400 <= error.status < 500 and error.code.startswith(_WRONG):
@@ -70,16 +70,16 @@ def explain_early_refusal(error: AwsRefused) -> Rejected:
     """Return the error for a refusal before the launch. After a server error, another offer may be tried."""
     if error.status >= 500:
         return Rejected(f"{error.operation}: {error}", of_offer=True)
-    explained = _about_the_account(error)
+    explained = _account_error(error)
     return RejectedFor(explained) if explained else Rejected(f"{error.operation}: {error}")
 
 
 def explain_refusal(error: AwsRefused) -> SetupError | Unknown:
     """Return the error for a refused request that was not part of a launch."""
-    return _about_the_account(error) or Unknown(f"{error.operation}: {error}")
+    return _account_error(error) or Unknown(f"{error.operation}: {error}")
 
 
-def _about_the_account(error: AwsRefused) -> SetupError | None:
+def _account_error(error: AwsRefused) -> SetupError | None:
     """Return the error if permissions, credentials, the account or this machine's clock is the reason; else None."""
     if error.code in NOT_ALLOWED:
         return not_allowed(f"These AWS credentials may not call {action_of(error.operation)} ({error}).", hint=_POLICY)
@@ -90,7 +90,7 @@ def _about_the_account(error: AwsRefused) -> SetupError | None:
         what = f"AWS refuses requests because this machine's clock is {ahead_s:+.0f} s off AWS's ({error})."
         return SetupError("clock.skewed", what, hint="Set the clock: on Linux `timedatectl set-ntp true`.")
     if error.code in OFF_CLOCK:
-        what = f"AWS refuses requests because of the time in them ({error})."
+        what = f"AWS does not accept the time in the requests ({error})."
         hint = (
             "Set the clock (on Linux `timedatectl set-ntp true`). If it is right, a session may have expired: " + _RENEW
         )

@@ -43,7 +43,7 @@ def choose_image(wire: AwsClients, region: str, named: str) -> Image:
     """
     if named and not _ID.fullmatch(named):
         raise Rejected(f"{named!r} is not the id of an AMI (--image ami-0123456789abcdef0)")
-    identifier = named or _newest(wire, region)
+    identifier = named or _newest_image(wire, region)
     found = list(wire.pages("ec2", region, "describe_images", "Images", ImageIds=[identifier]))
     if not found:
         raise Rejected(f"there is no image {identifier} in {region}")
@@ -67,7 +67,7 @@ def _extra_cost(image: AwsReply, more_disks: Sequence[object]) -> str:
     return f"it has more disks: {', '.join(map(str, more_disks))}" if more_disks else ""
 
 
-def _newest(wire: AwsClients, region: str) -> str:
+def _newest_image(wire: AwsClients, region: str) -> str:
     """Return the id of AWS's image with the newest PyTorch and suitable Ubuntu; Rejected if there is none."""
     best: tuple[tuple[int, int], str] | None = None
     chosen = ""
@@ -79,6 +79,6 @@ def _newest(wire: AwsClients, region: str) -> str:
         if rank[0] >= LEAST_TORCH and (best is None or rank > best):
             best, chosen = rank, str(parameter.get("Value"))
     if not _ID.fullmatch(chosen):
-        least = ".".join(map(str, LEAST_TORCH))
-        raise Rejected(f"{region} lists no Deep Learning AMI with PyTorch {least} or newer; name one: --image ami-…")
+        oldest = ".".join(map(str, LEAST_TORCH))
+        raise Rejected(f"{region} lists no Deep Learning AMI with PyTorch {oldest} or newer; name one: --image ami-…")
     return chosen

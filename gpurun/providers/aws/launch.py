@@ -55,7 +55,7 @@ def launch(
     """
     region, offer = order.offer.region, order.offer
     refused = NoCapacity("no zone was tried")
-    for zone, subnet in _places(wire, order, network):
+    for zone, subnet in _zones_to_try(wire, order, network):
         request = request_for(order, image, group, zone, subnet)
         try:
             answer = _run(wire, region, request)
@@ -118,7 +118,7 @@ def request_for(order: Order, image: Image, group: str, zone: str, subnet: str) 
     return {**request, "TagSpecifications": make_tag_specifications(order, *kinds)}
 
 
-def _places(wire: AwsClients, order: Order, network: Network) -> Iterator[tuple[str, str]]:
+def _zones_to_try(wire: AwsClients, order: Order, network: Network) -> Iterator[tuple[str, str]]:
     """Yield zone and subnet of each launch, first both empty. The zones are looked up only if that launch fails."""
     yield "", ""
     try:

@@ -93,7 +93,7 @@ def _on_spot(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator[O
 
 
 def _on_demand_price(wire: AwsClients, region: str, row: Offer) -> Micros | None:
-    """Return the on-demand price of a machine type; None if it cannot be read, because a spot offer works without."""
+    """Return the on-demand price of a machine type; None if it cannot be read: a spot offer does not need it."""
     try:
         return next((offer.rate_micros_per_hour for offer in _on_demand(wire, region, [row])), None)
     except Unknown:

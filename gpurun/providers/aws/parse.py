@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from gpurun.core.records import Address, Instance, InstanceState
 from gpurun.providers.aws.image import USER
-from gpurun.providers.aws.tags import by_client_token, by_tag, owner
+from gpurun.providers.aws.tags import client_token_filter, owner, tag_filter
 from gpurun.providers.aws.wire import AwsClients, AwsRefused, AwsReply
 from gpurun.providers.base import Rejected, Unknown
 
@@ -81,7 +81,7 @@ def read_instance(wire: AwsClients, instance_id: str, parse: Callable[[str, AwsR
 def instances_in(wire: AwsClients, region: str, token: str | None) -> list[Instance]:
     """Return a region's instances that carry the token (None: all of gpurun's) in a tag or idempotency key."""
     found: dict[str, Instance] = {}
-    for selection in (by_tag(token), by_client_token(token)):
+    for selection in (tag_filter(token), client_token_filter(token)):
         for held in wire.pages("ec2", region, "describe_instances", "Reservations", Filters=[selection]):
             for entry in held.get("Instances") or ():
                 instance = parse_ec2_instance(region, entry)

@@ -136,7 +136,7 @@ class AwsProvider:
         return self._find_in_regions(None, regions)
 
     def _find_in_regions(self, token: str | None, regions: Sequence[str]) -> list[Instance]:
-        answers, doubt = self._everywhere(token, lambda region: instances_in(self._wire, region, token), regions)
+        answers, doubt = self._query_regions(token, lambda region: instances_in(self._wire, region, token), regions)
         found = sorted(
             (instance for here in answers for instance in here),
             key=lambda instance: (instance.created_wall or 0.0, instance.id),
@@ -150,7 +150,7 @@ class AwsProvider:
         return found
 
     def read(self, instance_id: str) -> Instance:
-        """Return one instance; a spot instance has its maximum price. Its id contains the region to query."""
+        """Return one instance; a spot instance has its maximum price. The id contains the region to query."""
         try:
             return read_instance(self._wire, instance_id, self._limits.read)
         except AwsRefused as refused:
@@ -184,7 +184,7 @@ class AwsProvider:
 
     def leftovers(self, token: str | None) -> list[Leftover]:
         """Return firewall groups, schedules, and volumes and network interfaces that are not attached to a machine."""
-        answers, doubt = self._everywhere(token, lambda region: leftovers_in(self._wire, region, token))
+        answers, doubt = self._query_regions(token, lambda region: leftovers_in(self._wire, region, token))
         if doubt is not None:
             raise doubt
         return [leftover for here in answers for leftover in here]
@@ -257,7 +257,7 @@ class AwsProvider:
             error.code, error.what, hint=f"{error.hint} It is set in the AWS SDK's configuration: aws configure."
         )
 
-    def _everywhere(
+    def _query_regions(
         self, token: str | None, look: Callable[[str], list[T]], regions: Sequence[str] = ()
     ) -> tuple[list[list[T]], SetupError | Unknown | None]:
         """Query the token's region if it is known, else the given regions or all. Return the answers and an error.

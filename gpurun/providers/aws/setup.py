@@ -53,7 +53,7 @@ def plan_role(wire: AwsClients) -> RolePlan:
     try:
         arn = role_arn(wire, wire.region)
     except AwsRefused as refused:
-        raise _by_hand(refused, _document(trust), _document(policy)) from refused
+        raise _admin_error(refused, _document(trust), _document(policy)) from refused
     return RolePlan(account, partition, arn, _document(trust), _document(policy))
 
 
@@ -77,11 +77,11 @@ def make_role(wire: AwsClients, plan: RolePlan) -> str:
             wire.call("iam", region, "update_assume_role_policy", RoleName=ROLE, PolicyDocument=trust)
         wire.call("iam", region, "put_role_policy", RoleName=ROLE, PolicyName=POLICY, PolicyDocument=policy)
     except AwsRefused as refused:
-        raise _by_hand(refused, plan.trust, plan.policy) from refused
+        raise _admin_error(refused, plan.trust, plan.policy) from refused
     return arn
 
 
-def commands(trust: dict[str, Any], policy: dict[str, Any]) -> list[str]:
+def admin_commands(trust: dict[str, Any], policy: dict[str, Any]) -> list[str]:
     """Return the commands with which an administrator creates the role by hand."""
     return [
         f"aws iam create-role --role-name {ROLE} --assume-role-policy-document '{json.dumps(trust)}'",
@@ -107,10 +107,10 @@ def _document(statement: dict[str, Any]) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": [statement]}
 
 
-def _by_hand(refused: AwsRefused, trust: dict[str, Any], policy: dict[str, Any]) -> Exception:
+def _admin_error(refused: AwsRefused, trust: dict[str, Any], policy: dict[str, Any]) -> Exception:
     """Return the error with the commands that an administrator must run."""
     if refused.code not in NOT_ALLOWED:
         return explain_refusal(refused)
     what = f"These AWS credentials may not create the role {ROLE} ({refused})."
-    hint = "Ask an administrator to run this, then try again:\n" + "\n".join(commands(trust, policy))
+    hint = "Ask an administrator to run this, then try again:\n" + "\n".join(admin_commands(trust, policy))
     return SetupError("aws.role_not_allowed", what, hint=hint)

@@ -15,7 +15,7 @@ from gpurun.core.records import Leftover, Order
 from gpurun.providers._http import Http
 from gpurun.providers.aws.errors import explain_refusal
 from gpurun.providers.aws.schedule import end_schedule, schedules_in
-from gpurun.providers.aws.tags import by_tag, make_tag_specifications, owner
+from gpurun.providers.aws.tags import make_tag_specifications, owner, tag_filter
 from gpurun.providers.aws.wire import AwsClients, AwsRefused, AwsReply
 from gpurun.providers.base import Rejected, Unknown
 
@@ -96,7 +96,7 @@ def leftovers_in(wire: AwsClients, region: str, token: str | None) -> list[Lefto
     """Return a region's resources that carry the token, except machines and what is still attached to a machine."""
     found: list[Leftover] = []
     for kind, listing, key, name, status in _LISTINGS:
-        filters: list[dict[str, Any]] = [by_tag(token)]
+        filters: list[dict[str, Any]] = [tag_filter(token)]
         if status:
             filters.append({"Name": "status", "Values": [status]})
         for entry in wire.pages("ec2", region, listing, key, Filters=filters):
@@ -143,5 +143,5 @@ def _leftover(region: str, kind: str, identifier: str, entry: AwsReply, token: s
 
 def find_firewall_group(wire: AwsClients, region: str, token: str) -> str:
     """Return the id of the firewall group that carries a token; "" if there is none."""
-    found = list(wire.pages("ec2", region, "describe_security_groups", "SecurityGroups", Filters=[by_tag(token)]))
+    found = list(wire.pages("ec2", region, "describe_security_groups", "SecurityGroups", Filters=[tag_filter(token)]))
     return str(found[0]["GroupId"]) if found else ""

@@ -36,7 +36,7 @@ class SpotLimits:
         return machine.model_copy(update={"rate_micros_per_hour": limit, "rate_is_limit": True})
 
     def _fetch_limit(self, region: str, request: str) -> None:
-        """Read and cache the maximum price of a request. The next `read` retries if AWS does not show it yet.
+        """Read and cache the maximum price of a spot request. If AWS does not show it yet, the next `read` retries.
 
         Raises nothing: the instance itself was read, so a failure only leaves its price unknown.
         """

@@ -44,11 +44,11 @@ def client_tokens(token: str) -> list[str]:
     return [token, *(f"{token}.{letter}" for letter in ascii_lowercase)]
 
 
-def by_tag(token: str | None) -> dict[str, Any]:
+def tag_filter(token: str | None) -> dict[str, Any]:
     """Return the filter for resources that are tagged with the token (None: with any token of gpurun's)."""
     return {"Name": f"tag:{TOKEN}", "Values": [token]} if token else {"Name": "tag-key", "Values": [TOKEN]}
 
 
-def by_client_token(token: str | None) -> dict[str, Any]:
+def client_token_filter(token: str | None) -> dict[str, Any]:
     """Return the filter by idempotency key, which cannot be removed from an instance, unlike a tag."""
     return {"Name": "client-token", "Values": client_tokens(token) if token else [f"{prefix}*" for prefix in PREFIXES]}

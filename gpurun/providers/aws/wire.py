@@ -105,23 +105,23 @@ class AwsClients:
         Throttled requests are retried. Lost answers and server errors are retried, too, unless `once` is set: then the
         caller must handle the first one, because AWS may have carried out the request.
         """
-        slow = Retry(self.clock, 0.25, longest_s=16.0, limit_s=PATIENCE_S, jitter=0.25)
-        lost = Retry(self.clock, 0.25, longest_s=16.0, limit_s=PATIENCE_S, jitter=0.25, tries=_LOST_TRIES - 1)
+        throttled = Retry(self.clock, 0.25, longest_s=16.0, limit_s=PATIENCE_S, jitter=0.25)
+        unclear = Retry(self.clock, 0.25, longest_s=16.0, limit_s=PATIENCE_S, jitter=0.25, tries=_LOST_TRIES - 1)
         while True:
             try:
                 return self._send(service, region, operation, parameters)
             except AwsRefused as refused:
                 words = f"AWS {region} gave no clear answer to {operation}: {refused}"
                 if refused.code in _THROTTLED:
-                    slow.wait(Throttled(words))
+                    throttled.wait(Throttled(words))
                 elif once or refused.status < 500:
                     raise
                 else:
-                    lost.wait(Unknown(words))
+                    unclear.wait(Unknown(words))
             except Unknown as unknown:
                 if once:
                     raise
-                lost.wait(unknown)
+                unclear.wait(unknown)
 
     def pages(self, service: str, region: str, operation: str, key: str, **parameters: Any) -> Iterator[Any]:
         """Yield every item of a listing, from all its pages; Unknown if a page has no list, or the pages do not end.
@@ -184,7 +184,7 @@ class AwsClients:
         sent_wall = self.clock.wall()
         exchange = Background[AwsReply](lambda: getattr(client, operation)(**parameters))
         if not exchange.wait(EXCHANGE_S):
-            raise Unknown(f"AWS {region} gave no whole answer to {operation} within {EXCHANGE_S:.0f} s")
+            raise Unknown(f"AWS {region} gave no complete answer to {operation} within {EXCHANGE_S:.0f} s")
         try:
             answer = exchange.result()
         except Exception as error:
@@ -284,5 +284,5 @@ def _explain(error: Exception, operation: str, region: str) -> Exception:
             "auth.aws", "The AWS credentials have expired.", hint="Renew them; then gpurun doctor --online."
         )
     if isinstance(error, ResponseParserError):  # Its message quotes the whole answer, such as a proxy's page.
-        return Unknown(f"AWS {region} answered {operation} with something other than an answer of AWS")
+        return Unknown(f"the answer to {operation} from {region} does not have the form of an AWS answer")
     return Unknown(f"AWS {region} gave no answer to {operation}: {error or type(error).__name__}")

@@ -35,7 +35,7 @@ class GuardKey:
             self._ssh_keys(self._http)
 
     def require_same_account(self, key_name: str) -> None:
-        """Raise RejectedFor if the key does not see the new SSH key, because it would not see the machine either."""
+        """Raise RejectedFor if the key cannot list the new SSH key, because it could not list the machine either."""
         if self._http is None:
             return
         try:
@@ -47,7 +47,7 @@ class GuardKey:
             raise RejectedFor(bad_key(what, hint=_HINT))
 
     def _ssh_keys(self, http: Http) -> list[str]:
-        """Return the names of the SSH keys that the key sees. It pauses, because both keys share one rate limit."""
+        """Return the names of the SSH keys that this key can list. Wait first: both keys share one rate limit."""
         self._clock.sleep(self._pause_s)
         try:
             return ssh_keys.list_key_names(http)

@@ -34,7 +34,7 @@ def is_id(value: object) -> bool:
 def check_lambda_id(identifier: str) -> str:
     """Return the id unchanged; Rejected if it is malformed, because it becomes part of a URL."""
     if not is_id(identifier):
-        raise Rejected(f"{identifier!r} is not an id at Lambda")
+        raise Rejected(f"{identifier!r} does not have the form of a Lambda id")
     return identifier
 
 

@@ -49,7 +49,7 @@ def is_success(answer: Answer) -> bool:
 
 
 def code_of(answer: Answer) -> str:
-    """Return the error code of an answer; "" if it has none, for instance because it is not JSON."""
+    """Return the error code of an answer; "" if it has none, for example because it is not JSON."""
     return str(_error(answer).get("code") or "")
 
 
@@ -78,7 +78,7 @@ def judge_launch_answer(answer: Answer) -> NoCapacity | Rejected | Unknown:
         return NoCapacity(words)
     if 400 <= answer.status < 500 and code in _WRONG:
         return Rejected(words)
-    refusal = _about_the_account(answer, code, words)
+    refusal = _account_error(answer, code, words)
     # Another provider's offer may be tried next, because the quota is Lambda's alone.
     return RejectedFor(refusal, of_offer=code == _NO_QUOTA) if refusal else Unknown(f"Lambda answered {words}")
 
@@ -86,16 +86,16 @@ def judge_launch_answer(answer: Answer) -> NoCapacity | Rejected | Unknown:
 def explain_lambda_answer(answer: Answer) -> SetupError | Unknown:
     """Return the error for an unexpected answer to a request that was not a launch."""
     code, words = code_of(answer), describe_lambda_error(answer)
-    refusal = _about_the_account(answer, code, words)
+    refusal = _account_error(answer, code, words)
     return refusal if isinstance(refusal, SetupError) else Unknown(f"Lambda answered {words}")
 
 
-def _about_the_account(answer: Answer, code: str, words: str) -> GpurunError | None:
+def _account_error(answer: Answer, code: str, words: str) -> GpurunError | None:
     """Return the error if the key, the account or its quota is the reason; else None."""
     if not 400 <= answer.status < 500:
         return None
     if code == _NO_QUOTA:
-        hint = f"Nothing was made; ask Lambda's support for a higher instance quota: {_SUPPORT}."
+        hint = f"Nothing was created; ask Lambda's support for a higher instance quota: {_SUPPORT}."
         return no_quota(f"Lambda's quota for this account is used up ({words}).", hint=hint)
     if code in _ACCOUNT:
         error, refused, hint = _ACCOUNT[code]

@@ -158,7 +158,7 @@ class LambdaProvider:
     def find(self, token: str | None) -> list[Instance]:
         """Return every instance that carries the token in its tags or name, including terminated ones.
 
-        The lowest id comes first, because Lambda reports no launch time. Any order would do, as long as every process
+        The lowest id comes first, because Lambda reports no launch time. Because the order is fixed, every process
         that finds two instances for one token takes the same one as the first.
         """
         ours = [instance for instance in self._instances() if instance.token and token in (None, instance.token)]
@@ -190,7 +190,7 @@ class LambdaProvider:
 
     def leftovers(self, token: str | None) -> list[Leftover]:
         """Return the SSH keys that gpurun registered. The comment of each has the deadline of its run."""
-        return ssh_keys.left(self._http, token)
+        return ssh_keys.leftover_keys(self._http, token)
 
     def remove(self, leftover: Leftover) -> None:
         """Remove an SSH key; Unknown while a machine still uses it."""
@@ -261,7 +261,7 @@ class LambdaProvider:
         return Http(self._base_url, headers=headers, clock=self._clock, name="lambda", gap=self._requests)
 
     def _instances(self) -> list[Instance]:
-        """Return all instances of the account; Unknown if the list is incomplete: a missing one must really be gone."""
+        """Return all instances of the account; Unknown if the list is incomplete: an absent one counts as gone."""
         return [parse_lambda_instance(entry) for entry in read_data(self._http.request("GET", "/instances"), list)]
 
     def _require_guard(self, key_name: str) -> None:

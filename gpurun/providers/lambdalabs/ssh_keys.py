@@ -51,11 +51,11 @@ def register(http: Http, order: Order, public_key: str) -> str:
 
 
 def list_key_names(http: Http) -> list[str]:
-    """Return the names of all SSH keys that the API key of `http` sees."""
+    """Return the names of all SSH keys that `http` can list with its API key."""
     return [_name(key) for key in _listed(http)]
 
 
-def left(http: Http, token: str | None) -> list[Leftover]:
+def leftover_keys(http: Http, token: str | None) -> list[Leftover]:
     """Return the SSH keys named by the token (None: by any token), including those that a running machine uses."""
     return [_leftover(key) for key in _listed(http) if parse_token(_name(key)) and token in (None, _name(key))]
 

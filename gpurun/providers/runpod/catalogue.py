@@ -23,7 +23,7 @@ def gpu_offers(http: Http, need: GpuNeed, known: Sequence[Offer], now_wall: floa
     for cloud in CLOUDS if known else ():
         query = {**_AVAILABLE, "count": str(need.count), "cloud": cloud.upper(), "minCudaVersion": IMAGE_CUDA}
         for kind in _entries(http, "gpus", query, region):
-            row = _row(known, str(kind.get("id")), need.count, cloud)
+            row = _best_row(known, str(kind.get("id")), need.count, cloud)
             price = _price(kind, cloud, need.count)
             if row is not None and price is not None:
                 found.append(_offer(row, need.count, times(price, need.count), cloud, now_wall))
@@ -77,7 +77,7 @@ def _listed(http: Http, what: str, key: str, query: Mapping[str, str]) -> Iterat
     yield from (entry for entry in listed if isinstance(entry, dict))
 
 
-def _row(known: Sequence[Offer], type_id: str, count: int, cloud: str) -> Offer | None:
+def _best_row(known: Sequence[Offer], type_id: str, count: int, cloud: str) -> Offer | None:
     """Return the known row of this type that fits count and cloud best; None if there is none.
 
     Only its facts about the card and its boot time are used.

@@ -85,7 +85,7 @@ _FRAME = re.compile(r"^(?:sbatch: error: |Batch job submission failed: |allocati
 _NUMBER = re.compile(r"([0-9]{1,10})(?:_([0-9]{1,6}))?")
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _GRES = re.compile(r"(gpu(?::[\w.-]+)?):(\d+)")
-_OVER = re.compile(r"^OverTimeLimit\s*=\s*(\d+|UNLIMITED)", re.MULTILINE)
+_OVER_TIME = re.compile(r"^OverTimeLimit\s*=\s*(\d+|UNLIMITED)", re.MULTILINE)
 _TRACKER = re.compile(r"^ProctrackType\s*=\s*(\S+)", re.MULTILINE)
 _UNAVAILABLE = ("down", "drain", "fail", "unk", "power", "maint", "reboot", "inval")
 
@@ -264,7 +264,7 @@ def partitions_in(sinfo: str, gres: str) -> list[Partition]:
     The output of `scontrol show config` may follow; OverTimeLimit and ProctrackType are read from it. Nodes that are
     down or drained do not count. `gres` is the name under which the nodes offer their GPUs.
     """
-    over = _OVER.search(sinfo)
+    over = _OVER_TIME.search(sinfo)
     over_s = inf if over and over[1] == "UNLIMITED" else 60.0 * int(over[1]) if over else 0.0
     tracker = found[1] if (found := _TRACKER.search(sinfo)) else ""
     rows = [fields for line in sinfo.splitlines() if len(fields := line.split("|", 5)) == 6 and fields[4].isdigit()]

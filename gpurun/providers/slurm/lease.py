@@ -70,13 +70,13 @@ def may_outlive(part: Partition) -> bool:
     return part.tracker not in _COMPLETE_TRACKERS
 
 
-def too_few(part: Partition, cluster: Cluster, need: GpuNeed) -> NoOffer:
+def too_small_error(part: Partition, cluster: Cluster, need: GpuNeed) -> NoOffer:
     """Return the error for a partition that is too small. It states how many GPUs or nodes there are."""
     where = f"partition {part.name} of {cluster.name}"
     what = f"No node of {where} has {need.count} GPUs; the most is {part.most_gpus}."
     if there := part.nodes_with(need.count):
         each = f" with {need.count} GPUs each" if need.count else ""
-        what = f"{need} is {need.nodes} nodes{each}; {where} has {there} working."
+        what = f"{need} is {need.nodes} nodes{each}; {where} has only {there} that are up."
     elif not need.count:
-        what = f"No node of {where} works."
+        what = f"No node of {where} is up."
     return NoOffer("slurm.too_few", what, hint="Ask for fewer with --gpu, or name another partition in config.toml.")

@@ -116,7 +116,7 @@ run_call() {
 while [ -d calls ]; do
     for go in calls/*.go; do
         run="${go%.go}.run"
-        # A successful job is asked to leave, not cancelled, so accounting lists it as completed.
+        # The pilot of a successful job is told to exit, not cancelled, so accounting lists the job as completed.
         if [ "$go" = calls/leave.go ] && mv -- "$go" "$run"; then exit 0; fi
         if [ -d "$go" ] && mv -- "$go" "$run"; then
             run_call "$run" &

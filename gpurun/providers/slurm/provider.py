@@ -126,7 +126,7 @@ _ACCOUNTING = f'command -v sacct >/dev/null || exit 1; exec sacct -X -n -P -o {S
 _READ_SETUP_FAILURE = 'cd -- "$1" 2>/dev/null && cat setup.failed 2>/dev/null || exit 0; tail -c 2000 setup-table.log'
 _READ_SETUP_LOG = f'tail -c {1 << 20} -- "$1/setup-table.log" 2>/dev/null || :'
 _FINISHED = "out/MANIFEST.json"
-_FIRST_OF_ARRAY = "_0"
+_LEADER_SUFFIX = "_0"
 _LIST_FOLDERS = f'cd -- "$1" 2>/dev/null || exit 0; ls -A; ls -d -- */{_FINISHED} 2>/dev/null || :'
 _CHECK_WORKDIR = 'id -un; [ ! -e "$1" ] || [ -w "$1" ] || echo shut'
 # Argument: $1 the run's folder. If the job's command has succeeded, asks the pilot once to exit, so that Slurm lists
@@ -162,7 +162,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Start:
+class ExpectedStart:
     """Slurm's own estimate of when a job would start. If there is none, `wall` is None and `words` may explain why."""
 
     wall: float | None
@@ -193,7 +193,7 @@ class SlurmProvider:
         self.traits = traits or self.traits
 
     def verify(self) -> Account:
-        """Return the user's name on each cluster. Check that its controller answers and its workdir is writable."""
+        """Return the user's name on each cluster. Check that each controller answers and each workdir is writable."""
         found, missing = list[str](), list[str]()
         for site in self._sites.values():
             name, workdir = site.cluster.name, site.cluster.workdir
@@ -277,11 +277,11 @@ class SlurmProvider:
         site, part = self._first, self.partition()
         minutes = order.lease_s // 60
         if minutes < 1:
-            raise Rejected(f"Slurm counts whole minutes, and {order.lease_s} s is less than one")
+            raise Rejected(f"Slurm counts in whole minutes, and {order.lease_s} s is less than a minute")
         if minutes * 60 > part.longest_s:
             limit = f"{part.longest_s / 60:,.0f} min"
             raise Rejected(
-                f"a job in partition {part.name} may take {limit}, but this one needs {minutes:,} min", of_offer=True
+                f"partition {part.name} limits a job to {limit}, but this one needs {minutes:,} min", of_offer=True
             )
         folder = _folder(site, order.token)
         options = self._options(order, minutes, folder)
@@ -298,7 +298,7 @@ class SlurmProvider:
         crashpoint("after slurm.create")
         number = reply.stdout.strip().partition(";")[0]
         if reply.exit_code == 0 and number.isdigit():
-            return self.read(f"{site.cluster.name}/{number}{_FIRST_OF_ARRAY if order.offer.jobs > 1 else ''}")
+            return self.read(f"{site.cluster.name}/{number}{_LEADER_SUFFIX if order.offer.jobs > 1 else ''}")
         words = last_words(reply.stderr.encode()) or f"sbatch ended with {reply.exit_code}"
         if reply.exit_code == NO_FOLDER:
             raise RejectedFor(_no_folder(site.cluster, words))
@@ -345,7 +345,7 @@ class SlurmProvider:
             f"--time={minutes}",
         ]
 
-    def start_of(self, offer: Offer, lease_s: int) -> Start:
+    def start_of(self, offer: Offer, lease_s: int) -> ExpectedStart:
         """Return when Slurm would start such a job with its present queue, without submitting one.
 
         Raises a NoOffer that says what to change if Slurm would refuse the job.
@@ -355,12 +355,13 @@ class SlurmProvider:
         reply = self._run(site, ["env", "SLURM_TIME_FORMAT=%s", "sbatch", "--test-only", *requirements], b"#!/bin/sh\n")
         if found := STARTS.search(reply.stderr):
             is_some_day = len(found[1]) <= MOST_DIGITS
-            return Start(float(found[1])) if is_some_day else Start(None, "with its present queue, never")
+            never = ExpectedStart(None, "with its present queue, never")
+            return ExpectedStart(float(found[1])) if is_some_day else never
         words, cure = sbatch_refusal(reply.stderr)
         if reply.exit_code and cure:
             what = f"Slurm on {site.cluster.name} would refuse the job: {words}."
             raise NoOffer("slurm.refused", what, hint=cure.format(table=f"[slurm.{site.cluster.name}]"))
-        return Start(None, words)
+        return ExpectedStart(None, words)
 
     def look_at_login(self, modules: Sequence[str]) -> list[str]:
         """Try the job's set-up and Python on the login node. Return warnings, because the compute nodes may differ.
@@ -384,7 +385,7 @@ class SlurmProvider:
             return []
         lack = {"3": "is older than 3.8", "1": f"has no {', '.join(lines)}"}.get(python, "does not run")
         if disk == "shared":
-            hint = f"Name the Python that has torch in [slurm.{cluster.name}] of config.toml (python = …)."
+            hint = f"In [slurm.{cluster.name}] of config.toml, name a Python that has torch (python = …)."
             what = f"{cluster.python} {lack}, {where}, which shares that disk with the nodes."
             raise SetupError("slurm.python", what, hint=hint)
         return [f"{cluster.python} {lack}, {where}; it may still work on the compute nodes."]
@@ -457,7 +458,7 @@ class SlurmProvider:
         """Return one job as squeue shows it; GONE if the controller does not list it as a job of gpurun's."""
         site, number = self._locate(instance_id)
         crashpoint("before slurm.read")
-        job_id = number.removesuffix(_FIRST_OF_ARRAY)
+        job_id = number.removesuffix(_LEADER_SUFFIX)
         reply = self._run(site, [*_QUEUE, "-j", job_id])
         if reply.exit_code and "invalid job id" not in reply.stderr.lower():
             raise Unknown(_failed("squeue", reply))
@@ -482,7 +483,7 @@ class SlurmProvider:
             and self._run(site, ["sh", "-c", _LET_PILOT_EXIT, "gpurun", _folder(site, known.token)]).exit_code == 0
         ):
             return
-        reply = self._run(site, ["scancel", "--me", f"--name={known.token}", number.removesuffix(_FIRST_OF_ARRAY)])
+        reply = self._run(site, ["scancel", "--me", f"--name={known.token}", number.removesuffix(_LEADER_SUFFIX)])
         crashpoint("after slurm.destroy")
         if reply.exit_code and "invalid job id" not in reply.stderr.lower():  # The job has just ended.
             raise Unknown(_failed("scancel", reply))
@@ -528,7 +529,7 @@ class SlurmProvider:
         Rejected if the id is malformed, Unknown if config.toml no longer describes the cluster.
         """
         name, _, number = instance_id.partition("/")
-        if not re.fullmatch(rf"[0-9]{{1,10}}({_FIRST_OF_ARRAY})?", number):
+        if not re.fullmatch(rf"[0-9]{{1,10}}({_LEADER_SUFFIX})?", number):
             raise Rejected(f"{instance_id!r} is not a job of gpurun's")
         if name not in self._sites:
             raise Unknown(f"config.toml describes no cluster {name!r}")
@@ -541,7 +542,7 @@ class SlurmProvider:
         if not cluster.is_here:
             where = where.model_copy(update={"host": cluster.host, "port": cluster.port, "user": cluster.user})
         return Instance(
-            id=f"{cluster.name}/{job.number}{_FIRST_OF_ARRAY if job.array_index is not None else ''}",
+            id=f"{cluster.name}/{job.number}{_LEADER_SUFFIX if job.array_index is not None else ''}",
             provider=self.name,
             token=job.token.text,
             run=job.run,

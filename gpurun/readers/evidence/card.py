@@ -90,7 +90,7 @@ class EvidenceCard:
 
 
 def pack_card(
-    run: RunFolder, keys: Path, plan: Mapping[str, Any], pages: Mapping[str, str], told: Mapping[str, Any],
+    run: RunFolder, keys: Path, plan: Mapping[str, Any], pages: Mapping[str, str], predicate: Mapping[str, Any],
     *, private: tuple[str, ...], with_checkpoint: bool, data: Path | None,
     secrets: Mapping[str, Sequence[bytes]] | None = None,
 ) -> tuple[bytes, dict[str, str]]:  # fmt: skip
@@ -105,9 +105,9 @@ def pack_card(
     files |= {name: text.encode() for name, text in pages.items()}
     left_out = {name: why for name in (JOURNAL, LOG, EVENTS) if (why := _why_left_out(name, files.get(name), private))}
     files = {name: content for name, content in files.items() if name not in left_out}
-    files |= dict(_checkpoint_files(run, told, with_checkpoint=with_checkpoint))
+    files |= dict(_checkpoint_files(run, predicate, with_checkpoint=with_checkpoint))
     if with_checkpoint:
-        outputs, not_taken = _saved_models(run, told)
+        outputs, not_taken = _saved_models(run, predicate)
         files, left_out = files | outputs, left_out | not_taken
     if with_checkpoint and data is not None:
         shards = [path for path in sorted(data.glob("*")) if path.is_file() and _SHARD.fullmatch(f"data/{path.name}")]
@@ -116,15 +116,15 @@ def pack_card(
         else:
             left_out["data"] = f"the shards are more than {MOST_SHARDS} files, or {MOST_SHARD_BYTES >> 20} MB"
     _refuse_secrets(files, secrets or {})
-    return _zipped(files, str(told["run"]), left_out), left_out
+    return _zipped(files, str(predicate["run"]), left_out), left_out
 
 
 def _refuse_secrets(files: Mapping[str, bytes | Path], secrets: Mapping[str, Sequence[bytes]]) -> None:
     """Raise UsageError if a file contains a secret's value; tensors and tokens are not searched."""
-    texts = {name: one for name, one in files.items() if not name.endswith((".safetensors", ".bin", ".npy"))}
+    texts = {name: source for name, source in files.items() if not name.endswith((".safetensors", ".bin", ".npy"))}
     for secret, forms in secrets.items():
-        for name, one in texts.items():
-            content = one if isinstance(one, bytes) else read_regular(one, MOST_WEIGHTS_BYTES)
+        for name, source in texts.items():
+            content = source if isinstance(source, bytes) else read_regular(source, MOST_WEIGHTS_BYTES)
             if any(form in content for form in forms):
                 what = f"{name} contains the value of {secret}, at least in part. Nothing was written."
                 hint = "It cannot be removed from the file, because the receipt has the file's digest. "
@@ -146,10 +146,10 @@ def _checkpoint_files(
 
 def _saved_models(run: RunFolder, predicate: Mapping[str, Any]) -> tuple[dict[str, bytes | Path], dict[str, str]]:
     """Return the checkpoints among a command's outputs, newest first; and the omitted checkpoints, with the reason."""
-    files = [one for one in predicate["checkpoint"]["files"] if is_saved_model(one)]
+    files = [file for file in predicate["checkpoint"]["files"] if is_saved_model(file)]
     taken, left_out, left = dict[str, bytes | Path](), dict[str, str](), MOST_WEIGHTS_BYTES
-    for one in sorted(files, key=lambda one: -(one["step"] or 0)):
-        name, path = str(one["name"]), run.artifacts / one["name"]
+    for file in sorted(files, key=lambda file: -(file["step"] or 0)):
+        name, path = str(file["name"]), run.artifacts / file["name"]
         size = path.stat().st_size if path.is_file() else None
         if not _OUTPUT.fullmatch(name):
             left_out[name] = "its name is not allowed in a card"
@@ -159,7 +159,7 @@ def _saved_models(run: RunFolder, predicate: Mapping[str, Any]) -> tuple[dict[st
             left_out[name] = f"a card takes at most {MOST_OUTPUTS} checkpoints, {MOST_WEIGHTS_BYTES >> 30} GB together"
         else:
             taken[name], left = path, left - size
-    if not files and any(one["kind"] == "output" for one in predicate["checkpoint"]["files"]):
+    if not files and any(file["kind"] == "output" for file in predicate["checkpoint"]["files"]):
         left_out["outputs"] = "none has the name of a checkpoint (.pt, .pth, .ckpt, .safetensors, .bin)"
     return taken, dict(list(left_out.items())[:MOST_OUTPUTS])
 
@@ -181,10 +181,10 @@ def without_paths(value: Any) -> Any:
     The recipe is not changed, because the journal has its digest.
     """
     if isinstance(value, dict):
-        kept = {key: one for key, one in value.items() if key not in ("notes", "warnings")}
-        return {key: one if key == "resolved" else without_paths(one) for key, one in kept.items()}
+        kept = {key: item for key, item in value.items() if key not in ("notes", "warnings")}
+        return {key: item if key == "resolved" else without_paths(item) for key, item in kept.items()}
     if isinstance(value, list | tuple):
-        return [without_paths(one) for one in value]
+        return [without_paths(item) for item in value]
     is_path = isinstance(value, str) and re.match(r"(~?/|[A-Za-z]:\\)", value)
     return re.split(r"[/\\]", value.rstrip("/\\"))[-1] if is_path else value
 
@@ -237,7 +237,7 @@ def read_listed(path: Path) -> EvidenceCard:
             names = [member.filename for member in archive.infolist()]
             _check_names(archive, names)
             index = _index(_read(archive, INDEX, _SMALL[INDEX]))
-            listed = {str(name): dict(one) for name, one in index["files"].items()}
+            listed = {str(name): dict(entry) for name, entry in index["files"].items()}
             if unlisted := sorted(set(names) ^ {*listed, INDEX}):
                 raise NoCard(f"{plain_line(unlisted[0])} is listed but missing, or present but not listed")
             bounds = {name: _read_limit(name) for name in listed}
@@ -276,7 +276,7 @@ def _open_zip(file: Any) -> zipfile.ZipFile:
 def _check_names(archive: zipfile.ZipFile, names: list[str]) -> None:
     for member in archive.infolist():
         name = member.filename
-        known = name in _SMALL or name in _LARGE or any(one.fullmatch(name) for one in (_CHECKPOINT, _OUTPUT, _SHARD))
+        known = name in _SMALL or name in _LARGE or any(form.fullmatch(name) for form in (_CHECKPOINT, _OUTPUT, _SHARD))
         if not known:
             raise NoCard(f"it holds {plain_line(member.filename)!r}, which is not part of any card")
         if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):

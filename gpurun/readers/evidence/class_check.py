@@ -97,7 +97,7 @@ def check_class(
         on_row(rows[-1])
     _compare_cards(rows, is_class=roster is not None)
     handed_in = {row.student for row in rows}
-    absent = (one.name for one in (roster.students if roster else ()) if one.name not in handed_in)
+    absent = (student.name for student in (roster.students if roster else ()) if student.name not in handed_in)
     rows += [CardRow(file="", student=name, verdict=NO_CARD) for name in absent]
     for row in rows:
         row.problems = [plain_line(problem) for problem in row.problems]
@@ -159,10 +159,10 @@ def _check_files(row: CardRow, card: EvidenceCard, root: Path) -> None:
         row.verdict = found.verdict
     figures, start = predicate["training"]["figures"], predicate["training"]["start"]["event"] or {}
     row.recipe, row.data = (
-        plain_line(str(one)) for one in (predicate["asked"]["recipe"], predicate["digests"]["data"])
+        plain_line(str(value)) for value in (predicate["asked"]["recipe"], predicate["digests"]["data"])
     )
     row.steps = max(
-        (one["step"] for one in predicate["checkpoint"]["files"] if type(one.get("step")) is int), default=0
+        (file["step"] for file in predicate["checkpoint"]["files"] if type(file.get("step")) is int), default=0
     )
     row.trainer = stated_trainer(predicate)
     row.device = plain_line(str(start.get("cuda_name") or predicate["training"]["device"]))
@@ -171,12 +171,12 @@ def _check_files(row: CardRow, card: EvidenceCard, root: Path) -> None:
     row.challenge = str(predicate["asked"].get("challenge", ""))
     row.marks = {*found.marks}
     row.place = (str(predicate["signing"]["keyid"]), int(predicate["seq"]), str(predicate["prev"]))
-    listed = {str(one["name"]): str(one["sha256"]) for one in predicate["checkpoint"]["files"]}
+    listed = {str(file["name"]): str(file["sha256"]) for file in predicate["checkpoint"]["files"]}
     for name, sha256 in card.large.items():
         if not name.startswith("data/") and listed.get(name) != sha256:
             row.problems.append(f"{plain_line(name)} differs from the file that its receipt lists")
-    row.saved = {str(one["sha256"]) for one in predicate["checkpoint"]["files"] if is_saved_model(one)}
-    row.weights = {str(one["sha256"]) for one in predicate["checkpoint"]["files"] if one["kind"] == "weights"}
+    row.saved = {str(file["sha256"]) for file in predicate["checkpoint"]["files"] if is_saved_model(file)}
+    row.weights = {str(file["sha256"]) for file in predicate["checkpoint"]["files"] if file["kind"] == "weights"}
 
 
 def _compare_with_class(row: CardRow, roster: Roster | None, official: str) -> None:
@@ -189,7 +189,7 @@ def _compare_with_class(row: CardRow, roster: Roster | None, official: str) -> N
     if roster is None:
         return
     word = row.challenge.rpartition(":")[0]
-    student = next((one for one in roster.students if one.challenge == word), None)
+    student = next((student for student in roster.students if student.challenge == word), None)
     if student is None:
         row.problems.append(f"its challenge {word!r} is not one of {roster.name}" if word else "it has no challenge")
         return

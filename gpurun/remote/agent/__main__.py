@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 
 from gpurun.remote.agent.job_state import heard
-from gpurun.remote.agent.system import Refusal, at
+from gpurun.remote.agent.system import Refusal, path_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def main(words: List[str]) -> int:
             options[word.lstrip("-")] = True if word == "--now" else next(rest)
         root = os.path.realpath(options["root"])
         for folder in ("agent", "out"):
-            os.makedirs(at(root, folder), exist_ok=True)
+            os.makedirs(path_in(root, folder), exist_ok=True)
         if words[0] != "keep":  # The only verb that no client sends.
             heard(root)
         answer, content = do(words[0], root, options)

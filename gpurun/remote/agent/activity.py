@@ -13,7 +13,7 @@ import threading
 import time
 
 from gpurun.remote.agent.processes import trainers
-from gpurun.remote.agent.system import at, say
+from gpurun.remote.agent.system import path_in, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,11 +141,11 @@ def traces_of(root: str, pids: Iterable[int]) -> Tuple[int, ...]:
     The open files also reveal a download that goes to a cache elsewhere.
     """
     count = size = times = 0
-    folders = [at(root, "bundle"), at(root, "out")]
+    folders = [path_in(root, "bundle"), path_in(root, "out")]
     while folders:
         folder = folders.pop()
         for entry in entries_of(folder):
-            if entry.name in PASSED_OVER or (folder == at(root, "out") and entry.name.startswith(OURS)):
+            if entry.name in PASSED_OVER or (folder == path_in(root, "out") and entry.name.startswith(OURS)):
                 continue
             try:
                 if entry.is_dir(follow_symlinks=False):

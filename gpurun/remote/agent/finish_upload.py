@@ -12,7 +12,17 @@ import shutil
 from contextlib import suppress
 
 from gpurun.remote.agent.receive import FOLDER, PULLED, WAIT_S, Incoming, check_name, held_files, read_list
-from gpurun.remote.agent.system import Refusal, at, boot_id, lock, locked, read, sync_filesystem, sync_folder, write
+from gpurun.remote.agent.system import (
+    Refusal,
+    boot_id,
+    lock,
+    locked,
+    path_in,
+    read,
+    sync_filesystem,
+    sync_folder,
+    write,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,13 +43,13 @@ def settle(root: str, options: Json) -> Answer:
     if shipped(root) != record:
         if read(root, "agent", "job.json"):
             raise Refusal("started", "a job was started here, so its code and data are not replaced")
-        incoming = Incoming(at(root, FOLDER, options["layout"]))
+        incoming = Incoming(path_in(root, FOLDER, options["layout"]))
         check_parts(incoming, json.loads(digests))
         complete_files(root, incoming, entries)
         put_in_place(root, incoming.folder, entries)
         note_shipped(root, record)
     for folder in (FOLDER, PULLED):
-        shutil.rmtree(at(root, folder), ignore_errors=True)
+        shutil.rmtree(path_in(root, folder), ignore_errors=True)
     os.close(held)
     sync_behind(root)
     return record, b""
@@ -88,14 +98,14 @@ def put_in_place(root: str, folder: str, entries: List[Json]) -> None:
     The list of files is written first: so after a crash the files in place are found, and complete ones are not sent
     again.
     """
-    write(at(root, "agent", "pack.json"), {"files": entries})
-    for path in (at(root, "agent", "shipped.json"), at(folder, "layout.json")):
+    write(path_in(root, "agent", "pack.json"), {"files": entries})
+    for path in (path_in(root, "agent", "shipped.json"), path_in(folder, "layout.json")):
         if os.path.exists(path):
             os.unlink(path)
     for name in ("bundle", "data"):
-        shutil.rmtree(at(root, name), ignore_errors=True)
-        if os.path.isdir(at(folder, "files", name)):
-            os.rename(at(folder, "files", name), at(root, name))
+        shutil.rmtree(path_in(root, name), ignore_errors=True)
+        if os.path.isdir(path_in(folder, "files", name)):
+            os.rename(path_in(folder, "files", name), path_in(root, name))
     sync_folder(root)
 
 
@@ -109,7 +119,7 @@ def note_shipped(root: str, record: Json) -> None:
     """Write the record of the upload. It counts until the next boot; `sync_behind` makes it count permanently."""
     if not boot_id():
         sync_filesystem(root)
-    write(at(root, "agent", "shipped.json"), dict(record, boot=boot_id()))
+    write(path_in(root, "agent", "shipped.json"), dict(record, boot=boot_id()))
 
 
 def sync_behind(root: str) -> None:
@@ -140,5 +150,5 @@ def make_durable(root: str) -> None:
     held = lock(root, "unpack.lock", LOCK_S)
     if held is not None:
         if read(root, "agent", "shipped.json") == record:
-            write(at(root, "agent", "shipped.json"), {key: record[key] for key in record if key != "boot"})
+            write(path_in(root, "agent", "shipped.json"), {key: record[key] for key in record if key != "boot"})
         os.close(held)

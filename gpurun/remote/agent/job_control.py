@@ -13,7 +13,7 @@ from gpurun.remote.agent.finish_upload import shipped
 from gpurun.remote.agent.job_secrets import drop_secrets
 from gpurun.remote.agent.job_state import bring_forward, clock_was_set, ensure_keeper, request_stop
 from gpurun.remote.agent.processes import keepers, kill_all, send_signal
-from gpurun.remote.agent.system import Refusal, at, locked, monotonic, read, read_part, write
+from gpurun.remote.agent.system import Refusal, locked, monotonic, path_in, read, read_part, write
 from gpurun.remote.agent.torch_look import find_torch
 
 TYPE_CHECKING = False
@@ -42,7 +42,7 @@ def start(root: str, options: Json) -> Answer:
             if python is None:
                 raise Refusal("no_torch", "no Python with torch was found on this machine")
             job["argv"] = [python if word == "{python}" else word for word in job["argv"]]
-        write(at(root, "agent", "job.json"), dict(job, sha256=digest))
+        write(path_in(root, "agent", "job.json"), dict(job, sha256=digest))
     started, record, end = False, None, monotonic() + START_WAIT_S
     while record is None and monotonic() < end:
         outcome = ensure_keeper(root, fresh=not started)
@@ -71,7 +71,7 @@ def checked_job(root: str, path: str) -> Json:
         good = False
     if not good:
         raise Refusal("bad_job", "the job does not follow docs/FORMATS.md")
-    if not shipped(root) or not os.path.isdir(at(root, job["cwd"])):
+    if not shipped(root) or not os.path.isdir(path_in(root, job["cwd"])):
         raise Refusal("not_shipped", "%s has no verified upload" % job["cwd"])
     return dict(job)
 
@@ -90,7 +90,7 @@ def by_this_clock(root: str, job: Json) -> Json:
 
 def tail(root: str) -> str:
     """Return the last 500 bytes of the keeper's log."""
-    path = at(root, "agent", "agent.log")
+    path = path_in(root, "agent", "agent.log")
     return read_part(path, max(0, read_part(path, 0, 0)[1] - 500), 500)[0].decode("utf-8", "replace").strip()
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from contextlib import suppress
 
-from gpurun.remote.agent.system import at, boot_id, lock, locked, monotonic, read, write
+from gpurun.remote.agent.system import boot_id, lock, locked, monotonic, path_in, read, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def bring_forward(root: str, soft_wall: float, hard_wall: float) -> Json:
     lease = {"boot_id": boot_id(), "soft_stop_wall": soft, "hard_stop_wall": hard}
     for which, value in (("soft_mono", mono + soft - wall), ("hard_mono", mono + hard - wall)):
         lease[which] = min(value, old.get(which, value))
-    write(at(root, "agent", "lease.json"), lease)
+    write(path_in(root, "agent", "lease.json"), lease)
     os.close(held)
     return lease
 
@@ -52,12 +52,12 @@ def bring_forward(root: str, soft_wall: float, hard_wall: float) -> Json:
 def request_stop(root: str, now: bool, reason: str) -> None:
     """Record the request to stop; the first reason stays, and "now" is never withdrawn."""
     old = read(root, "agent", "stop.json") or {"now": False, "reason": reason}
-    write(at(root, "agent", "stop.json"), {"now": old["now"] or now, "reason": old["reason"]})
+    write(path_in(root, "agent", "stop.json"), {"now": old["now"] or now, "reason": old["reason"]})
 
 
 def heard(root: str) -> None:
     """Record that a client called: only by touching a file, which needs no disk space once the file exists."""
-    path = at(root, "agent", "heard")
+    path = path_in(root, "agent", "heard")
     with suppress(OSError):
         try:
             os.utime(path)
@@ -68,7 +68,7 @@ def heard(root: str) -> None:
 def last_heard(root: str) -> int:
     """Return a number that changes whenever a client calls; 0 before the first call."""
     try:
-        return os.stat(at(root, "agent", "heard")).st_mtime_ns
+        return os.stat(path_in(root, "agent", "heard")).st_mtime_ns
     except OSError:
         return 0
 
@@ -103,9 +103,9 @@ def ensure_keeper(root: str, fresh: bool) -> str:
         import signal
         import subprocess
 
-        if not running and os.path.exists(at(root, "agent", "keeper.json")):
-            os.unlink(at(root, "agent", "keeper.json"))
-        with open(at(root, "agent", "agent.log"), "ab") as log:
+        if not running and os.path.exists(path_in(root, "agent", "keeper.json")):
+            os.unlink(path_in(root, "agent", "keeper.json"))
+        with open(path_in(root, "agent", "agent.log"), "ab") as log:
             command = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "keep", "--root", root]
             job = read(root, "agent", "job.json") or {}
             known = dict(remembered(root), **dict(granted(job.get("pass_env") or []), GPURUN_KEEPER_OF=root))

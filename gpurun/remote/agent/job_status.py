@@ -7,7 +7,7 @@ import os
 import time
 
 from gpurun.remote.agent.job_state import blank, ensure_keeper
-from gpurun.remote.agent.system import MOST_JSON_BYTES, Refusal, at, read, read_part, stream
+from gpurun.remote.agent.system import MOST_JSON_BYTES, Refusal, path_in, read, read_part, stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def poll(root: str, options: Json) -> Answer:
     for name, (offset, most) in sorted(json.loads(options["want"]).items()):
         if name not in TAILS:
             raise Refusal("no_such_file", "poll does not serve %r" % name)
-        data, size = read_part(at(root, TAILS[name], name), offset, most)
+        data, size = read_part(path_in(root, TAILS[name], name), offset, most)
         chunks.append({"name": name, "offset": offset, "bytes": len(data), "size": size})
         content += data
     return {"status": now, "chunks": chunks}, content
@@ -47,7 +47,7 @@ def unsaved(root: str, _: Json) -> Answer:
     is_whole = (read(root, "agent", "job.json") or {}).get("attended") == "machine"
     words = [sys.executable, "-m", "gpurun.remote.agent.runner.unsaved", "machine" if is_whole else "folder"]
     done = subprocess.run(
-        words, cwd=at(root, "bundle"), env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        words, cwd=path_in(root, "bundle"), env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, timeout=UNSAVED_S, check=False,
     )  # fmt: skip
     if done.returncode:
@@ -65,7 +65,7 @@ def doors(root: str, _: Json) -> Answer:
     servers = [read(name) for name in sorted(names, key=changed_wall) if name.endswith(".json")]
     servers = [server for server in servers if isinstance(server, dict) and "port" in server]
     lab = {"port": servers[-1]["port"], "token": servers[-1].get("token", "")} if servers else None
-    return {"host": os.uname().nodename, "folder": at(root, "bundle/work"), "jupyter": lab}, b""
+    return {"host": os.uname().nodename, "folder": path_in(root, "bundle/work"), "jupyter": lab}, b""
 
 
 def status(root: str) -> Json:
@@ -74,13 +74,13 @@ def status(root: str) -> Json:
     After a power failure the file may be empty: a job that had begun has then ended, and is never called idle.
     """
     keeper = ensure_keeper(root, fresh=False) if read(root, "agent", "job.json") else "nobody"
-    path, end = at(root, "out", "status.json"), read(root, "agent", "exit.json")
+    path, end = path_in(root, "out", "status.json"), read(root, "agent", "exit.json")
     now = read(path) or dict(blank(root), wall=0.0)
     # On a full disk, the keeper's only sign of life is that the file was touched.
     now["wall"] = max(now["wall"], changed_wall(path)) or time.time()
     if end:
         now.update(state="exited", **{key: end[key] for key in ENDED if key in end})
-    elif keeper == "nobody" and (now["state"] == "running" or os.path.exists(at(root, "agent", "keeper.json"))):
+    elif keeper == "nobody" and (now["state"] == "running" or os.path.exists(path_in(root, "agent", "keeper.json"))):
         now["state"] = "exited"
     return dict(now)
 
@@ -105,7 +105,7 @@ def manifest(root: str, _: Json) -> Answer:
 
 def read_finished_list(root: str) -> bytes:
     """Return the whole list of finished files; empty before there is one."""
-    return b"".join(map(bytes, stream(at(root, "out", MANIFEST), 0, MOST_MANIFEST_BYTES)[0]))
+    return b"".join(map(bytes, stream(path_in(root, "out", MANIFEST), 0, MOST_MANIFEST_BYTES)[0]))
 
 
 def locate_finished(root: str, name: str) -> str:

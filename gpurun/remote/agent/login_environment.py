@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 
 from gpurun.remote.agent.processes import FAMILIES, OF_THE_CALL, looks_secret, may_pass
-from gpurun.remote.agent.system import at, read, write
+from gpurun.remote.agent.system import path_in, read, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def learn(root: str) -> Json:
     exported, note = exports()
     may = {name: value for name, value in exported.items() if may_pass(name, value)}
     values = {name: value for name, value in may.items() if not re.fullmatch(OF_THE_CALL, name)}
-    write(at(root, "agent", "environment.json"), values)
+    write(path_in(root, "agent", "environment.json"), values)
     families = [name for name in values if re.fullmatch(FAMILIES, name)]
     others = {name for name in exported if name not in may and not re.fullmatch(USUAL, name)}
     keys = {name for name in others if re.fullmatch(FAMILIES, name)}

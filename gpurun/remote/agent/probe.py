@@ -18,7 +18,7 @@ from gpurun.remote.agent.gpu_use import SILENT, figure, query, smi_answer
 from gpurun.remote.agent.job_state import clocks_now, heard
 from gpurun.remote.agent.login_environment import learn, remembered
 from gpurun.remote.agent.processes import environment
-from gpurun.remote.agent.system import at, cores, read, write
+from gpurun.remote.agent.system import cores, path_in, read, write
 from gpurun.remote.agent.torch_look import Looks, keep_end
 
 TYPE_CHECKING = False
@@ -48,7 +48,7 @@ def hello(root: str, options: Json) -> Answer:
 
     torch = looks.best(tell)  # It may take minutes, so the time is reported afterwards.
     clocks = clocks_now()
-    write(at(root, "agent", "clock.json"), clocks)
+    write(path_in(root, "agent", "clock.json"), clocks)
     return {
         "v": 1,
         "python": platform.python_version(),
@@ -70,7 +70,7 @@ def hello(root: str, options: Json) -> Answer:
 
 def write_out(root: str) -> None:
     """Write a file to the output folder: a disk that is read-only, over quota or out of inodes may still show room."""
-    path = at(root, "out", ".written")
+    path = path_in(root, "out", ".written")
     try:
         with open(path, "wb") as file:
             file.write(b"\0" * WRITTEN_BYTES)

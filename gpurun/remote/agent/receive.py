@@ -17,7 +17,7 @@ import sys
 from bisect import bisect_right
 
 from gpurun.remote.agent.decompress import codecs, inflater
-from gpurun.remote.agent.system import MOST_PART_BYTES, Refusal, at, boot_id, locked, read
+from gpurun.remote.agent.system import MOST_PART_BYTES, Refusal, boot_id, locked, path_in, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,16 +48,16 @@ def begin(root: str, options: Json) -> Answer:
     sizes = {size for _, size in layout["files"]} if options["held"] == "ask" else set()
     kind, lines = "held", held_lines(root, sizes) if sizes else []
     if not lines:
-        kind, folder = "verified", at(root, FOLDER, options["sha256"])
-        verified = Incoming(folder).verified if os.path.exists(at(folder, "layout.json")) else {}
+        kind, folder = "verified", path_in(root, FOLDER, options["sha256"])
+        verified = Incoming(folder).verified if os.path.exists(path_in(folder, "layout.json")) else {}
         lines = ["%d %s\n" % pair for pair in sorted(verified.items())]
         drop_partial(root)
         check_room(root, sum(size for _, size in layout["files"]) - len(verified) * layout["part_bytes"])
         if not verified:
-            shutil.rmtree(at(root, FOLDER), ignore_errors=True)
-            os.makedirs(at(folder, "files"))
-            begin_list(at(folder, "verified"))
-            with open(at(folder, "layout.json"), "wb") as out:
+            shutil.rmtree(path_in(root, FOLDER), ignore_errors=True)
+            os.makedirs(path_in(folder, "files"))
+            begin_list(path_in(folder, "verified"))
+            with open(path_in(folder, "layout.json"), "wb") as out:
                 out.write(content)
     os.close(held)
     body = "".join(lines).encode()
@@ -113,19 +113,19 @@ def check_room(root: str, needed: int) -> None:
 
 def drop_partial(root: str) -> None:
     """Delete partial files from a bucket: those files are now sent complete, and there may be no room for both."""
-    for name in os.listdir(at(root, PULLED)) if os.path.isdir(at(root, PULLED)) else ():
+    for name in os.listdir(path_in(root, PULLED)) if os.path.isdir(path_in(root, PULLED)) else ():
         if name.endswith(".part"):
-            os.unlink(at(root, PULLED, name))
+            os.unlink(path_in(root, PULLED, name))
 
 
 def held_files(root: str) -> Dict[str, Tuple[str, int]]:
     """Return, by digest, the path and size of every file that an earlier pack or a bucket has brought, if it exists."""
     found = {}
-    for name in os.listdir(at(root, PULLED)) if os.path.isdir(at(root, PULLED)) else ():
+    for name in os.listdir(path_in(root, PULLED)) if os.path.isdir(path_in(root, PULLED)) else ():
         if re.fullmatch(r"[0-9a-f]{64}", name):
-            found[name] = (at(root, PULLED, name), os.path.getsize(at(root, PULLED, name)))
+            found[name] = (path_in(root, PULLED, name), os.path.getsize(path_in(root, PULLED, name)))
     for entry in (read(root, "agent", "pack.json") or {"files": []})["files"]:
-        path = at(root, entry["name"])
+        path = path_in(root, entry["name"])
         if os.path.isfile(path) and os.path.getsize(path) == entry["bytes"]:
             found[entry["sha256"]] = (path, entry["bytes"])
     return found
@@ -135,7 +135,7 @@ def held_lines(root: str, sizes: Set[int]) -> List[str]:
     """Return a line, digest and size, for each unchanged file here whose size is one of `sizes`."""
     found = [(sha256, *held) for sha256, held in sorted(held_files(root).items()) if held[1] in sizes]
     # Files pulled since this boot were verified part by part, like those over SSH; the others are read again.
-    pulled = [at(root, PULLED, sha256) for sha256, _, _ in found]
+    pulled = [path_in(root, PULLED, sha256) for sha256, _, _ in found]
     fresh = {path for path in pulled if verified_parts(path + ".parts")}
     good = [part for part in found if part[1] in fresh or hash_file(part[1]) == part[0]]
     return ["%s %d\n" % (sha256, size) for sha256, _, size in good]
@@ -183,7 +183,7 @@ class Incoming:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         try:
-            with open(at(folder, "layout.json"), "rb") as file:
+            with open(path_in(folder, "layout.json"), "rb") as file:
                 layout = json.loads(file.read(MOST_LIST_BYTES))
         except FileNotFoundError:
             raise Refusal("no_layout", "no layout was announced") from None
@@ -203,7 +203,7 @@ class Incoming:
     @property
     def verified(self) -> Dict[int, str]:
         """Return the digest of each part that is here; none after a reboot, because nothing was synced to disk."""
-        return verified_parts(at(self.folder, "verified"))
+        return verified_parts(path_in(self.folder, "verified"))
 
     def path(self, name: str) -> str:
         """Return the path at which a file is assembled."""
@@ -228,8 +228,8 @@ def receive(root: str, options: Json) -> Answer:
     """Receive parts from standard input until its end is announced."""
     signal.signal(signal.SIGALRM, stalled)
     inflate, count = inflater(options["codec"]), 0
-    incoming = Incoming(at(root, FOLDER, options["sha256"]))
-    log = os.open(at(incoming.folder, "verified"), os.O_WRONLY | os.O_APPEND)
+    incoming = Incoming(path_in(root, FOLDER, options["sha256"]))
+    log = os.open(path_in(incoming.folder, "verified"), os.O_WRONLY | os.O_APPEND)
     try:
         head = HEAD.unpack(exactly(HEAD.size))
         while head[0] != END:
@@ -269,7 +269,7 @@ def store(incoming: Incoming, index: int, content: bytes) -> None:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except FileNotFoundError:
-            if not os.path.exists(at(incoming.folder, "layout.json")):
+            if not os.path.exists(path_in(incoming.folder, "layout.json")):
                 raise Refusal("no_layout", "another pack is being received now") from None
             os.makedirs(os.path.dirname(path), exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)

@@ -28,7 +28,7 @@ from gpurun.remote.agent.receive import (
     read_list,
     verified_parts,
 )
-from gpurun.remote.agent.system import MOST_PART_BYTES, Refusal, at, locked
+from gpurun.remote.agent.system import MOST_PART_BYTES, Refusal, locked, path_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def pull(root: str, options: Json) -> Answer:
     order = json.loads(read_list(options))
     os.environ.update(remembered(root))  # The login's proxy variables, which urllib obeys.
     held = locked(root, "unpack.lock", WAIT_S)
-    os.makedirs(at(root, PULLED), exist_ok=True)
+    os.makedirs(path_in(root, PULLED), exist_ok=True)
     here = held_files(root)
     files = [PulledFile(root, file, here, order.get("origin") or "") for file in order["files"]]
     check_room(root, sum(file.missing_bytes for file in files))
@@ -83,7 +83,7 @@ class PulledFile:
         if not 0 < self.part_bytes <= MOST_PART_BYTES or len(parts) != -(-self.bytes // self.part_bytes):
             raise Refusal("usage", "the sizes of %d parts do not add up to %d bytes" % (len(parts), self.bytes))
         self.inflate = None if self.is_public else inflater(entry["codec"])
-        self.path = at(root, PULLED, sha256)
+        self.path = path_in(root, PULLED, sha256)
         self.failed: Optional[Tuple[str, str]] = None
         self.left = set(range(len(parts)))
         # A file that an earlier pack left here is not pulled either: `begin` will report it as held.

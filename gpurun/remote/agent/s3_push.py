@@ -16,7 +16,7 @@ from functools import partial
 
 from gpurun.remote.agent.job_status import locate_finished, raw_name, read_finished_list
 from gpurun.remote.agent.presigned import put_object
-from gpurun.remote.agent.system import at, monotonic, read, read_part, say, stream, write
+from gpurun.remote.agent.system import monotonic, path_in, read, read_part, say, stream, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Pusher:
         signed = hmac.new(order["key"].encode(), body, hashlib.sha256).hexdigest().encode() + b"\n" + body
         put_object(order["head"], lambda: iter([signed]), len(signed))
         self.sure = plan.kept
-        write(at(self.root, "agent", PLACES), {"seq": seq, "manifest": digest, "sure": self.sure})
+        write(path_in(self.root, "agent", PLACES), {"seq": seq, "manifest": digest, "sure": self.sure})
         self.note(dict(self.state, seq=seq, manifest=digest, slots=sorted(plan.slots), maybe=[]))
         self.said = ""
 
@@ -170,7 +170,7 @@ class Pusher:
     def note(self, state: Json) -> None:
         """Save the state across a restart of the keeper."""
         self.state = state
-        write(at(self.root, "agent", STATE), state)
+        write(path_in(self.root, "agent", STATE), state)
 
 
 class PushPlan:
@@ -302,7 +302,7 @@ class PushPlan:
 
 def places_noted(root: str) -> Optional[Json]:
     """Return where the files of the last head are, as recorded then; None before there was one."""
-    content = b"".join(map(bytes, stream(at(root, "agent", PLACES), 0, 1 << 32)[0]))
+    content = b"".join(map(bytes, stream(path_in(root, "agent", PLACES), 0, 1 << 32)[0]))
     try:
         return dict(json.loads(content)) if content else None
     except ValueError:

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 
 from gpurun.remote.agent.processes import find_marked, send_signal
-from gpurun.remote.agent.system import at, boot_id, lock, monotonic, read, read_part, say, write
+from gpurun.remote.agent.system import boot_id, lock, monotonic, path_in, read, read_part, say, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def setup(root: str, options: Json) -> Answer:
     """
     if "limit" in options:
         begin_setup(root, float(options["limit"]))
-    state, path = state_of(root), at(root, LOG)  # Read the state first: once it has ended, the log is complete.
+    state, path = state_of(root), path_in(root, LOG)  # Read the state first: once it has ended, the log is complete.
     data, size = read_part(path, int(options["from"]), int(options["most"]))
     tail = read_part(path, max(0, size - TAIL_BYTES), TAIL_BYTES)[0].decode("utf-8", "replace")
     return dict(state, size=size, bytes=len(data), tail=tail), data
@@ -46,13 +46,13 @@ def begin_setup(root: str, limit_s: float) -> None:
     if held is None:
         return
     try:
-        path = at(root, "agent", RECORD)
+        path = path_in(root, "agent", RECORD)
         if os.path.lexists(path):
             return
         write(path, {"boot_id": boot_id(), "begun_mono": monotonic(), "limit_s": limit_s})
         command = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "attend", "--root", root]
         try:
-            with open(at(root, "agent", "agent.log"), "ab") as log:
+            with open(path_in(root, "agent", "agent.log"), "ab") as log:
                 # It has a login's environment, as if run by hand, because it is the user's own.
                 subprocess.Popen(
                     command, env=dict(os.environ, GPURUN_SETUP_OF=root), pass_fds=(held,), start_new_session=True,
@@ -67,7 +67,7 @@ def begin_setup(root: str, limit_s: float) -> None:
 
 def state_of(root: str) -> Json:
     """Return the script's record, with its state, which depends on whether a process supervises the script."""
-    if not os.path.lexists(at(root, "agent", RECORD)):
+    if not os.path.lexists(path_in(root, "agent", RECORD)):
         return {"state": "none", "ran_s": 0.0, "exit_code": None, "signal": None}
     held = lock(root, LOCK, 0.0)
     if held is not None:
@@ -105,7 +105,7 @@ def attend(root: str, _: Json) -> Answer:
     end.update(state="killed" if is_late else "ended", ran_s=max(0.0, monotonic() - record["begun_mono"]))
     for _once in range(60):  # On a full disk, try for a minute.
         try:
-            write(at(root, "agent", RECORD), dict(record, end=end))
+            write(path_in(root, "agent", RECORD), dict(record, end=end))
             break
         except OSError as error:
             say("the end of the set-up could not be recorded: %s" % error)
@@ -115,8 +115,8 @@ def attend(root: str, _: Json) -> Answer:
 
 def launch_script(root: str) -> Any:
     """Start the script in a session of its own, by its `#!` or else by sh; return None if that fails."""
-    path = at(root, SCRIPT)
-    with open(at(root, LOG), "ab") as log:
+    path = path_in(root, SCRIPT)
+    with open(path_in(root, LOG), "ab") as log:
         try:
             os.chmod(path, 0o700)
             with open(path, "rb") as script:

@@ -54,7 +54,7 @@ def cores() -> int:
     return count
 
 
-def at(root: str, *names: str) -> str:
+def path_in(root: str, *names: str) -> str:
     """Return a path below the run folder."""
     return os.path.join(root, *names)
 
@@ -62,7 +62,7 @@ def at(root: str, *names: str) -> str:
 def read(*names: str) -> Any:
     """Return a JSON file's content; None if it is missing or incomplete."""
     try:
-        with open(at(*names), "rb") as file:
+        with open(path_in(*names), "rb") as file:
             return json.loads(file.read(MOST_JSON_BYTES))
     except (FileNotFoundError, ValueError):
         return None
@@ -152,7 +152,7 @@ def open_part(path: str, offset: int, most: int) -> Tuple[io.FileIO, int]:
 
 def lock(root: str, name: str, wait_s: float) -> Optional[int]:
     """Return a kernel lock as a descriptor (closing it releases it), or None if another process holds it too long."""
-    descriptor, end = os.open(at(root, "agent", name), os.O_RDWR | os.O_CREAT, 0o600), monotonic() + wait_s
+    descriptor, end = os.open(path_in(root, "agent", name), os.O_RDWR | os.O_CREAT, 0o600), monotonic() + wait_s
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

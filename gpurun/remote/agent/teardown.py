@@ -12,7 +12,7 @@ from gpurun.remote.agent.job_control import stop
 from gpurun.remote.agent.job_secrets import drop_secrets
 from gpurun.remote.agent.processes import keepers, kill_all, send_signal, trainers
 from gpurun.remote.agent.setup_process import end_setups, setups
-from gpurun.remote.agent.system import Refusal, at, lock
+from gpurun.remote.agent.system import Refusal, lock, path_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def farewell(root: str, options: Json) -> Answer:
 def remove_names(root: str, names: Set[str]) -> None:
     """Remove files and folders of the run folder, as far as possible."""
     for name in names:
-        path = at(root, name)
+        path = path_in(root, name)
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -66,7 +66,7 @@ def remove_names(root: str, names: Set[str]) -> None:
 def check_own(root: str) -> None:
     """Refuse to remove a folder that is not clearly a run's own."""
     home = os.path.realpath(os.path.expanduser("~"))
-    if (home + os.sep).startswith(root.rstrip(os.sep) + os.sep) or os.path.realpath(sys.argv[0]) != at(
+    if (home + os.sep).startswith(root.rstrip(os.sep) + os.sep) or os.path.realpath(sys.argv[0]) != path_in(
         root, "agent.pyz"
     ):
         raise Refusal("not_a_run", "%s is not the folder of a run" % root)

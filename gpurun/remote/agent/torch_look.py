@@ -18,7 +18,7 @@ import time
 
 from gpurun.remote.agent.login_environment import remembered
 from gpurun.remote.agent.processes import environment
-from gpurun.remote.agent.system import at, write
+from gpurun.remote.agent.system import path_in, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,21 +68,21 @@ def free_bytes(place):
     except Exception:
         return None
 def worked(place):
-    told = {"name": "GPU %d" % place, "memory_bytes": 0, "error": None}
+    facts = {"name": "GPU %d" % place, "memory_bytes": 0, "error": None}
     try:
         card = torch.cuda.get_device_properties(place)
-        told.update(name=card.name, memory_bytes=card.total_memory, capability="%d.%d" % (card.major, card.minor))
-        told.update(uuid=str(getattr(card, "uuid", "")), free_bytes=free_bytes(place))
+        facts.update(name=card.name, memory_bytes=card.total_memory, capability="%d.%d" % (card.major, card.minor))
+        facts.update(uuid=str(getattr(card, "uuid", "")), free_bytes=free_bytes(place))
         for kind in [torch.float32] + [torch.bfloat16] * (card.major >= 8):
             ones = torch.ones(64, 64, device="cuda:%d" % place, dtype=kind)
             product = (ones @ ones).cpu().float()
             if not bool((product == 64).all()):
                 wrong = [value for value in product.flatten().tolist() if value != 64]
-                told["error"] = "a product in %s has %s where it is 64" % (kind, wrong[0])
+                facts["error"] = "a product in %s has %s where it is 64" % (kind, wrong[0])
         torch.cuda.synchronize(place)
     except Exception as error:
-        told["error"] = "%s: %s" % (type(error).__name__, error)
-    return told
+        facts["error"] = "%s: %s" % (type(error).__name__, error)
+    return facts
 built_for = torch.version.cuda or getattr(torch.version, "hip", None)
 tell(version=torch.__version__, numpy=numpy, built_for=built_for, packages=packages())
 sys.stdin.readline()
@@ -150,7 +150,7 @@ class Looks:
         finally:
             for look in self.looks:
                 look.end()
-        write(at(self.root, "agent", "python.json"), best)
+        write(path_in(self.root, "agent", "python.json"), best)
         return dict(best, looks=others)
 
     def wait(self, look: TorchProbe, tell: Callable[[Json], None]) -> None:

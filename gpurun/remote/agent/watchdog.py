@@ -15,7 +15,7 @@ from gpurun.remote.agent.job_state import blank, last_heard, request_stop
 from gpurun.remote.agent.login_environment import remembered, select_variables
 from gpurun.remote.agent.memory_limits import oom_kills, room
 from gpurun.remote.agent.processes import environment, kill_all, list_processes, send_signal, trainers
-from gpurun.remote.agent.system import Refusal, at, monotonic, read, say, write
+from gpurun.remote.agent.system import Refusal, monotonic, path_in, read, say, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def keep(root: str, _: Json) -> Answer:
 
         listen(keeper.job["notice_url"], lambda: requests.append("preempted"))
     pusher = None
-    if os.path.exists(at(root, "agent", "push.json")):
+    if os.path.exists(path_in(root, "agent", "push.json")):
         from gpurun.remote.agent.s3_push import begin_push
 
         pusher = begin_push(root)
@@ -91,7 +91,7 @@ class Keeper:
         self.activity = Activity(root, self.job, self.gpus, self.requests.append)
         self.activity.begin(self.pid)
         record = {"keeper_pid": os.getpid(), "pid": self.pid, "started_wall": self.started_wall}
-        self.note(at(root, "agent", "keeper.json"), record, durable=True)
+        self.note(path_in(root, "agent", "keeper.json"), record, durable=True)
 
     def launch(self) -> None:
         """Start the trainer in a new session."""
@@ -100,10 +100,10 @@ class Keeper:
         known = dict(remembered(self.root), PYTHONUNBUFFERED="1")
         known.update(select_variables(self.job.get("pass_env") or [], os.environ))
         known.update(self.job["env"], **take_secrets(self.root))
-        with open(at(self.root, "out", "trainer.log"), "ab") as log:
+        with open(path_in(self.root, "out", "trainer.log"), "ab") as log:
             self.child = subprocess.Popen(
                 self.job["argv"],
-                cwd=at(self.root, self.job["cwd"]),
+                cwd=path_in(self.root, self.job["cwd"]),
                 env=environment(**dict(known, GPURUN_TRAINER_OF=self.root)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -227,7 +227,7 @@ class Keeper:
 
     def beat(self, state: str, **more: Any) -> None:
         """Write the heartbeat; without disk space only its time, which needs none."""
-        path = at(self.root, "out", "status.json")
+        path = path_in(self.root, "out", "status.json")
         facts = dict(more, state=state, pid=self.pid, started_wall=self.started_wall, stop_reason=self.reason)
         if self.gpus:
             facts["gpu_tally"] = self.gpus.tally
@@ -251,7 +251,7 @@ class Keeper:
         end.update(room(self.oom_before))
         more = {"stop_reason": self.reason, "ended_wall": time.time()}
         for _ in range(60):
-            if self.note(at(self.root, "agent", "exit.json"), dict(end, **more), durable=True):
+            if self.note(path_in(self.root, "agent", "exit.json"), dict(end, **more), durable=True):
                 break
             self.beat("running")
             time.sleep(1)

@@ -45,7 +45,7 @@ class ExpectedKey:
     kind: str | None
 
     @classmethod
-    def of(cls, text: str) -> ExpectedKey:
+    def parse(cls, text: str) -> ExpectedKey:
         """Parse a public line or a fingerprint; UsageError for anything else."""
         digest = fingerprint(text)
         kind = text.split()[0] if len(text.split()) > 1 else None

@@ -93,10 +93,10 @@ def read_entry(name: str, identity: str = "") -> Entry | None:
         kept += [f"IdentityFile={_quoted(identity)}", "IdentitiesOnly=yes"]
     (host, *_), (user, *_), (port, *_) = found["hostname"], found["user"], found["port"]
     address = Address(kind="ssh", host=host.lower(), port=int(port), user=user)
-    return Entry(name, address, (*_to(address, proxy), *kept), bool(proxy))
+    return Entry(name, address, (*_host_options(address, proxy), *kept), bool(proxy))
 
 
-def _to(address: Address, proxy: str) -> tuple[str, ...]:
+def _host_options(address: Address, proxy: str) -> tuple[str, ...]:
     place = f"HostName={address.host}", f"User={address.user}", f"Port={address.port}"
     return *place, f"ProxyCommand={proxy or 'none'}"
 
@@ -153,7 +153,7 @@ def install_key(address: Address, host_key: str, public_line: str) -> None:
 
     The password is typed to ssh and not seen by gpurun. MachineLost if that failed.
     """
-    entry = Entry(address.host, address, _to(address, ""), is_by_proxy=False)
+    entry = Entry(address.host, address, _host_options(address, ""), is_by_proxy=False)
     with tempfile.TemporaryDirectory(prefix="gpurun-") as folder:
         known = Path(folder) / "known_hosts"
         known.write_text(f"{entry.name} {host_key}\n", encoding="ascii")

@@ -57,7 +57,7 @@ class RemoteMachine:
         self._where = f"{address.user}@{address.place}"
         self._jump = jump
         self._client_key = client_key
-        self._expected = ExpectedKey.of(host_key)
+        self._expected = ExpectedKey.parse(host_key)
         self._folder = folder
         self._clock = clock
         self._last_mono = last_mono

@@ -42,7 +42,7 @@ def _run_row(place: int, run: RunMaterial, heads: Sequence[str], best: float | N
         _whole(_count(last.tokens if last else None)) + _small(_steps(run)),
         escaped(format_loss(last.loss if last else None)),
         (f"<b>{escaped(format_loss(mark.loss))}</b>" if is_best and mark else escaped(_loss(mark)))
-        + _small(_at(mark, run)),
+        + _small(_result_at(mark, run)),
         _verdict(run),
     )
     first = tag("th", name, scope="row")
@@ -103,7 +103,7 @@ def _loss(mark: Mark | None) -> str:
     return UNKNOWN if mark is None else format_loss(mark.loss)
 
 
-def _at(mark: Mark | None, run: RunMaterial) -> str:
+def _result_at(mark: Mark | None, run: RunMaterial) -> str:
     core = [] if run.history.core is None else [f"CORE {run.history.core:.4f}"]
     if mark is None:
         bits = run.history.bits_per_byte

@@ -47,11 +47,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axis:
-    """One way to measure progress: `of` returns a mark's position on the axis, or None if the mark has none."""
+    """One way to measure progress: `position` returns a mark's position on the axis, or None if the mark has none."""
 
     name: str
     title: str
-    of: Callable[[Mark], float | None]
+    position: Callable[[Mark], float | None]
     tick: Callable[[float], str]
 
 
@@ -85,7 +85,7 @@ def axes_for(curves: Sequence[Curve]) -> list[Axis]:
     marks = [mark for curve in curves for mark in (*curve.losses, *curve.validation)]
     longest_s = max((mark.seconds or 0.0 for mark in marks), default=0.0)
     axes = [STEPS, TOKENS, time_axis(longest_s), DOLLARS]
-    return [axis for axis in axes if axis is STEPS or any(axis.of(mark) for mark in marks)]
+    return [axis for axis in axes if axis is STEPS or any(axis.position(mark) for mark in marks)]
 
 
 @only_for_children("MPLCONFIGDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")  # matplotlib starts fc-list.
@@ -178,7 +178,7 @@ def above(curves: Sequence[Curve]) -> int:
 
 def _draw(axes: Axes, place: int, curve: Curve, axis: Axis) -> None:
     color, dash = _color(place), DASHES[place // COLORS % len(DASHES)]
-    raw = [(x, mark.loss) for mark in curve.losses if (x := axis.of(mark)) is not None]
+    raw = [(x, mark.loss) for mark in curve.losses if (x := axis.position(mark)) is not None]
     mean = smooth([loss for _, loss in raw], len(raw) // 60)
     thinned = _even_selection(list(zip(raw, mean, strict=True)), _MOST_POINTS)
     xs = [x for (x, _), _ in thinned]
@@ -186,7 +186,7 @@ def _draw(axes: Axes, place: int, curve: Curve, axis: Axis) -> None:
     axes.plot(xs, [loss for _, loss in thinned], color=color, linewidth=1.9, linestyle=dash, solid_capstyle="round")
     rings = _rings(curve, axis)
     axes.plot(
-        [axis.of(mark) or 0.0 for mark in rings],
+        [axis.position(mark) or 0.0 for mark in rings],
         [mark.loss for mark in rings],
         color=color,
         linestyle="none",
@@ -201,7 +201,7 @@ def _draw(axes: Axes, place: int, curve: Curve, axis: Axis) -> None:
 
 def _rings(curve: Curve, axis: Axis) -> list[Mark]:
     """Return the validation losses that are drawn."""
-    return _even_selection([mark for mark in curve.validation if axis.of(mark) is not None], _MOST_RINGS)
+    return _even_selection([mark for mark in curve.validation if axis.position(mark) is not None], _MOST_RINGS)
 
 
 def _dress(axes: Axes, curves: Sequence[Curve], axis: Axis, *, unit: str, narrow: bool) -> None:
@@ -212,7 +212,7 @@ def _dress(axes: Axes, curves: Sequence[Curve], axis: Axis, *, unit: str, narrow
     low, high = min(shown, default=0.0), max(shown, default=1.0)
     room = 0.06 * (high - low) or 0.5
     axes.set_ylim(low - room, high + room)
-    furthest = max((axis.of(m) or 0.0 for c in curves for m in (*c.losses, *c.validation)), default=0.0)
+    furthest = max((axis.position(m) or 0.0 for c in curves for m in (*c.losses, *c.validation)), default=0.0)
     axes.set_xlim(0, 1.02 * furthest or 1.0)
     axes.set_xlabel(axis.title, labelpad=6)
     axes.set_ylabel(f"loss ({unit})" if unit else "loss", labelpad=8)

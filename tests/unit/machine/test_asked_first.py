@@ -209,7 +209,7 @@ def test_a_dead_end_or_strange_jump_host_is_named_as_that(place: Place, own_home
 
 def test_a_large_file_passes_a_jump_host_and_nothing_stays_open(place: Place, tmp_path: Path) -> None:
     jump = Jump(Address(kind="ssh", host="127.0.0.1", port=place.serve().port, user=place.server.user),
-                ExpectedKey.of(place.keys.host_public))  # fmt: skip
+                ExpectedKey.parse(place.keys.host_public))  # fmt: skip
     threads, content = threading.active_count(), os.urandom(24 << 20)
     machine = place.machine(jump=jump)
     machine.put("large", content)

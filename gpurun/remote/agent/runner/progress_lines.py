@@ -144,13 +144,13 @@ class Progress:
             step = epoch
             self.set_total(self.epochs)
         else:
-            step = self._beside(is_trained="loss" in figures)
+            step = self._step_of_loss(is_trained="loss" in figures)
         if step is None and "val_loss" not in figures:
             return None  # A loss without a step is not a point of a curve.
         self.step = self.step if step is None else step
         return dict(figures, step=self.step)
 
-    def _beside(self, *, is_trained: bool) -> int | None:
+    def _step_of_loss(self, *, is_trained: bool) -> int | None:
         """Return the step of the bar that a loss without a step belongs to; None if there is none.
 
         The Hugging Face Trainer draws a second bar while it evaluates, which is full when the loss is printed.

@@ -40,7 +40,7 @@ QUICK_S, REST = 0.5, 10
 """After a slower check, the next one waits this many times its duration."""
 MOST_EVENTS = 20
 """If one check publishes more files than this, a single event has their number."""
-TOLD_BYTES = 1 << 20
+WARN_BYTES = 1 << 20
 PARTIAL, RESERVE, MANIFEST = ".publishing", ".reserve", "MANIFEST.json"
 
 
@@ -298,7 +298,7 @@ class PublishedOutputs:
             if any(files for files, _ in sums):
                 what = words(paths[0][0].partition("/")[2]) if len(paths) == 1 else rule
                 self.left_behind.append((what, size))
-                if size >= TOLD_BYTES or rule not in STAYS:  # A few bytes of cache are not worth a warning.
+                if size >= WARN_BYTES or rule not in STAYS:  # A few bytes of cache are not worth a warning.
                     named.append("%s (%s bytes)" % (what, format(size, ",")))
         if named:
             self.warn("outputs.left", "a rule excludes these files from the download: %s" % ", ".join(named))
