@@ -240,10 +240,10 @@ def test_a_quota_of_nothing_is_named_with_where_to_raise_it(
     cloud.rules.quotas["L-417A185B"] = 0
     with pytest.raises(RejectedFor) as refused:
         aws.create(order_of(clock))
-    told = refused.value.error
-    assert (told.code, told.exit_code) == ("account.no_quota", ExitCode.NO_OFFER)
+    error = refused.value.error
+    assert (error.code, error.exit_code) == ("account.no_quota", ExitCode.NO_OFFER)
     assert refused.value.of_offer, "another family, region or provider may have what was approved next"
-    words = told.hint
+    words = error.hint
     assert "Running On-Demand P instances" in words
     assert "us-east-1.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/L-417A185B" in words
     assert (cloud.count("RunInstances"), billed(cloud)) == (1, [])
@@ -256,13 +256,13 @@ def test_a_refused_launch_names_the_permission_not_encoded_text(
     with pytest.raises(RejectedFor, match="ec2:RunInstances") as refused:
         aws.create(order_of(clock))
     assert "xxx" not in str(refused.value)
-    told = refused.value.error
-    assert (told.code, told.exit_code) == ("auth.not_allowed", ExitCode.SETUP)
-    assert "gpurun aws setup --policy" in told.hint
+    error = refused.value.error
+    assert (error.code, error.exit_code) == ("auth.not_allowed", ExitCode.SETUP)
+    assert "gpurun aws setup --policy" in error.hint
 
 
 @pytest.mark.parametrize(
-    ("code", "told", "advice"),
+    ("code", "expected", "advice"),
     [
         ("Blocked", "account.not_ready", "console.aws.amazon.com/support"),
         ("PendingVerification", "account.not_ready", "verifies a new account"),
@@ -274,13 +274,13 @@ def test_a_refused_launch_names_the_permission_not_encoded_text(
         ("RequestInTheFuture", "clock.skewed", "timedatectl set-ntp true"),
     ],
 )
-def test_what_somebody_can_mend_is_told_with_how(code: str, told: str, advice: str) -> None:
+def test_what_somebody_can_mend_is_told_with_how(code: str, expected: str, advice: str) -> None:
     for error in (
         judge_launch_refusal(AwsRefused("run_instances", code, "", 403), "p5.4xlarge", "us-east-1", spot=True),
         explain_early_refusal(AwsRefused("describe_subnets", code, "", 403)),
     ):
         assert isinstance(error, RejectedFor)
-        assert (error.error.code, error.error.exit_code) == (told, ExitCode.SETUP)
+        assert (error.error.code, error.error.exit_code) == (expected, ExitCode.SETUP)
         assert advice in error.error.hint
 
 
@@ -943,10 +943,10 @@ def test_credentials_that_end_before_the_lease_are_in_the_plan(
     assert AwsProvider(clock).key_ends_wall() == inf
     assert key_warning(market, "aws", lease_end_wall) == []
     monkeypatch.setenv("AWS_SESSION_TOKEN", "temporary")
-    for hours, is_told in ((1, True), (5, False)):
+    for hours, warns in ((1, True), (5, False)):
         monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", (now + timedelta(hours=hours)).isoformat())
         market = live_offers(P4D, ["aws"], Home(tmp_path).prepare(), clock, Choices())
-        assert bool(key_warning(market, "aws", lease_end_wall)) is is_told
+        assert bool(key_warning(market, "aws", lease_end_wall)) is warns
     monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", (now - timedelta(hours=1)).isoformat())
     with refusal(SetupError, "auth.aws", "have expired"):
         AwsProvider(clock).find(None)
@@ -1053,8 +1053,8 @@ def test_gpurun_aws_setup_makes_the_role_once_it_is_told_to(cloud: AwsEmulator) 
     assert (code, cloud.count("CreateRole")) == (2, 0)
     for made in (True, False):
         code, output = setup_verb("--yes")
-        told = json.loads(output)["data"]
-        assert (code, told["made"], told["role"]) == (0, made, f"arn:aws:iam::123456789012:role/{ROLE}")
+        data = json.loads(output)["data"]
+        assert (code, data["made"], data["role"]) == (0, made, f"arn:aws:iam::123456789012:role/{ROLE}")
 
 
 def test_gpurun_aws_setup_shows_a_policy_for_every_call_made(cloud: AwsEmulator, clock: VirtualClock) -> None:

@@ -42,8 +42,8 @@ def test_of_forty_cards_the_twelve_forged_are_named_and_no_other(tmp_path: Path)
     into, roster = tmp_path / "cards", a_class(40)
     words = [one.challenge for one in roster.students]
 
-    def lab(number: int, word: str | None = None, **told: object) -> Lab:
-        return Lab(tmp_path, number, words[number] if word is None else word, **told)  # type: ignore[arg-type]
+    def lab(number: int, word: str | None = None, **more: object) -> Lab:
+        return Lab(tmp_path, number, words[number] if word is None else word, **more)  # type: ignore[arg-type]
 
     kinds = ({}, {"device": "cpu"}, {"mode": "local", "provider": "local"})
     honest = [lab(number, **kinds[number % 3]) for number in range(HONEST)]

@@ -94,9 +94,9 @@ def test_wrong_input_is_told_in_words_and_in_json(arguments: list[str], code: in
 
 
 def test_help_names_no_default_that_is_none() -> None:
-    told = gpurun("train", "--help").stdout
-    assert "--hours H" in told
-    assert "default: 0" not in told
+    help_text = gpurun("train", "--help").stdout
+    assert "--hours H" in help_text
+    assert "default: 0" not in help_text
 
 
 def test_a_malformed_recipe_is_told_with_its_line(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_a_program_asking_for_the_runs_gets_progress_and_cost(own_home: Path) ->
     begun.events.write_bytes(b'{"kind": "step", "wall": 1.0, "elapsed_s": 1.0, "step": 7, "loss": 2.5}\n')
     make_run(Home(own_home), "owl-7")
     runs = {run["run"]: run for run in json.loads(gpurun("ps", "--json").stdout)["data"]["runs"]}
-    told = [(run["step"], run["steps"], run["spent_micros"], run["worst_micros"]) for run in runs.values()]
-    assert told == [(7, 40, 0, 0), (None, 40, 0, 0)]
+    progress = [(run["step"], run["steps"], run["spent_micros"], run["worst_micros"]) for run in runs.values()]
+    assert progress == [(7, 40, 0, 0), (None, 40, 0, 0)]
 
 
 def test_a_full_disk_is_no_bug_of_ours(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,9 +254,9 @@ def test_a_run_without_its_request_or_plan_is_not_forgotten(own_home: Path, lost
     getattr(run.folder, lost).unlink()
     shown = CliRunner().invoke(build_app(), ["ps", "--json"], standalone_mode=False)
     answer = json.loads(shown.stdout)
-    told = {"request": ([run.folder.name], [], 9), "plan": (["fox-41"], ["run.plan_damaged"], 9)}[lost]
+    expected = {"request": ([run.folder.name], [], 9), "plan": (["fox-41"], ["run.plan_damaged"], 9)}[lost]
     codes = [error["code"] for error in answer["errors"]]
-    assert ([one["run"] for one in answer["data"]["runs"]], codes, answer["exit_code"]) == told
+    assert ([one["run"] for one in answer["data"]["runs"]], codes, answer["exit_code"]) == expected
     assert find_run(Home(own_home), "@last") == "fox-41"
 
 
@@ -356,8 +356,8 @@ def test_resume_takes_the_one_undriven_run_and_never_guesses(own_home: Path, mon
     with RunLock(Home(own_home).run("owl-7").lock):
         assert gpurun("resume", "--here").stderr.startswith("fox-41, ")
     assert started == ["fox-41"]
-    told = gpurun("resume").stderr
-    assert lacking(told, "fox-41, owl-7", "gpurun resume fox-41") == []
+    printed = gpurun("resume").stderr
+    assert lacking(printed, "fox-41, owl-7", "gpurun resume fox-41") == []
 
 
 @pytest.mark.parametrize("verb", ["destroy", "stop"])
