@@ -859,9 +859,7 @@ def spot_machine(cloud: AwsEmulator, clock: VirtualClock, dollars: str) -> tuple
     return aws, aws.create(order_of(clock, offer=offer))
 
 
-def test_the_most_that_a_spot_machine_costs_is_read_back_from_its_request(
-    cloud: AwsEmulator, clock: VirtualClock
-) -> None:
+def test_a_spot_machines_highest_price_is_read_from_its_request(cloud: AwsEmulator, clock: VirtualClock) -> None:
     aws, made = spot_machine(cloud, clock, "7.123456")
     assert (made.rate_micros_per_hour, made.rate_is_limit) == (None, False), "the answer to a launch has no price"
     for _ in range(3):
@@ -880,7 +878,7 @@ def test_a_maximum_above_the_agreed_price_is_reported_as_it_is(cloud: AwsEmulato
     assert aws.read(made.id).rate_micros_per_hour == 21_960_000
 
 
-def test_a_maximum_that_cannot_be_read_is_no_price_and_no_failure(cloud: AwsEmulator, clock: VirtualClock) -> None:
+def test_an_unreadable_maximum_is_no_price_and_no_failure(cloud: AwsEmulator, clock: VirtualClock) -> None:
     aws, made = spot_machine(cloud, clock, "7.123456")
     cloud.fail("DescribeSpotInstanceRequests", Fault.NOT_JSON)
     assert aws.read(made.id).rate_micros_per_hour is None

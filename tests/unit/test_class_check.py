@@ -229,7 +229,7 @@ def test_a_checkpoint_other_than_the_cards_list_is_not_opened(tmp_path: Path) ->
         read_card(path).unpack_large(tmp_path / "there")
 
 
-def test_a_checkpoint_put_into_a_card_and_its_list_is_not_the_receipts(tmp_path: Path) -> None:
+def test_a_checkpoint_replaced_in_a_card_contradicts_its_receipt(tmp_path: Path) -> None:
     """Somebody hands in weights that were trained elsewhere, with a receipt of their own cheap run."""
     path = Lab(tmp_path, 0, "").hand_in(tmp_path / "cards", with_checkpoint=True)
     assert check_class([path], None)[0].problems == []

@@ -65,7 +65,7 @@ def test_what_git_ignores_stays_here_and_is_named_with_its_size(lab: Path) -> No
     assert "sub" in again.left_out
 
 
-def test_a_card_names_no_script_of_a_folder_that_is_not_what_was_uploaded(lab: Path, tmp_path: Path) -> None:
+def test_a_card_names_no_script_that_changed_after_the_upload(lab: Path, tmp_path: Path) -> None:
     """A hand-in would name the script as somebody wrote it later."""
     work = tmp_path / "work"
     folders.copy_work_folder(command(lab), work_folder(command(lab)), work)

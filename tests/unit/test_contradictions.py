@@ -262,9 +262,7 @@ def test_a_loss_holds_by_either_of_two_processes_unjudged_beyond(
 
 
 @pytest.mark.parametrize(("reached", "accused"), [(40, False), (50, True)], ids=["lost with it", "never lost"])
-def test_steps_lost_between_the_log_and_a_newer_checkpoint_accuse_no_run(
-    tmp_path: Path, reached: int, accused: bool
-) -> None:
+def test_steps_lost_before_a_newer_checkpoint_accuse_no_run(tmp_path: Path, reached: int, accused: bool) -> None:
     """The machine was taken after its checkpoint was in the bucket, and before the log of its last steps came home."""
     folder = Home(tmp_path).run("fox-41")
     folder.path.mkdir(parents=True)

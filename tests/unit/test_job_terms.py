@@ -208,7 +208,7 @@ def test_a_commands_arguments_are_compared_by_their_names() -> None:
     }  # fmt: skip
 
 
-def test_commands_that_differ_in_a_variable_are_not_called_the_same() -> None:
+def test_commands_that_differ_in_a_variable_are_not_the_same() -> None:
     """Its value is compared and stands on no page: --env may hold what is nobody else's business."""
     runs = [material(name, "t.py", env=env) for name, env in (("a", {"LR": "hunter2"}), ("b", {"LR": "3"}), ("c", {}))]
     assert set_differences(runs) == [("--env LR", ["value 1, not shown", "value 2, not shown", ""])]

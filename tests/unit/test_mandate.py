@@ -106,9 +106,7 @@ def test_an_approval_returns_when_no_process_drives_it(home: Home, clock: Virtua
         assert left(home, clock, mandate) == usd("2.5")
 
 
-def test_what_was_approved_is_kept_for_as_long_as_its_run_is_driven(
-    home: Home, clock: VirtualClock, mandate: Mandate
-) -> None:
+def test_an_approval_is_kept_while_its_run_is_driven(home: Home, clock: VirtualClock, mandate: Mandate) -> None:
     """A job may wait for hours in a queue before it is asked for."""
     run = home.run("fox-41")
     run.path.mkdir(parents=True)

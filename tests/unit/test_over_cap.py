@@ -115,7 +115,7 @@ def asked_market(need: GpuNeed, names: Any, home: Any, clock: Any, choices: Choi
         ("sweep", "2", ["--gpu", "--spot", "--max-cost"]),
     ],
 )
-def test_a_job_that_the_cap_pays_for_nowhere_is_told_what_would_do(
+def test_a_refusal_over_the_cap_names_what_would_do(
     gpurun: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, cap: str, flags: list[str]
 ) -> None:
     """What a command needs is not known: another card is one with as much memory, if the cap pays for one."""
@@ -141,9 +141,7 @@ def test_a_job_that_the_cap_pays_for_nowhere_is_told_what_would_do(
         assert refused(*typed(words, way))["code"] == "input.needed", way
 
 
-def test_no_cloud_without_a_key_is_named_to_a_training_that_is_to_begin(
-    gpurun: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_training_is_offered_no_cloud_without_a_key(gpurun: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A card of Lambda's is the cheapest that fits, and could not be rented."""
     monkeypatch.setenv("RUNPOD_API_KEY", "rpa_none")
     monkeypatch.setattr("gpurun.planning.live_offers.live_offers", asked_market)

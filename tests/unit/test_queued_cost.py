@@ -69,7 +69,7 @@ def test_an_unseen_job_costs_what_slurm_says_or_its_time_limit(run: CloudRun) ->
     assert ends(run, None) == (LEASE_S, "its own timer", True)
 
 
-def test_an_unseen_job_that_was_cancelled_twice_costs_no_more_than_its_time_limit(run: CloudRun) -> None:
+def test_an_unseen_job_cancelled_twice_costs_its_time_limit(run: CloudRun) -> None:
     """The limit bounds no job that was seen alive and outlived a cancel; this one was never seen to begin."""
     run.write((Event.DESTROY_INTENDED, {"id": run.instance_id, "token": run.token, "reason": "lease", "timer": True}))
     assert ends(run, None) == (LEASE_S, "its own timer", True)

@@ -211,7 +211,7 @@ def test_another_machine_goes_on_from_what_came_home(machine: Machine, tmp_path:
     assert [event["is_restored"] for event in other.events() if event["trial"] == 1] == [True]
 
 
-def test_a_sampler_that_repeats_itself_tries_nothing_twice_and_ends(machine: Machine) -> None:
+def test_a_sampler_that_repeats_itself_tries_nothing_twice(machine: Machine) -> None:
     code, said = machine.sweeps(space={"lr": ["1", "2"], "width": ["1"]}, trials=5, sampler="random")
     assert (code, machine.states) == (0, ["done", "done"])
     assert "settings" in said
