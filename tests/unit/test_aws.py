@@ -160,10 +160,10 @@ def test_a_repeated_order_gives_one_instance_even_if_invisible(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     cloud.world.hidden_s = 30
-    asked = order_of(clock)
-    first = aws.create(asked)
+    order = order_of(clock)
+    first = aws.create(order)
     assert aws.find(TOKEN) == []
-    assert AwsProvider(clock).create(asked).id == first.id
+    assert AwsProvider(clock).create(order).id == first.id
     assert len(billed(cloud)) == 1
 
 
@@ -533,9 +533,9 @@ def test_a_proxys_page_in_the_place_of_a_list_is_no_empty_list(
     made = aws.create(order_of(clock))
     for listing in ("DescribeInstances", "DescribeVolumes"):
         cloud.fail(listing, *[Fault.NOT_JSON] * 1000)
-    for asked in (partial(aws.find, TOKEN), partial(aws.read, made.id), partial(aws.leftovers, TOKEN)):
+    for request in (partial(aws.find, TOKEN), partial(aws.read, made.id), partial(aws.leftovers, TOKEN)):
         with pytest.raises(Unknown, match=r"describe_\w+"):
-            asked()
+            request()
     cloud.fail("TerminateInstances", *[Fault.LIE] * 1000)
     with pytest.raises(MayBeBilling, match=r"describe_\w+"):
         list(prove_termination(aws, clock, made.id, TOKEN, run="fox-41"))
@@ -543,12 +543,12 @@ def test_a_proxys_page_in_the_place_of_a_list_is_no_empty_list(
 
 
 @pytest.mark.parametrize(
-    "asked", ["DescribeImages", "DescribeSubnets", "DescribeSecurityGroups", "CreateSecurityGroup"]
+    "operation", ["DescribeImages", "DescribeSubnets", "DescribeSecurityGroups", "CreateSecurityGroup"]
 )
 def test_a_proxys_page_before_the_launch_is_no_answer_either(
-    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, asked: str
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, operation: str
 ) -> None:
-    cloud.fail(asked, Fault.NOT_JSON)
+    cloud.fail(operation, Fault.NOT_JSON)
     with pytest.raises(Rejected, match=r"(describe|create)_\w+"):
         aws.create(order_of(clock))
     assert cloud.launches == []
@@ -838,8 +838,8 @@ def test_a_spot_offer_is_the_cheapest_zones_and_bids_as_agreed(cloud: AwsEmulato
         offer.on_demand_micros_per_hour == AwsProvider(clock).offers(P4D, rows_for(P4D, "aws"))[0].rate_micros_per_hour
     )
     made = aws.create(order_of(clock, offer=offer))
-    asked = "InstanceMarketOptions.SpotOptions."
-    terms = {name.removeprefix(asked): value for name, value in cloud.launches[-1].items() if name.startswith(asked)}
+    prefix = "InstanceMarketOptions.SpotOptions."
+    terms = {name.removeprefix(prefix): value for name, value in cloud.launches[-1].items() if name.startswith(prefix)}
     # One-time: a request that stays open would rent again by itself.
     usual = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
     assert terms == {**usual, "MaxPrice": "7.123456"}
@@ -884,10 +884,10 @@ def test_an_unreadable_maximum_is_no_price_and_no_failure(cloud: AwsEmulator, cl
     assert aws.read(made.id).rate_micros_per_hour is None
     cloud.rules.denied = {"ec2:DescribeSpotInstanceRequests"}
     assert [aws.read(made.id).rate_micros_per_hour for _ in range(2)] == [None, None]
-    asked = cloud.count("DescribeSpotInstanceRequests")
+    before = cloud.count("DescribeSpotInstanceRequests")
     cloud.rules.denied = set()
     assert aws.read(made.id).rate_micros_per_hour is None
-    assert cloud.count("DescribeSpotInstanceRequests") == asked, "what may not be read is not asked for again"
+    assert cloud.count("DescribeSpotInstanceRequests") == before, "what may not be read is not asked for again"
     assert AwsProvider(clock).read(made.id).rate_micros_per_hour == 7_123_456
 
 

@@ -194,12 +194,12 @@ def test_a_recipe_of_ones_own_is_found_again_from_any_folder(
 ) -> None:
     (tmp_path / "a b").mkdir()
     monkeypatch.chdir(tmp_path / "a b")
-    asked: list[Request] = []
-    monkeypatch.setattr("gpurun.cli.commands.plan.plan_run", lambda session, request, *_, **__: asked.append(request))
+    given: list[Request] = []
+    monkeypatch.setattr("gpurun.cli.commands.plan.plan_run", lambda session, request, *_, **__: given.append(request))
     CliRunner().invoke(build_app(), ["plan", named])
     monkeypatch.chdir("/")
-    assert (Path(asked[0].recipe).is_absolute(), Path(asked[0].recipe).resolve()) == (True, tmp_path / "a b/mine.toml")
-    assert shlex.split(asked[0].recipe_word) == [asked[0].recipe]
+    assert (Path(given[0].recipe).is_absolute(), Path(given[0].recipe).resolve()) == (True, tmp_path / "a b/mine.toml")
+    assert shlex.split(given[0].recipe_word) == [given[0].recipe]
 
 
 def test_a_taken_name_is_refused_before_anything_is_prepared(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_a_run_without_its_request_or_plan_is_not_forgotten(own_home: Path, lost
     answer = json.loads(shown.stdout)
     expected = {"request": ([run.folder.name], [], 9), "plan": (["fox-41"], ["run.plan_damaged"], 9)}[lost]
     codes = [error["code"] for error in answer["errors"]]
-    assert ([one["run"] for one in answer["data"]["runs"]], codes, answer["exit_code"]) == expected
+    assert ([row["run"] for row in answer["data"]["runs"]], codes, answer["exit_code"]) == expected
     assert find_run(Home(own_home), "@last") == "fox-41"
 
 
@@ -277,9 +277,9 @@ def test_run_names_complete_silently_where_there_is_no_home(home: str) -> None:
 
 def completed(line: str, **environment: str) -> list[str]:
     """What a shell is offered for the word that a line ends with."""
-    asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_GPURUN_COMPLETE": "complete_bash"}
+    typed = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_GPURUN_COMPLETE": "complete_bash"}
     command = [sys.executable, "-c", "import sys; sys.argv = ['gpurun']; from gpurun.cli.app import main; main()"]
-    words = {**os.environ, **asked, **environment}
+    words = {**os.environ, **typed, **environment}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=words)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()

@@ -172,15 +172,15 @@ def test_no_lease_is_bought_that_would_stop_a_command_at_once(grace_s: int, hour
     """What it has to end is kept beside its running: the smallest cap that is named gives it a whole beginning."""
     command = Command(argv=("x",), grace_s=grace_s)
     load = Load(1_000_000, command.output_bytes, command.disk_gb)
-    offer = next(one for one in all_offers() if one.gpu_count == 1 and one.provider == "runpod")
+    offer = next(row for row in all_offers() if row.gpu_count == 1 and row.provider == "runpod")
     needed = least_cap(offer, command, load, hours)
     for share in (0.3, 0.7, 0.9, 0.999, 1.0, 1.5):
-        one = judge_offer(offer, command, load, cap=Micros(int(needed * share)), hours=hours)
+        judged = judge_offer(offer, command, load, cap=Micros(int(needed * share)), hours=hours)
         if share < 0.95:
-            assert one.lease is None
+            assert judged.lease is None
         if share >= 1.0:
-            assert one.lease is not None
-            runs_s = one.lease.train_s - command.save_s
+            assert judged.lease is not None
+            runs_s = judged.lease.train_s - command.save_s
             assert runs_s >= min(300, 300 if hours is None else hours * 3600 - 1)
-            assert one.worst_micros is not None
-            assert one.worst_micros <= int(needed * share)
+            assert judged.worst_micros is not None
+            assert judged.worst_micros <= int(needed * share)

@@ -80,16 +80,16 @@ def edit(home: Home, folder: RunFolder, change: Callable[[Any], None]) -> None:
 def test_a_box_that_stays_silent_is_confirmed_and_signed(
     session: Session, home: Home, folder: RunFolder, clock: VirtualClock
 ) -> None:
-    asked: list[tuple[str, int]] = []
+    knocked: list[tuple[str, int]] = []
 
     def refuse(host: str, port: int) -> str:
-        asked.append((host, port))
+        knocked.append((host, port))
         return "refused"
 
     result = confirm(session, "fox-41", None, refuse)
-    assert set(asked) == {("connect.example.com", 40123)}
+    assert set(knocked) == {("connect.example.com", 40123)}
     statement = result.data["statement"]
-    assert [one["seen"] for one in statement["checked"]["tries"]] == ["refused"] * 5
+    assert [attempt["seen"] for attempt in statement["checked"]["tries"]] == ["refused"] * 5
     assert statement["checked"]["tries"][-1]["at_s"] == 10.0
     assert (statement["verdict"], statement["words"]) == ("confirmed", None)
     found = row(home)

@@ -100,8 +100,8 @@ def no_card(run: Forged) -> None:
 def too_quick(run: Forged) -> None:
     run.forge(run.folder.events, ('"NVIDIA H100"', '"NVIDIA H100 80GB HBM3"'))
     text = [json.loads(line) for line in run.folder.events.read_text().splitlines()]
-    changed = [{**one, "tokens_per_s": 9e12} if one["kind"] == "step" else one for one in text]
-    run.folder.events.write_text("".join(json.dumps(one) + "\n" for one in changed))
+    changed = [{**row, "tokens_per_s": 9e12} if row["kind"] == "step" else row for row in text]
+    run.folder.events.write_text("".join(json.dumps(row) + "\n" for row in changed))
 
 
 def a_larger_model(run: Forged) -> None:
@@ -123,14 +123,14 @@ def better_log(run: Forged) -> None:
 
 def longer_than_it_was(run: Forged) -> None:
     text = [json.loads(line) for line in run.folder.events.read_text().splitlines()]
-    changed = [{**one, "elapsed_s": 90.0 * one["step"]} if one["kind"] == "step" else one for one in text]
-    run.folder.events.write_text("".join(json.dumps(one) + "\n" for one in changed))
+    changed = [{**row, "elapsed_s": 90.0 * row["step"]} if row["kind"] == "step" else row for row in text]
+    run.folder.events.write_text("".join(json.dumps(row) + "\n" for row in changed))
 
 
 def backwards(run: Forged) -> None:
     text = [json.loads(line) for line in run.folder.events.read_text().splitlines()]
-    changed = [{**one, "elapsed_s": 900.0 - one["step"]} if one["kind"] == "step" else one for one in text]
-    run.folder.events.write_text("".join(json.dumps(one) + "\n" for one in changed))
+    changed = [{**row, "elapsed_s": 900.0 - row["step"]} if row["kind"] == "step" else row for row in text]
+    run.folder.events.write_text("".join(json.dumps(row) + "\n" for row in changed))
 
 
 def challenge_of_another(run: Forged) -> None:

@@ -851,7 +851,7 @@ def test_a_list_that_lags_or_cannot_be_read_is_asked_for_again(launched: Launche
     launched.api.reply = {"error": {"code": "global/internal-error"}}
     launched.api.wait_for(4)
     launched.api.reply = machines
-    until(lambda: any(one.what.startswith("POST") for one in launched.api.requests))
+    until(lambda: any(request.what.startswith("POST") for request in launched.api.requests))
 
 
 def test_a_lambda_list_that_redirects_does_not_take_the_key(launched: Launched) -> None:

@@ -135,7 +135,7 @@ def test_no_figure_is_signed_that_a_command_did_not_tell(home: Home) -> None:
     run = CommandRun(home)
     events = [{"kind": "start", "elapsed_s": 1.0}, {"kind": "warning", "code": "x", "message": "no file"}]
     events += [{"kind": "step", "step": s, "step_s": 1.0, "elapsed_s": 30.0 + s, "loss": 2.0} for s in (1, 2, 3)]
-    run.folder.events.write_text("".join(json.dumps(one) + "\n" for one in events))
+    run.folder.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     run.until_gone().settle()
     predicate = read_receipt(home, run.folder).predicate
     assert predicate["runtime"]["training"]["seconds"] is None

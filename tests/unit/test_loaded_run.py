@@ -59,8 +59,8 @@ def test_the_same_columns_are_scalars_for_tensorboard(home: Home, tmp_path: Path
     data = json.loads(written.stdout.splitlines()[-1])["data"]
     read = EventAccumulator(data["folder"]).Reload()
     assert read.SummaryMetadata("val_loss").plugin_data.plugin_name == "scalars"
-    assert [(one.step, make_ndarray(one.tensor_proto)) for one in read.Tensors("val_loss")] == [(10, 2.75)]
-    assert [one.step for one in read.Tensors("cost_usd")] == [10, 20]
+    assert [(point.step, make_ndarray(point.tensor_proto)) for point in read.Tensors("val_loss")] == [(10, 2.75)]
+    assert [point.step for point in read.Tensors("cost_usd")] == [10, 20]
     assert json.loads(again.stdout.splitlines()[-1])["errors"][0]["code"] == "export.not_empty"
 
 

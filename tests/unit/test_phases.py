@@ -125,7 +125,7 @@ def test_the_plans_own_figures_stand_beside_them(home: Home) -> None:
     plan = run.plan()
     offer = run.intended()[1]["offer"]
     plan["candidates"] = [{"offer": {}, "estimate": None}, {"offer": offer, "estimate": {"train_s": [1000.0, 3100.0]}}]
-    plan["candidates"] = [one | {"worst_micros": 0} for one in plan["candidates"]]
+    plan["candidates"] = [row | {"worst_micros": 0} for row in plan["candidates"]]
     run.folder.plan.write_text(json.dumps(plan))
     planned = runtime(run.until_gone())["planned"]
     limits = {"boot": 300, "upload": 600, "training": 3600, "collect": 300, "destroy": 300}

@@ -185,7 +185,7 @@ def test_no_deeper_model_fits_and_trainer_and_plan_share_alike(
 ) -> None:
     """Of four T4, 79 layers fitted, 80 to 95 did not, and 96 did, which the trainer would share by itself."""
     sizes = ("width=768", "heads=12", "batch_tokens=4096", "micro_batch=1", "train.compile=false")
-    offer = next(one for one in offers_for(parse_gpu("4xT4")) if one.gpu_count == 4)
+    offer = next(row for row in offers_for(parse_gpu("4xT4")) if row.gpu_count == 4)
 
     def guess(layers: int) -> Estimate:
         return estimate(resolve(load_recipe("gpt2-124m"), "full", (*sizes, f"layers={layers}"), processes=4), offer)
@@ -505,9 +505,9 @@ def test_one_row_stands_for_a_card_at_one_price_in_many_regions(tmp_path: Path) 
 def test_a_weak_lease_is_named_so_and_not_by_a_cap_it_would_need(tmp_path: Path) -> None:
     """Lambda's was "needs $35", and with $35 it needed --accept-weak-lease."""
     plan = planned(tmp_path, "25", gpu=parse_gpu("8xA100"))
-    at_lambda = [one for one in plan.candidates if one.offer.provider == "lambda"]
+    at_lambda = [row for row in plan.candidates if row.offer.provider == "lambda"]
     assert at_lambda
-    assert all(one.why_not.startswith(f"{WEAK}; needs $") for one in at_lambda)
+    assert all(row.why_not.startswith(f"{WEAK}; needs $") for row in at_lambda)
     table = plan_text(plan, Style(width=120), every=True)
     assert all(row.endswith("weak lease") for row in table.splitlines() if " lambda " in row)
 
@@ -616,13 +616,13 @@ def test_a_set_ups_limit_is_in_lease_and_worst_case_and_shown(tmp_path: Path) ->
         planned(tmp_path, "500", **options, choices=choices)
         for choices in (Choices(), Choices(setup="true"), Choices(setup="true", setup_limit_s=1800))
     )
-    assert [one.lease.setup_s for one in (bare, usual, long)] == [0, 600, 1800]
-    assert [one.lease.total_s - bare.lease.total_s for one in (usual, long)] == [600, 1800]
+    assert [plan.lease.setup_s for plan in (bare, usual, long)] == [0, 600, 1800]
+    assert [plan.lease.total_s - bare.lease.total_s for plan in (usual, long)] == [600, 1800]
     hourly = rental_cost(bare.offer, 3600, 0, 0) - rental_cost(bare.offer, 0, 0, 0)
     assert long.worst_micros - bare.worst_micros >= hourly // 2
-    for one in (*usual.candidates, *long.candidates):
-        assert one.lease is None or one.lease.setup_s in (600, 1800)
-    text = [" ".join(plan_text(one, Style(width=200)).split()) for one in (bare, usual, long)]
+    for candidate in (*usual.candidates, *long.candidates):
+        assert candidate.lease is None or candidate.lease.setup_s in (600, 1800)
+    text = [" ".join(plan_text(plan, Style(width=200)).split()) for plan in (bare, usual, long)]
     assert ["set-up" in table.lower() for table in text] == [False, True, True]
     assert text[2].count("30 m") >= 2, "on a line of its own, and in the sum of the lease"
     assert "--setup-limit" in text[2]

@@ -92,8 +92,8 @@ def test_an_unseen_evaluation_counts_as_a_forward_of_its_tokens() -> None:
 
 
 def test_an_unseen_hellaswag_counts_as_a_forward_of_its_rows() -> None:
-    asked = {**RESOLVED, "eval": {**RESOLVED["eval"], "hellaswag_items": 100}}
-    plain, more = (Pieces.of(one) for one in (RESOLVED, asked))
+    resolved = {**RESOLVED, "eval": {**RESOLVED["eval"], "hellaswag_items": 100}}
+    plain, more = (Pieces.of(recipe) for recipe in (RESOLVED, resolved))
     assert plain is not None
     assert more is not None
     assert more.eval_tokens - plain.eval_tokens == 100 * 4 * 128

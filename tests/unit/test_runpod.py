@@ -1032,11 +1032,11 @@ class TestTheEmulatorIsHonest:
     def test_the_guards_other_ways_to_end_it_work_too(
         self, cloud: RunPodEmulator, runpod: RunPodProvider, clock: VirtualClock
     ) -> None:
-        one, two = runpod.create(order()), runpod.create(order(token=OTHER))
-        path = f"/v2/pods/{one.id}/action"
-        assert self.own_key(cloud, one, clock).request("POST", path, body={"action": "terminate"}).status == 204
-        document = f'mutation {{ podTerminate(input: {{podId: "{two.id}"}}) }}'
-        answer = self.own_key(cloud, two, clock).request("POST", "/graphql", body={"query": document}).json
+        first, second = runpod.create(order()), runpod.create(order(token=OTHER))
+        path = f"/v2/pods/{first.id}/action"
+        assert self.own_key(cloud, first, clock).request("POST", path, body={"action": "terminate"}).status == 204
+        document = f'mutation {{ podTerminate(input: {{podId: "{second.id}"}}) }}'
+        answer = self.own_key(cloud, second, clock).request("POST", "/graphql", body={"query": document}).json
         assert answer == {"data": {"podTerminate": None}}
         assert cloud.world.alive == []
 

@@ -73,8 +73,8 @@ def _seen_at(cloud: str, token: str, run: str, deadline: str) -> tuple[str, str,
     if cloud == "lambda":
         tags = {"gpurun-run": run, "gpurun-token": token, "gpurun-deadline": deadline}
         listed = [{"key": key, "value": value} for key, value in tags.items()]
-        one = lambda_instances.parse_lambda_instance({"id": "l1", "name": token, "status": "active", "tags": listed})
-        return one.token, one.run, one.deadline_wall
+        vm = lambda_instances.parse_lambda_instance({"id": "l1", "name": token, "status": "active", "tags": listed})
+        return vm.token, vm.run, vm.deadline_wall
     tags = {"gpurun:run": run, "gpurun:token": token, "gpurun:deadline": deadline}
     return owner({"ClientToken": f"{token}.b", "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]})
 

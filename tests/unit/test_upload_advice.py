@@ -238,10 +238,10 @@ def test_gpuruns_own_home_is_never_uploaded(nano: Path) -> None:
 @pytest.mark.parametrize("answer", [True, False, None])
 def test_a_key_files_template_is_asked_about_and_a_key_is_not(tmp_path: Path, answer: bool | None) -> None:
     root = folder(tmp_path / "t", {"train.py": "", ".env.example": "HF_TOKEN=\n", "sub/.env.sample": "TOKEN=\n"})
-    command, asked = Command(argv=("python", "train.py"), folder=str(root)), list[str]()
+    command, names = Command(argv=("python", "train.py"), folder=str(root)), list[str]()
 
     def admit(name: str) -> bool | None:
-        asked.append(name)
+        names.append(name)
         return answer
 
     if answer is None:
@@ -253,8 +253,8 @@ def test_a_key_files_template_is_asked_about_and_a_key_is_not(tmp_path: Path, an
         assert ".env.example" in without_keys(by_flag, work_folder(by_flag))[1].files
         return
     decided, found = without_keys(command, work_folder(command), admit)
-    assert asked == [".env.example", "sub/.env.sample"]
-    assert (".env.example" in found.files, decided.include) == (answer, tuple(asked) if answer else ())
+    assert names == [".env.example", "sub/.env.sample"]
+    assert (".env.example" in found.files, decided.include) == (answer, tuple(names) if answer else ())
     (root / ".env.example").write_text("HF_TOKEN=hf_" + "a" * 34)
     with refusal(UsageError, "pack.secret", ".env.example"):
         without_keys(command, work_folder(command), admit)

@@ -71,11 +71,11 @@ def test_a_sweep_shows_a_row_per_trial_and_marks_the_best(count: int, height: in
     best = max(number for number in range(1, count) if number % 3)
     lines = drawn(screen, now, 80, height).splitlines()
     assert len(lines) < height
-    assert max(cells(one) for one in lines) <= 80
-    table = [one for one in lines if re.match(r" {4}\d{3}  ", one)]
+    assert max(cells(line) for line in lines) <= 80
+    table = [line for line in lines if re.match(r" {4}\d{3}  ", line)]
     assert "running" in table[0]
     assert f"{best:03d}  best " in table[1]
-    left = [one for one in lines if one.strip().startswith("and ")]
+    left = [line for line in lines if line.strip().startswith("and ")]
     assert len(table) + (int(left[0].split()[1]) if left else 0) == count
     assert bool(left) is (len(table) < count)
 
