@@ -49,10 +49,10 @@ class Lab(CloudRun):
         super().__init__(home, f"lab-{number:02d}", device=device)
 
     def plan(self) -> dict[str, Any]:
-        told = super().plan()
-        data = {**told["data"], "vocab_size": 30, "folder": f"{self.home.root}/runs/x/data"}
+        plan = super().plan()
+        data = {**plan["data"], "vocab_size": 30, "folder": f"{self.home.root}/runs/x/data"}
         own = {key: self.opened_with[key] for key in ("mode", "trainer") if key in self.opened_with}
-        return {**told, "recipe_sha256": digest_json(self.recipe), "resolved": self.recipe, "data": data, **own}
+        return {**plan, "recipe_sha256": digest_json(self.recipe), "resolved": self.recipe, "data": data, **own}
 
     def opened(self) -> Note:
         event, data = super().opened()

@@ -40,7 +40,7 @@ def cost(run: CloudRun) -> dict[str, Any]:
     """The costs of the receipt, which an audit by independent code finds nothing wrong with."""
     run.settle()
     row = audit(run.home).rows[0]
-    told = read_receipt(run.home, run.folder).predicate
-    assert (row.problems, row.measured_micros) == ((), told["cost"]["upper_bound_micros"])
-    assert round(sum(told["runtime"]["phases_s"].values()), 3) == told["runtime"]["billable_s"]
-    return dict(told["cost"])
+    predicate = read_receipt(run.home, run.folder).predicate
+    assert (row.problems, row.measured_micros) == ((), predicate["cost"]["upper_bound_micros"])
+    assert round(sum(predicate["runtime"]["phases_s"].values()), 3) == predicate["runtime"]["billable_s"]
+    return dict(predicate["cost"])

@@ -47,13 +47,13 @@ class DrawnJournal:
 
     def instance(self) -> Json:
         """What a provider says of the machine: with its times, or without; of its price, or nothing."""
-        told = {"id": "i-1", "provider": "runpod", "token": self.token, "run": "fox-41", "state": "RUNNING"}
-        told |= {"address": None, "gpu": "H100", "gpu_count": 1, "deadline_wall": None, "region": "EU"}
-        told |= {"rate_micros_per_hour": self.dice.choice((None, self.rate, self.rate, self.rate + 17))}
-        told |= {"created_wall": self.dice.choice((None, float(int(self.wall)), self.wall - self.dice.random() * 9))}
+        fields = {"id": "i-1", "provider": "runpod", "token": self.token, "run": "fox-41", "state": "RUNNING"}
+        fields |= {"address": None, "gpu": "H100", "gpu_count": 1, "deadline_wall": None, "region": "EU"}
+        fields |= {"rate_micros_per_hour": self.dice.choice((None, self.rate, self.rate, self.rate + 17))}
+        fields |= {"created_wall": self.dice.choice((None, float(int(self.wall)), self.wall - self.dice.random() * 9))}
         if self.is_queued and self.dice.random() < 0.7:
-            told["started_wall"] = self.dice.choice((float(int(self.wall)), self.wall - self.dice.random() * 400))
-        return told
+            fields["started_wall"] = self.dice.choice((float(int(self.wall)), self.wall - self.dice.random() * 400))
+        return fields
 
     def rent(self, attempt: int, *, may_stay_open: bool) -> None:
         """Ask for a machine; what follows until it is refused, gone, or still there."""
@@ -110,24 +110,24 @@ class DrawnJournal:
         code = self.dice.choice(("price.rose", "price.rose", "create.duplicate", "create.duplicate_gone", "create.late",
                                  "create.late_gone", "leftover", "machine.said", "machine.gone", "machine.gone",
                                  "machine.back", "death.denied"))  # fmt: skip
-        told: Json = {"code": code, "message": "", "token": self.token, "id": self.dice.choice(("x-1", "x-2"))}
+        incident: Json = {"code": code, "message": "", "token": self.token, "id": self.dice.choice(("x-1", "x-2"))}
         if code == "price.rose":
-            told |= {"rate_micros_per_hour": self.dice.choice((self.rate // 2, self.rate + 5, 2 * self.rate))}
-            told |= {"since_wall": self.wall - self.dice.choice((-5.0, 0.0, 700.0)) * self.dice.random()}
+            incident |= {"rate_micros_per_hour": self.dice.choice((self.rate // 2, self.rate + 5, 2 * self.rate))}
+            incident |= {"since_wall": self.wall - self.dice.choice((-5.0, 0.0, 700.0)) * self.dice.random()}
         if code == "machine.gone":
-            told["gone_s_ago"] = round(self.dice.choice((0.0, 40.0, 900.0)) * self.dice.random(), 3)
+            incident["gone_s_ago"] = round(self.dice.choice((0.0, 40.0, 900.0)) * self.dice.random(), 3)
         if code == "create.duplicate" and self.dice.random() < 0.2:
-            told.pop("id")
+            incident.pop("id")
         if code == "leftover":
-            told["billed"] = self.dice.random() < 0.05
-        self.add(Event.INCIDENT, told)
+            incident["billed"] = self.dice.random() < 0.05
+        self.add(Event.INCIDENT, incident)
 
     def end(self) -> None:
         """Ask for its end once or more, and read that it is gone."""
         dice = self.dice
         for _ in range(dice.choice((1, 1, 1, 2))):
-            told = {"id": "i-1", "token": self.token, "reason": "done", "timer": dice.random() < 0.6}
-            self.add(Event.DESTROY_INTENDED, told)
+            intent = {"id": "i-1", "token": self.token, "reason": "done", "timer": dice.random() < 0.6}
+            self.add(Event.DESTROY_INTENDED, intent)
             self.add(Event.DESTROY_ASKED, {"id": "i-1", "attempt": 1, "answer": "asked"})
         for read in self.reads(dice.choice((3, 3, 4))):
             self.add(Event.DEATH_READ, read)

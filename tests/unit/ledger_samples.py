@@ -87,24 +87,24 @@ class CloudRun:
         ]
 
     def instance(self, **changes: Any) -> dict[str, Any]:
-        told = {"id": self.instance_id, "provider": "runpod", "token": self.token, "run": self.folder.name}
-        told |= {"state": "RUNNING", "address": None, "gpu": "H100", "gpu_count": 1, "rate_micros_per_hour": RATE}
-        return told | {"created_wall": None, "deadline_wall": None, "region": "EU-RO-1"} | changes
+        fields = {"id": self.instance_id, "provider": "runpod", "token": self.token, "run": self.folder.name}
+        fields |= {"state": "RUNNING", "address": None, "gpu": "H100", "gpu_count": 1, "rate_micros_per_hour": RATE}
+        return fields | {"created_wall": None, "deadline_wall": None, "region": "EU-RO-1"} | changes
 
     def plan(self) -> dict[str, Any]:
-        asked = {"run": self.folder.name, "mode": "paid", "recipe": "gpt2-124m", "form": "full"}
+        request = {"run": self.folder.name, "mode": "paid", "recipe": "gpt2-124m", "form": "full"}
         digests = {"recipe_sha256": digest_json("recipe"), "bundle_sha256": digest_json("bundle")}
         data = {"data": {"sha256": digest_json("data")}}
-        return {"v": 1, **asked, **digests, **data, "cap_micros": self.cap, "worst_micros": 11_230_000}
+        return {"v": 1, **request, **digests, **data, "cap_micros": self.cap, "worst_micros": 11_230_000}
 
     def opened(self) -> Note:
         plan = self.plan()
-        told = {key: value for key, value in plan.items() if key not in ("v", "data")}
-        told |= {"data_sha256": plan["data"]["sha256"], "gpurun_version": "0.1.0", "provider": "runpod"}
+        fields = {key: value for key, value in plan.items() if key not in ("v", "data")}
+        fields |= {"data_sha256": plan["data"]["sha256"], "gpurun_version": "0.1.0", "provider": "runpod"}
         for part, path in (("request", self.folder.request), ("plan", self.folder.plan)):
-            told[f"{part}_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-        told |= {"platform": "Linux x86_64, Python 3.12", "endpoint": "", "challenge": "", "rules": RULES}
-        return Event.RUN_OPENED, told
+            fields[f"{part}_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        fields |= {"platform": "Linux x86_64, Python 3.12", "endpoint": "", "challenge": "", "rules": RULES}
+        return Event.RUN_OPENED, fields
 
     def intended(self, attempt: int = 1) -> Note:
         lease = {"boot_s": 300, "ship_s": 600, "train_s": 3600, "collect_s": 300, "destroy_s": 300}

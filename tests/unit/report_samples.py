@@ -52,22 +52,22 @@ def plan_of(
 def events(top: float = 4.0, said: str = "") -> list[dict[str, Any]]:
     """120 steps of a falling loss, evaluated twice, with two prompts' samples at both."""
     start = {"kind": "start", "step": 0, "elapsed_s": 5.0, "device": "cuda", "cuda_name": "NVIDIA H100", "steps": 120}
-    told = [start | {"tokens_per_step": TOKENS_PER_STEP, "train_tokens": 61_440}]
+    lines = [start | {"tokens_per_step": TOKENS_PER_STEP, "train_tokens": 61_440}]
     for step in range(10, 121, 10):
-        told.append({"kind": "step", "step": step, "elapsed_s": 5.0 + step, "loss": top - step / 60})
+        lines.append({"kind": "step", "step": step, "elapsed_s": 5.0 + step, "loss": top - step / 60})
         if step % 60 == 0:
-            told.append({"kind": "eval", "step": step, "elapsed_s": 5.5 + step, "val_loss": top + 0.1 - step / 60})
-            told[-1] |= {"bits_per_byte": 1.25, "hellaswag": 0.294 if step == 120 else None}
-            told += [
+            lines.append({"kind": "eval", "step": step, "elapsed_s": 5.5 + step, "val_loss": top + 0.1 - step / 60})
+            lines[-1] |= {"bits_per_byte": 1.25, "hellaswag": 0.294 if step == 120 else None}
+            lines += [
                 {"kind": "sample", "step": step, "elapsed_s": 6.0 + step, "prompt": p, "text": f"{p}{said}{step}"}
                 for p in PROMPTS
             ]
-    return [*told, {"kind": "stop", "step": 120, "elapsed_s": 127.0, "reason": "done", "train_s": 122.0}]
+    return [*lines, {"kind": "stop", "step": 120, "elapsed_s": 127.0, "reason": "done", "train_s": 122.0}]
 
 
-def write_events(folder: RunFolder, told: Iterable[dict[str, Any] | bytes]) -> None:
+def write_events(folder: RunFolder, events: Iterable[dict[str, Any] | bytes]) -> None:
     """Events as the trainer writes them, or lines that it never would."""
-    lines = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in told]
+    lines = [event if isinstance(event, bytes) else json.dumps(event).encode() for event in events]
     folder.events.write_bytes(b"".join(line + b"\n" for line in lines))
 
 

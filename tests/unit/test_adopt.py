@@ -379,15 +379,15 @@ UNUSABLE = {
 }
 
 
-@pytest.mark.parametrize(("make", "told"), UNUSABLE.items(), ids=[make.__name__ for make in UNUSABLE])
+@pytest.mark.parametrize(("make", "expected"), UNUSABLE.items(), ids=[make.__name__ for make in UNUSABLE])
 def test_what_could_not_be_trained_on_is_not_adopted(
-    make: Callable[[Path], None], told: tuple[str, str], tmp_path: Path
+    make: Callable[[Path], None], expected: tuple[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "theirs").mkdir()
     make(tmp_path / "theirs")
     error = refusal(lambda: adopt(tmp_path / "theirs", "gpt2", tmp_path / "ours", print))
-    assert error.code == told[0]
-    assert told[1] in error.what
+    assert error.code == expected[0]
+    assert expected[1] in error.what
     assert not (tmp_path / "ours").exists()
 
 

@@ -157,7 +157,7 @@ def test_every_field_is_rederived_so_no_key_owner_can_edit_one(home: Home) -> No
     assert len(leaves) > 100
     unseen = []
     for leaf in leaves:
-        forge_statement(home, folder, lambda told, leaf=leaf: _edited(told, leaf))
+        forge_statement(home, folder, lambda payload, leaf=leaf: _edited(payload, leaf))
         if not only_row(home).problems:
             unseen.append(leaf)
         for path, content in kept.items():
@@ -172,17 +172,17 @@ def _stated(home: Home, folder: Any) -> Any:
     return read_receipt(home, folder).statement
 
 
-def _edited(told: Any, leaf: tuple[Any, ...]) -> Any:
-    inner = told
+def _edited(payload: Any, leaf: tuple[Any, ...]) -> Any:
+    inner = payload
     for key in leaf[:-1]:
         inner = inner[key]
     inner[leaf[-1]] = _another(inner[leaf[-1]])
-    return told
+    return payload
 
 
 def test_a_field_that_is_added_or_left_out_is_seen_too(home: Home) -> None:
     folder = finished_run(home)
-    forge_statement(home, folder, lambda told: {**told, "predicate": {**told["predicate"], "rating": "five stars"}})
+    forge_statement(home, folder, lambda body: {**body, "predicate": {**body["predicate"], "rating": "five stars"}})
     assert any("rating" in problem for problem in only_row(home).problems)
 
 
@@ -543,9 +543,9 @@ def test_a_late_machine_that_is_gone_is_sound_despite_damage(home: Home) -> None
     assert not only_row(home).may_be_billing
 
 
-@pytest.mark.parametrize(("told", "is_red"), [({}, False), ({"token": "gr-fox-41-0", "billed": True}, True)])
-def test_a_leftover_may_be_billing_where_it_is_billed(home: Home, told: dict[str, Any], is_red: bool) -> None:
-    run = CloudRun(home).until_gone().write((Event.INCIDENT, {"code": "leftover", "message": "disk-1", **told}))
+@pytest.mark.parametrize(("more", "is_red"), [({}, False), ({"token": "gr-fox-41-0", "billed": True}, True)])
+def test_a_leftover_may_be_billing_where_it_is_billed(home: Home, more: dict[str, Any], is_red: bool) -> None:
+    run = CloudRun(home).until_gone().write((Event.INCIDENT, {"code": "leftover", "message": "disk-1", **more}))
     assert (only_row(home).may_be_billing, only_row(home).death) == (is_red, "proven")
     run.settle()
     problems = only_row(home).problems

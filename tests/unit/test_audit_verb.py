@@ -56,7 +56,7 @@ def test_a_replay_takes_only_the_last_run_unless_asked_for_all(
     finished_run(home, "gnu-42")
     computed: list[str] = []
 
-    def replayed(folder: RunFolder, told: Any, recipe: Any, data: Path, say: Any) -> Replayed:
+    def replayed(folder: RunFolder, predicate: Any, recipe: Any, data: Path, say: Any) -> Replayed:
         say("300 steps, about 8 s")
         computed.append(folder.name)
         return Replayed.nothing("it is a sample")
@@ -108,8 +108,8 @@ def test_doctor_and_audit_say_which_file_cannot_be_read(
     code, said, _ = gpurun("audit", "--json")
     assert (code, json.loads(said)["errors"][0]["code"]) == (4, "ledger.unreadable")
     code, said, _ = gpurun("doctor", "--json")
-    told = [one["text"] for one in json.loads(said)["data"]["findings"] if one["level"] == "bad"]
-    assert [lacking(text, str(home.ledger), "Permission denied") for text in told] == [[]]
+    texts = [finding["text"] for finding in json.loads(said)["data"]["findings"] if finding["level"] == "bad"]
+    assert [lacking(text, str(home.ledger), "Permission denied") for text in texts] == [[]]
 
 
 def test_a_run_that_ends_well_while_others_are_read_is_not_lost(
@@ -151,7 +151,7 @@ def test_what_the_receipt_calls_unknown_is_a_floor_in_the_table(
     home: Home, gpurun: Any, left: dict[str, Any], gone: dict[str, Any]
 ) -> None:
     run = CloudRun(home, "owl-07").until_gone()
-    run.write(*((Event.INCIDENT, {**told, "message": "x", "token": run.token}) for told in (left, gone))).settle()
+    run.write(*((Event.INCIDENT, {**fields, "message": "x", "token": run.token}) for fields in (left, gone))).settle()
     code, said, _ = gpurun("audit")
     assert code == 0
     lines = [line.split() for line in said.splitlines() if "✔" in line]
@@ -192,8 +192,8 @@ def test_billed_stands_beside_measured_and_more_is_a_problem(
 ) -> None:
     """The receipt says $2.3655 at most; a cent more is another way to round."""
     of_provider(monkeypatch, provider := Billing(billed))
-    told, said, _ = gpurun("audit", "--against-bill", "--json")
-    assert (told, row_of(said)["billed_micros"], row_of(said)["billed_is_settled"]) == (code, usd(billed), True)
+    exit_code, said, _ = gpurun("audit", "--against-bill", "--json")
+    assert (exit_code, row_of(said)["billed_micros"], row_of(said)["billed_is_settled"]) == (code, usd(billed), True)
     assert any("was billed" in problem for problem in row_of(said)["problems"]) == (code == 10)
     (instance_id, seconds), *_ = provider.asked
     assert instance_id == "pod-fox-41"

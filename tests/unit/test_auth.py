@@ -101,9 +101,9 @@ def test_a_key_is_taken_without_the_blanks_around_it() -> None:
     ],
 )
 def test_what_is_no_key_is_refused_without_being_repeated(pasted: str) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as refused:
         clean_key(pasted)
-    assert "CANARY" not in f"{told.value.what}{told.value.hint}"
+    assert "CANARY" not in f"{refused.value.what}{refused.value.hint}"
 
 
 # Where it is kept ----------------------------------------------------------------------------------------------------
@@ -142,9 +142,9 @@ def test_a_file_that_cannot_be_read_is_told_in_words(home: Home, content: bytes 
 def test_a_file_that_others_can_read_is_not_used(home: Home) -> None:
     store_credential("lambda", Secret(KEY), home)
     (home.keys / "lambda.key").chmod(0o644)
-    with pytest.raises(SetupError) as told:
+    with pytest.raises(SetupError) as refused:
         find_credential("lambda", home)
-    assert "chmod 600" in told.value.hint
+    assert "chmod 600" in refused.value.hint
 
 
 @pytest.mark.parametrize(
@@ -202,11 +202,11 @@ def test_status_says_where_from_in_json(home: Home, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RUNPOD_API_KEY", KEY)
     monkeypatch.setenv("AWS_PROFILE", "lab")
     done = gpurun("auth", "status", "--json")
-    told = {row["provider"]: row for row in json.loads(done.stdout)["data"]["providers"]}
-    assert told["runpod"]["source"] == "environment RUNPOD_API_KEY"
-    assert told["lambda"]["source"] == f"file {home.keys / 'lambda.key'}"
-    assert (told["lambda-guard"]["key"], told["lambda-guard"]["source"]) == (False, None)
-    assert told["aws"]["source"] == "environment AWS_PROFILE"
+    rows = {row["provider"]: row for row in json.loads(done.stdout)["data"]["providers"]}
+    assert rows["runpod"]["source"] == "environment RUNPOD_API_KEY"
+    assert rows["lambda"]["source"] == f"file {home.keys / 'lambda.key'}"
+    assert (rows["lambda-guard"]["key"], rows["lambda-guard"]["source"]) == (False, None)
+    assert rows["aws"]["source"] == "environment AWS_PROFILE"
 
 
 def test_a_key_that_cannot_be_used_hides_no_other(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,9 +214,9 @@ def test_a_key_that_cannot_be_used_hides_no_other(home: Home, monkeypatch: pytes
     store_credential("lambda", Secret(KEY), home)
     (home.keys / "lambda.key").chmod(0o644)
     done = gpurun("auth", "status", "--json")
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["errors"][0]["code"]) == (4, "auth.broken_key")
-    assert told["data"]["providers"][0]["key"]
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["errors"][0]["code"]) == (4, "auth.broken_key")
+    assert answer["data"]["providers"][0]["key"]
 
 
 WRONG = [

@@ -160,10 +160,10 @@ def test_a_repeated_order_gives_one_instance_even_if_invisible(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     cloud.world.hidden_s = 30
-    asked = order_of(clock)
-    first = aws.create(asked)
+    order = order_of(clock)
+    first = aws.create(order)
     assert aws.find(TOKEN) == []
-    assert AwsProvider(clock).create(asked).id == first.id
+    assert AwsProvider(clock).create(order).id == first.id
     assert len(billed(cloud)) == 1
 
 
@@ -240,10 +240,10 @@ def test_a_quota_of_nothing_is_named_with_where_to_raise_it(
     cloud.rules.quotas["L-417A185B"] = 0
     with pytest.raises(RejectedFor) as refused:
         aws.create(order_of(clock))
-    told = refused.value.error
-    assert (told.code, told.exit_code) == ("account.no_quota", ExitCode.NO_OFFER)
+    error = refused.value.error
+    assert (error.code, error.exit_code) == ("account.no_quota", ExitCode.NO_OFFER)
     assert refused.value.of_offer, "another family, region or provider may have what was approved next"
-    words = told.hint
+    words = error.hint
     assert "Running On-Demand P instances" in words
     assert "us-east-1.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/L-417A185B" in words
     assert (cloud.count("RunInstances"), billed(cloud)) == (1, [])
@@ -256,13 +256,13 @@ def test_a_refused_launch_names_the_permission_not_encoded_text(
     with pytest.raises(RejectedFor, match="ec2:RunInstances") as refused:
         aws.create(order_of(clock))
     assert "xxx" not in str(refused.value)
-    told = refused.value.error
-    assert (told.code, told.exit_code) == ("auth.not_allowed", ExitCode.SETUP)
-    assert "gpurun aws setup --policy" in told.hint
+    error = refused.value.error
+    assert (error.code, error.exit_code) == ("auth.not_allowed", ExitCode.SETUP)
+    assert "gpurun aws setup --policy" in error.hint
 
 
 @pytest.mark.parametrize(
-    ("code", "told", "advice"),
+    ("code", "expected", "advice"),
     [
         ("Blocked", "account.not_ready", "console.aws.amazon.com/support"),
         ("PendingVerification", "account.not_ready", "verifies a new account"),
@@ -274,13 +274,13 @@ def test_a_refused_launch_names_the_permission_not_encoded_text(
         ("RequestInTheFuture", "clock.skewed", "timedatectl set-ntp true"),
     ],
 )
-def test_what_somebody_can_mend_is_told_with_how(code: str, told: str, advice: str) -> None:
+def test_what_somebody_can_mend_is_told_with_how(code: str, expected: str, advice: str) -> None:
     for error in (
         judge_launch_refusal(AwsRefused("run_instances", code, "", 403), "p5.4xlarge", "us-east-1", spot=True),
         explain_early_refusal(AwsRefused("describe_subnets", code, "", 403)),
     ):
         assert isinstance(error, RejectedFor)
-        assert (error.error.code, error.error.exit_code) == (told, ExitCode.SETUP)
+        assert (error.error.code, error.error.exit_code) == (expected, ExitCode.SETUP)
         assert advice in error.error.hint
 
 
@@ -533,9 +533,9 @@ def test_a_proxys_page_in_the_place_of_a_list_is_no_empty_list(
     made = aws.create(order_of(clock))
     for listing in ("DescribeInstances", "DescribeVolumes"):
         cloud.fail(listing, *[Fault.NOT_JSON] * 1000)
-    for asked in (partial(aws.find, TOKEN), partial(aws.read, made.id), partial(aws.leftovers, TOKEN)):
+    for request in (partial(aws.find, TOKEN), partial(aws.read, made.id), partial(aws.leftovers, TOKEN)):
         with pytest.raises(Unknown, match=r"describe_\w+"):
-            asked()
+            request()
     cloud.fail("TerminateInstances", *[Fault.LIE] * 1000)
     with pytest.raises(MayBeBilling, match=r"describe_\w+"):
         list(prove_termination(aws, clock, made.id, TOKEN, run="fox-41"))
@@ -543,12 +543,12 @@ def test_a_proxys_page_in_the_place_of_a_list_is_no_empty_list(
 
 
 @pytest.mark.parametrize(
-    "asked", ["DescribeImages", "DescribeSubnets", "DescribeSecurityGroups", "CreateSecurityGroup"]
+    "operation", ["DescribeImages", "DescribeSubnets", "DescribeSecurityGroups", "CreateSecurityGroup"]
 )
 def test_a_proxys_page_before_the_launch_is_no_answer_either(
-    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, asked: str
+    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, operation: str
 ) -> None:
-    cloud.fail(asked, Fault.NOT_JSON)
+    cloud.fail(operation, Fault.NOT_JSON)
     with pytest.raises(Rejected, match=r"(describe|create)_\w+"):
         aws.create(order_of(clock))
     assert cloud.launches == []
@@ -838,8 +838,8 @@ def test_a_spot_offer_is_the_cheapest_zones_and_bids_as_agreed(cloud: AwsEmulato
         offer.on_demand_micros_per_hour == AwsProvider(clock).offers(P4D, rows_for(P4D, "aws"))[0].rate_micros_per_hour
     )
     made = aws.create(order_of(clock, offer=offer))
-    asked = "InstanceMarketOptions.SpotOptions."
-    terms = {name.removeprefix(asked): value for name, value in cloud.launches[-1].items() if name.startswith(asked)}
+    prefix = "InstanceMarketOptions.SpotOptions."
+    terms = {name.removeprefix(prefix): value for name, value in cloud.launches[-1].items() if name.startswith(prefix)}
     # One-time: a request that stays open would rent again by itself.
     usual = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
     assert terms == {**usual, "MaxPrice": "7.123456"}
@@ -859,9 +859,7 @@ def spot_machine(cloud: AwsEmulator, clock: VirtualClock, dollars: str) -> tuple
     return aws, aws.create(order_of(clock, offer=offer))
 
 
-def test_the_most_that_a_spot_machine_costs_is_read_back_from_its_request(
-    cloud: AwsEmulator, clock: VirtualClock
-) -> None:
+def test_a_spot_machines_highest_price_is_read_from_its_request(cloud: AwsEmulator, clock: VirtualClock) -> None:
     aws, made = spot_machine(cloud, clock, "7.123456")
     assert (made.rate_micros_per_hour, made.rate_is_limit) == (None, False), "the answer to a launch has no price"
     for _ in range(3):
@@ -880,16 +878,16 @@ def test_a_maximum_above_the_agreed_price_is_reported_as_it_is(cloud: AwsEmulato
     assert aws.read(made.id).rate_micros_per_hour == 21_960_000
 
 
-def test_a_maximum_that_cannot_be_read_is_no_price_and_no_failure(cloud: AwsEmulator, clock: VirtualClock) -> None:
+def test_an_unreadable_maximum_is_no_price_and_no_failure(cloud: AwsEmulator, clock: VirtualClock) -> None:
     aws, made = spot_machine(cloud, clock, "7.123456")
     cloud.fail("DescribeSpotInstanceRequests", Fault.NOT_JSON)
     assert aws.read(made.id).rate_micros_per_hour is None
     cloud.rules.denied = {"ec2:DescribeSpotInstanceRequests"}
     assert [aws.read(made.id).rate_micros_per_hour for _ in range(2)] == [None, None]
-    asked = cloud.count("DescribeSpotInstanceRequests")
+    before = cloud.count("DescribeSpotInstanceRequests")
     cloud.rules.denied = set()
     assert aws.read(made.id).rate_micros_per_hour is None
-    assert cloud.count("DescribeSpotInstanceRequests") == asked, "what may not be read is not asked for again"
+    assert cloud.count("DescribeSpotInstanceRequests") == before, "what may not be read is not asked for again"
     assert AwsProvider(clock).read(made.id).rate_micros_per_hour == 7_123_456
 
 
@@ -943,10 +941,10 @@ def test_credentials_that_end_before_the_lease_are_in_the_plan(
     assert AwsProvider(clock).key_ends_wall() == inf
     assert key_warning(market, "aws", lease_end_wall) == []
     monkeypatch.setenv("AWS_SESSION_TOKEN", "temporary")
-    for hours, is_told in ((1, True), (5, False)):
+    for hours, warns in ((1, True), (5, False)):
         monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", (now + timedelta(hours=hours)).isoformat())
         market = live_offers(P4D, ["aws"], Home(tmp_path).prepare(), clock, Choices())
-        assert bool(key_warning(market, "aws", lease_end_wall)) is is_told
+        assert bool(key_warning(market, "aws", lease_end_wall)) is warns
     monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", (now - timedelta(hours=1)).isoformat())
     with refusal(SetupError, "auth.aws", "have expired"):
         AwsProvider(clock).find(None)
@@ -1053,8 +1051,8 @@ def test_gpurun_aws_setup_makes_the_role_once_it_is_told_to(cloud: AwsEmulator) 
     assert (code, cloud.count("CreateRole")) == (2, 0)
     for made in (True, False):
         code, output = setup_verb("--yes")
-        told = json.loads(output)["data"]
-        assert (code, told["made"], told["role"]) == (0, made, f"arn:aws:iam::123456789012:role/{ROLE}")
+        data = json.loads(output)["data"]
+        assert (code, data["made"], data["role"]) == (0, made, f"arn:aws:iam::123456789012:role/{ROLE}")
 
 
 def test_gpurun_aws_setup_shows_a_policy_for_every_call_made(cloud: AwsEmulator, clock: VirtualClock) -> None:

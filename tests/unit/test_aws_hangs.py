@@ -65,8 +65,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program
 
 def keys(minutes: float) -> str:
     ends = (datetime.now(UTC) + timedelta(minutes=minutes)).isoformat()
-    told = {"Version": 1, "AccessKeyId": "AKIAEMULATED000EXAMPLE", "SessionToken": "t", "Expiration": ends}
-    return f"echo '{json.dumps(told | {'SecretAccessKey': 'emulated-secret-access-key-0123456789'})}'"
+    credentials = {"Version": 1, "AccessKeyId": "AKIAEMULATED000EXAMPLE", "SessionToken": "t", "Expiration": ends}
+    return f"echo '{json.dumps(credentials | {'SecretAccessKey': 'emulated-secret-access-key-0123456789'})}'"
 
 
 def test_a_hung_credential_process_blocks_no_verb_and_is_named(

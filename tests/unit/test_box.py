@@ -31,9 +31,9 @@ def offer(gpu: str = "A100 SXM", count: int = 8, vram_gb: int = 80) -> Offer:
     )
 
 
-def refused(told: MachineFacts, ordered: Offer, *, accept_cpu: bool = False) -> GpurunError:
+def refused(machine: MachineFacts, ordered: Offer, *, accept_cpu: bool = False) -> GpurunError:
     with pytest.raises(GpurunError) as error:
-        check_box(told, ordered, accept_cpu=accept_cpu)
+        check_box(machine, ordered, accept_cpu=accept_cpu)
     return error.value
 
 
@@ -71,12 +71,12 @@ def test_without_torch_or_numpy_nothing_can_be_trained_anywhere(ordered: Offer, 
 
 
 def test_a_machine_without_a_gpu_is_refused_unless_cpu_will_do() -> None:
-    told = facts(count=0, cuda=None)
-    error = refused(told, offer())
+    machine = facts(count=0, cuda=None)
+    error = refused(machine, offer())
     assert (error.code, type(error)) == ("box.no_gpu", NoOffer)
     assert "nvidia-smi" in error.what
     assert "--accept-cpu" in error.hint
-    (warning,) = check_box(told, offer(), accept_cpu=True)
+    (warning,) = check_box(machine, offer(), accept_cpu=True)
     assert "CPU" in warning
 
 
@@ -139,10 +139,10 @@ def test_a_smaller_card_or_a_slice_of_one_is_refused(gib: float, vram_gb: int) -
 
 
 def test_one_card_with_uncorrected_errors_is_enough() -> None:
-    told = facts()
-    sick = told.gpus[5].model_copy(update={"ecc_errors": 1})
-    told = told.model_copy(update={"gpus": (*told.gpus[:5], sick, *told.gpus[6:])})
-    error = refused(told, offer())
+    machine = facts()
+    sick = machine.gpus[5].model_copy(update={"ecc_errors": 1})
+    machine = machine.model_copy(update={"gpus": (*machine.gpus[:5], sick, *machine.gpus[6:])})
+    error = refused(machine, offer())
     assert (error.code, type(error)) == ("box.ecc_errors", NoOffer)
     assert lacking(error.what, "GPU 5 ", A100, "1 uncorrected") == []
 
@@ -188,10 +188,10 @@ def test_a_card_is_taken_for_itself_and_for_no_other_model(gpu: str) -> None:
             assert refused(facts(name), offer(gpu)).code == "box.other_gpu", name
 
 
-@pytest.mark.parametrize("asked", ["RTX4090", "rtx 4090", "4090"])
-def test_a_card_only_the_user_named_is_compared_as_they_meant_it(asked: str) -> None:
-    assert check_box(facts("NVIDIA GeForce RTX 4090"), offer(asked), accept_cpu=False) == ()
-    assert refused(facts("NVIDIA GeForce RTX 3090"), offer(asked)).code == "box.other_gpu"
+@pytest.mark.parametrize("card", ["RTX4090", "rtx 4090", "4090"])
+def test_a_card_only_the_user_named_is_compared_as_they_meant_it(card: str) -> None:
+    assert check_box(facts("NVIDIA GeForce RTX 4090"), offer(card), accept_cpu=False) == ()
+    assert refused(facts("NVIDIA GeForce RTX 3090"), offer(card)).code == "box.other_gpu"
 
 
 def test_a_card_named_without_a_model_is_not_compared() -> None:
@@ -199,8 +199,8 @@ def test_a_card_named_without_a_model_is_not_compared() -> None:
 
 
 def test_every_refusal_says_what_to_do() -> None:
-    for told in (facts(count=0, cuda=None), facts(count=4), facts("Tesla T4"), facts(gib=10), facts(ecc=2)):
-        assert "--" in refused(told, offer()).hint
+    for machine in (facts(count=0, cuda=None), facts(count=4), facts("Tesla T4"), facts(gib=10), facts(ecc=2)):
+        assert "--" in refused(machine, offer()).hint
 
 
 def nodes(*cards: tuple[int, str], rate: float | None = 20.0) -> LinkSpeed:

@@ -42,13 +42,13 @@ def test_receipts_are_added_up_by_month_provider_and_job(home: Home, gpurun: Any
     (first,) = json.loads(gpurun("budget", "--json")[1])["data"]["spent"]
     assert (first["provider"], first["runs"], first["micros"] > 0) == ("runpod", 1, True)
     finished_run(home, "elk-42")
-    told = json.loads(gpurun("budget", "--json")[1])["data"]
-    assert told["spent"] == [first | {"runs": 2, "micros": 2 * first["micros"]}]
-    assert told["unread"] == []
+    data = json.loads(gpurun("budget", "--json")[1])["data"]
+    assert data["spent"] == [first | {"runs": 2, "micros": 2 * first["micros"]}]
+    assert data["unread"] == []
     assert json.loads(gpurun("budget", "--month", "1999-01", "--json")[1])["data"]["spent"] == []
     home.run("elk-42").receipt.write_bytes(b"{}")
-    told = json.loads(gpurun("budget", "--json")[1])["data"]
-    assert (told["spent"][0]["runs"], told["unread"]) == (1, ["elk-42"])
+    data = json.loads(gpurun("budget", "--json")[1])["data"]
+    assert (data["spent"][0]["runs"], data["unread"]) == (1, ["elk-42"])
     assert "elk-42" in gpurun("budget")[1]
 
 

@@ -26,14 +26,14 @@ def notebook_facts(tmp_path: Path, *, endpoint: str = "", **came: Any) -> dict[s
 
 
 def test_what_came_is_named_and_not_what_was_ordered(tmp_path: Path) -> None:
-    told = notebook_facts(tmp_path, type_id="A100-PCIE", gpu="A100", region="US-TX-3")["instance"]
-    assert (told["type"], told["gpu"], told["region"]) == ("A100-PCIE", "A100", "US-TX-3")
-    assert "as_ordered" not in told
+    instance = notebook_facts(tmp_path, type_id="A100-PCIE", gpu="A100", region="US-TX-3")["instance"]
+    assert (instance["type"], instance["gpu"], instance["region"]) == ("A100-PCIE", "A100", "US-TX-3")
+    assert "as_ordered" not in instance
 
 
 def test_what_the_provider_did_not_tell_is_called_as_ordered(tmp_path: Path) -> None:
-    told = notebook_facts(tmp_path, region="")["instance"]
-    assert (told["type"], told["region"], told["as_ordered"]) == ("H100-SXM", "EU-RO-1", ["region", "type"])
+    instance = notebook_facts(tmp_path, region="")["instance"]
+    assert (instance["type"], instance["region"], instance["as_ordered"]) == ("H100-SXM", "EU-RO-1", ["region", "type"])
 
 
 def test_another_address_than_the_providers_own_is_named(tmp_path: Path) -> None:

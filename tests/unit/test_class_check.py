@@ -40,10 +40,10 @@ def cards_in(folder: Path) -> list[Path]:
 
 def test_of_forty_cards_the_twelve_forged_are_named_and_no_other(tmp_path: Path) -> None:
     into, roster = tmp_path / "cards", a_class(40)
-    words = [one.challenge for one in roster.students]
+    words = [student.challenge for student in roster.students]
 
-    def lab(number: int, word: str | None = None, **told: object) -> Lab:
-        return Lab(tmp_path, number, words[number] if word is None else word, **told)  # type: ignore[arg-type]
+    def lab(number: int, word: str | None = None, **more: object) -> Lab:
+        return Lab(tmp_path, number, words[number] if word is None else word, **more)  # type: ignore[arg-type]
 
     kinds = ({}, {"device": "cpu"}, {"mode": "local", "provider": "local"})
     honest = [lab(number, **kinds[number % 3]) for number in range(HONEST)]
@@ -229,7 +229,7 @@ def test_a_checkpoint_other_than_the_cards_list_is_not_opened(tmp_path: Path) ->
         read_card(path).unpack_large(tmp_path / "there")
 
 
-def test_a_checkpoint_put_into_a_card_and_its_list_is_not_the_receipts(tmp_path: Path) -> None:
+def test_a_checkpoint_replaced_in_a_card_contradicts_its_receipt(tmp_path: Path) -> None:
     """Somebody hands in weights that were trained elsewhere, with a receipt of their own cheap run."""
     path = Lab(tmp_path, 0, "").hand_in(tmp_path / "cards", with_checkpoint=True)
     assert check_class([path], None)[0].problems == []
@@ -305,8 +305,8 @@ def test_the_table_names_everyone_and_the_csv_holds_no_formula(own_home: Path, t
     word = roster.students[0].challenge
     Lab(tmp_path, 0, word).hand_in(tmp_path / "cards", "=1+1.zip")
     (tmp_path / "ml.roster.json").write_text(roster.to_json())
-    asked = ("audit", "--roster", str(tmp_path / "cards"), "--class", str(tmp_path / "ml"))
-    done = gpurun(*asked, "--csv", str(tmp_path / "out.csv"))
+    words = ("audit", "--roster", str(tmp_path / "cards"), "--class", str(tmp_path / "ml"))
+    done = gpurun(*words, "--csv", str(tmp_path / "out.csv"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "gpu, rented" in done.stdout
     assert "no card" in done.stdout
@@ -320,8 +320,8 @@ def test_the_table_names_everyone_and_the_csv_holds_no_formula(own_home: Path, t
 
 def test_under_strict_a_machine_of_no_provider_is_a_problem(own_home: Path, tmp_path: Path) -> None:
     Lab(tmp_path, 0, "", endpoint="http://127.0.0.1:4010").hand_in(tmp_path / "cards")
-    asked = ("audit", "--roster", str(tmp_path / "cards"))
-    assert (gpurun(*asked).returncode, gpurun(*asked, "--strict").returncode) == (0, 10)
+    words = ("audit", "--roster", str(tmp_path / "cards"))
+    assert (gpurun(*words).returncode, gpurun(*words, "--strict").returncode) == (0, 10)
 
 
 @pytest.fixture
@@ -340,7 +340,7 @@ def test_ctrl_c_ends_the_computing_and_keeps_what_was_found(three_cards: Path, m
     assert [sum("interrupted" in note for note in row.notes) for row in rows] == [0, 1, 1]
     assert not any(row.problems for row in rows)
     first_done = said.index("  replayed: all")
-    assert [one.partition(" ")[0] for one in said[:3]] == ["1/3", "2/3", "3/3"], "told as they come"
+    assert [line.partition(" ")[0] for line in said[:3]] == ["1/3", "2/3", "3/3"], "told as they come"
     assert first_done == 3, "before the second is computed"
 
 

@@ -94,9 +94,9 @@ def test_wrong_input_is_told_in_words_and_in_json(arguments: list[str], code: in
 
 
 def test_help_names_no_default_that_is_none() -> None:
-    told = gpurun("train", "--help").stdout
-    assert "--hours H" in told
-    assert "default: 0" not in told
+    help_text = gpurun("train", "--help").stdout
+    assert "--hours H" in help_text
+    assert "default: 0" not in help_text
 
 
 def test_a_malformed_recipe_is_told_with_its_line(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_a_program_asking_for_the_runs_gets_progress_and_cost(own_home: Path) ->
     begun.events.write_bytes(b'{"kind": "step", "wall": 1.0, "elapsed_s": 1.0, "step": 7, "loss": 2.5}\n')
     make_run(Home(own_home), "owl-7")
     runs = {run["run"]: run for run in json.loads(gpurun("ps", "--json").stdout)["data"]["runs"]}
-    told = [(run["step"], run["steps"], run["spent_micros"], run["worst_micros"]) for run in runs.values()]
-    assert told == [(7, 40, 0, 0), (None, 40, 0, 0)]
+    progress = [(run["step"], run["steps"], run["spent_micros"], run["worst_micros"]) for run in runs.values()]
+    assert progress == [(7, 40, 0, 0), (None, 40, 0, 0)]
 
 
 def test_a_full_disk_is_no_bug_of_ours(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,12 +194,12 @@ def test_a_recipe_of_ones_own_is_found_again_from_any_folder(
 ) -> None:
     (tmp_path / "a b").mkdir()
     monkeypatch.chdir(tmp_path / "a b")
-    asked: list[Request] = []
-    monkeypatch.setattr("gpurun.cli.commands.plan.plan_run", lambda session, request, *_, **__: asked.append(request))
+    given: list[Request] = []
+    monkeypatch.setattr("gpurun.cli.commands.plan.plan_run", lambda session, request, *_, **__: given.append(request))
     CliRunner().invoke(build_app(), ["plan", named])
     monkeypatch.chdir("/")
-    assert (Path(asked[0].recipe).is_absolute(), Path(asked[0].recipe).resolve()) == (True, tmp_path / "a b/mine.toml")
-    assert shlex.split(asked[0].recipe_word) == [asked[0].recipe]
+    assert (Path(given[0].recipe).is_absolute(), Path(given[0].recipe).resolve()) == (True, tmp_path / "a b/mine.toml")
+    assert shlex.split(given[0].recipe_word) == [given[0].recipe]
 
 
 def test_a_taken_name_is_refused_before_anything_is_prepared(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,9 +254,9 @@ def test_a_run_without_its_request_or_plan_is_not_forgotten(own_home: Path, lost
     getattr(run.folder, lost).unlink()
     shown = CliRunner().invoke(build_app(), ["ps", "--json"], standalone_mode=False)
     answer = json.loads(shown.stdout)
-    told = {"request": ([run.folder.name], [], 9), "plan": (["fox-41"], ["run.plan_damaged"], 9)}[lost]
+    expected = {"request": ([run.folder.name], [], 9), "plan": (["fox-41"], ["run.plan_damaged"], 9)}[lost]
     codes = [error["code"] for error in answer["errors"]]
-    assert ([one["run"] for one in answer["data"]["runs"]], codes, answer["exit_code"]) == told
+    assert ([row["run"] for row in answer["data"]["runs"]], codes, answer["exit_code"]) == expected
     assert find_run(Home(own_home), "@last") == "fox-41"
 
 
@@ -277,9 +277,9 @@ def test_run_names_complete_silently_where_there_is_no_home(home: str) -> None:
 
 def completed(line: str, **environment: str) -> list[str]:
     """What a shell is offered for the word that a line ends with."""
-    asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_GPURUN_COMPLETE": "complete_bash"}
+    typed = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_GPURUN_COMPLETE": "complete_bash"}
     command = [sys.executable, "-c", "import sys; sys.argv = ['gpurun']; from gpurun.cli.app import main; main()"]
-    words = {**os.environ, **asked, **environment}
+    words = {**os.environ, **typed, **environment}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=words)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
@@ -356,8 +356,8 @@ def test_resume_takes_the_one_undriven_run_and_never_guesses(own_home: Path, mon
     with RunLock(Home(own_home).run("owl-7").lock):
         assert gpurun("resume", "--here").stderr.startswith("fox-41, ")
     assert started == ["fox-41"]
-    told = gpurun("resume").stderr
-    assert lacking(told, "fox-41, owl-7", "gpurun resume fox-41") == []
+    printed = gpurun("resume").stderr
+    assert lacking(printed, "fox-41, owl-7", "gpurun resume fox-41") == []
 
 
 @pytest.mark.parametrize("verb", ["destroy", "stop"])

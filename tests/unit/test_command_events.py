@@ -16,23 +16,23 @@ from gpurun.remote.agent.runner.run_command import Events, ProgressEvents
 
 @pytest.fixture
 def curve(tmp_path: Path) -> ProgressEvents:
-    return ProgressEvents(Events(str(tmp_path)), CommandEvents(str(tmp_path / "told")), 0)
+    return ProgressEvents(Events(str(tmp_path)), CommandEvents(str(tmp_path / "reported")), 0)
 
 
 def kinds(folder: Path) -> list[tuple[Any, ...]]:
-    told = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [(one["kind"], one.get("step"), one.get("loss", one.get("val_loss")), one.get("steps")) for one in told]
+    rows = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [(row["kind"], row.get("step"), row.get("loss", row.get("val_loss")), row.get("steps")) for row in rows]
 
 
 def test_what_a_script_says_itself_outranks_its_log(curve: ProgressEvents, tmp_path: Path) -> None:
-    with (tmp_path / "told").open("a") as told:
-        told.write(
+    with (tmp_path / "reported").open("a") as file:
+        file.write(
             '{"step": 10, "loss": 2.5, "val_loss": 2.6, "lr": 0.1, "total_steps": 40, "note": "x"}\n{"step": 20, "lo'
         )
     curve.take_reported()
     curve.take("step 999 | loss 999")
-    with (tmp_path / "told").open("a") as told:
-        told.write('ss": 1.5}\n')
+    with (tmp_path / "reported").open("a") as file:
+        file.write('ss": 1.5}\n')
     curve.take_reported()
     curve.flush()
     assert kinds(tmp_path) == [("step", 10, 2.5, 40), ("eval", 10, 2.6, None), ("step", 20, 1.5, 40)]
@@ -51,23 +51,23 @@ def test_malformed_lines_are_passed_over_with_one_warning(curve: ProgressEvents,
         "",
         '{"step": 3}',
     ]
-    (tmp_path / "told").write_text("\n".join(lines) + "\n")
+    (tmp_path / "reported").write_text("\n".join(lines) + "\n")
     curve.take_reported()
     curve.take_reported()
     assert [kind for kind, *_ in kinds(tmp_path)] == ["step", "warning"]
 
 
 def test_a_restarted_file_a_link_and_a_missing_file_do_no_harm(tmp_path: Path) -> None:
-    told, path = CommandEvents(str(tmp_path / "told")), tmp_path / "told"
+    events, path = CommandEvents(str(tmp_path / "reported")), tmp_path / "reported"
     path.write_text('{"step": 1}\n{"step": 2}\n')
-    assert len(told.read()) == 2
+    assert len(events.read()) == 2
     path.write_text('{"step": 3}\n')
-    assert told.read() == [{"step": 3}]
+    assert events.read() == [{"step": 3}]
     path.unlink()
-    assert told.read() == []
+    assert events.read() == []
     path.symlink_to("/etc/passwd")
-    assert told.read() == []
-    assert told.malformed == ""
+    assert events.read() == []
+    assert events.malformed == ""
 
 
 KEYS = st.sampled_from(["step", "loss", "total_steps", "lr"])

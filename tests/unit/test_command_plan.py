@@ -65,7 +65,7 @@ def test_what_git_ignores_stays_here_and_is_named_with_its_size(lab: Path) -> No
     assert "sub" in again.left_out
 
 
-def test_a_card_names_no_script_of_a_folder_that_is_not_what_was_uploaded(lab: Path, tmp_path: Path) -> None:
+def test_a_card_names_no_script_that_changed_after_the_upload(lab: Path, tmp_path: Path) -> None:
     """A hand-in would name the script as somebody wrote it later."""
     work = tmp_path / "work"
     folders.copy_work_folder(command(lab), work_folder(command(lab)), work)
@@ -112,25 +112,25 @@ def test_a_folder_that_is_not_a_program_is_refused_with_sizes(lab: Path, monkeyp
     ],
 )
 def test_python_is_the_one_with_torch_and_gets_the_checkpoint(argv: tuple[str, ...], words: list[str]) -> None:
-    told = Command(argv=argv, resume_arg="--resume {}", checkpoints="*.pt")
-    assert told.words == words
-    assert told.model_copy(update={"resumed": "out/c 1.pt"}).words == [*words, "--resume", "out/c 1.pt"]
+    command = Command(argv=argv, resume_arg="--resume {}", checkpoints="*.pt")
+    assert command.words == words
+    assert command.model_copy(update={"resumed": "out/c 1.pt"}).words == [*words, "--resume", "out/c 1.pt"]
 
 
 def test_pip_installs_for_torchs_python_after_the_users_script(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("torchtune==0.6\n# why\neinops\n")
     lines = [*requirement_lines(str(tmp_path / "requirements.txt")), "rich>=13"]
-    choices = with_pip(Choices(setup="echo first >> told"), lines)
+    choices = with_pip(Choices(setup="echo first >> noted"), lines)
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python3"
     is_question = '[ "$1" = -c ] || [ "$3" = --version ]'
-    python.write_text(f'#!/bin/sh\n{is_question} && exit 0\necho "$@" >> told\ncat requirements.gpurun.txt >> told\n')
+    python.write_text(f'#!/bin/sh\n{is_question} && exit 0\necho "$@" >> noted\ncat requirements.gpurun.txt >> noted\n')
     python.chmod(0o755)
     environment = {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run(["sh", "-e", "-c", choices.setup], cwd=tmp_path, env=environment, check=True)
     installed = "-m pip install -q --no-input -r requirements.gpurun.txt"
-    told = (tmp_path / "told").read_text().splitlines()
-    assert told == ["first", installed, "torchtune==0.6", "# why", "einops", "rich>=13"]
+    noted = (tmp_path / "noted").read_text().splitlines()
+    assert noted == ["first", installed, "torchtune==0.6", "# why", "einops", "rich>=13"]
 
 
 def test_a_script_that_no_python_reads_is_refused(lab: Path) -> None:
@@ -141,8 +141,8 @@ def test_a_script_that_no_python_reads_is_refused(lab: Path) -> None:
 
 
 def test_no_value_of_a_variable_is_told(lab: Path) -> None:
-    told: dict[str, Any] = Command(argv=("x",), env={"A": "secret-1"}, secrets=("B",)).recorded
-    assert told == {"argv": ["x"], "env": ["A"], "secrets": ["B"]}
+    recorded: dict[str, Any] = Command(argv=("x",), env={"A": "secret-1"}, secrets=("B",)).recorded
+    assert recorded == {"argv": ["x"], "env": ["A"], "secrets": ["B"]}
 
 
 @pytest.mark.parametrize(
@@ -160,9 +160,9 @@ def test_no_value_of_a_variable_is_told(lab: Path) -> None:
 def test_a_commands_verdict_rests_on_the_cards_not_its_words(provider: str, tally: dict[str, Any], kind: str) -> None:
     opened = RunOpened(**whole(Event.RUN_OPENED, {"provider": provider, "endpoint": "", "mode": "paid"}))
     machine: Any = {"provider": provider, "id": "pod-1"}
-    told = command_verdict(opened, machine, tally, "done")
-    assert told["is"] == kind
-    assert told["not_shown"]
+    verdict = command_verdict(opened, machine, tally, "done")
+    assert verdict["is"] == kind
+    assert verdict["not_shown"]
     elsewhere = opened.model_copy(update={"endpoint": "http://127.0.0.1"})
     assert command_verdict(elsewhere, machine, tally, "done")["is"] == "not a provider"
 
@@ -170,17 +170,17 @@ def test_a_commands_verdict_rests_on_the_cards_not_its_words(provider: str, tall
 @pytest.mark.parametrize(("grace_s", "hours"), [(60, None), (3600, None), (60, 0.01), (600, 0.5)])
 def test_no_lease_is_bought_that_would_stop_a_command_at_once(grace_s: int, hours: float | None) -> None:
     """What it has to end is kept beside its running: the smallest cap that is named gives it a whole beginning."""
-    told = Command(argv=("x",), grace_s=grace_s)
-    load = Load(1_000_000, told.output_bytes, told.disk_gb)
-    offer = next(one for one in all_offers() if one.gpu_count == 1 and one.provider == "runpod")
-    needed = least_cap(offer, told, load, hours)
+    command = Command(argv=("x",), grace_s=grace_s)
+    load = Load(1_000_000, command.output_bytes, command.disk_gb)
+    offer = next(row for row in all_offers() if row.gpu_count == 1 and row.provider == "runpod")
+    needed = least_cap(offer, command, load, hours)
     for share in (0.3, 0.7, 0.9, 0.999, 1.0, 1.5):
-        one = judge_offer(offer, told, load, cap=Micros(int(needed * share)), hours=hours)
+        judged = judge_offer(offer, command, load, cap=Micros(int(needed * share)), hours=hours)
         if share < 0.95:
-            assert one.lease is None
+            assert judged.lease is None
         if share >= 1.0:
-            assert one.lease is not None
-            runs_s = one.lease.train_s - told.save_s
+            assert judged.lease is not None
+            runs_s = judged.lease.train_s - command.save_s
             assert runs_s >= min(300, 300 if hours is None else hours * 3600 - 1)
-            assert one.worst_micros is not None
-            assert one.worst_micros <= int(needed * share)
+            assert judged.worst_micros is not None
+            assert judged.worst_micros <= int(needed * share)

@@ -80,16 +80,16 @@ def edit(home: Home, folder: RunFolder, change: Callable[[Any], None]) -> None:
 def test_a_box_that_stays_silent_is_confirmed_and_signed(
     session: Session, home: Home, folder: RunFolder, clock: VirtualClock
 ) -> None:
-    asked: list[tuple[str, int]] = []
+    knocked: list[tuple[str, int]] = []
 
     def refuse(host: str, port: int) -> str:
-        asked.append((host, port))
+        knocked.append((host, port))
         return "refused"
 
-    told = confirm(session, "fox-41", None, refuse)
-    assert set(asked) == {("connect.example.com", 40123)}
-    statement = told.data["statement"]
-    assert [one["seen"] for one in statement["checked"]["tries"]] == ["refused"] * 5
+    result = confirm(session, "fox-41", None, refuse)
+    assert set(knocked) == {("connect.example.com", 40123)}
+    statement = result.data["statement"]
+    assert [attempt["seen"] for attempt in statement["checked"]["tries"]] == ["refused"] * 5
     assert statement["checked"]["tries"][-1]["at_s"] == 10.0
     assert (statement["verdict"], statement["words"]) == ("confirmed", None)
     found = row(home)
@@ -113,10 +113,10 @@ def test_slow_calls_still_span_the_time_that_the_audit_wants(
 
 def test_it_says_what_the_box_cost_to_its_end_not_just_training(session: Session, folder: RunFolder) -> None:
     """The receipt ends with the run; the box went on billing until somebody shut it down."""
-    told = confirm(session, "fox-41", None, always("timed out"))
+    result = confirm(session, "fox-41", None, always("timed out"))
     seconds = 7200 + 10  # From the asking to the end of the last try.
-    assert told.data["statement"]["cost"]["until_confirmed_micros"] == -(-seconds // 60) * 60 * RATE // 3600
-    assert "$5.03" in told.text
+    assert result.data["statement"]["cost"]["until_confirmed_micros"] == -(-seconds // 60) * 60 * RATE // 3600
+    assert "$5.03" in result.text
 
 
 def test_a_clock_set_back_makes_no_box_cheaper_than_its_receipt(
@@ -127,8 +127,8 @@ def test_a_clock_set_back_makes_no_box_cheaper_than_its_receipt(
     run.clock.jump_wall(-3000)
     run.play(run.through_training(), run.death()).settle()
     clock.jump_wall(-6500)  # Some five minutes after the end.
-    told = confirm(session, "fox-41", None, always("timed out")).data["statement"]["cost"]["until_confirmed_micros"]
-    assert told > (read_receipt(home, run.folder).predicate["cost"]["upper_bound_micros"] or 0)
+    micros = confirm(session, "fox-41", None, always("timed out")).data["statement"]["cost"]["until_confirmed_micros"]
+    assert micros > (read_receipt(home, run.folder).predicate["cost"]["upper_bound_micros"] or 0)
     assert row(home).problems == ()
 
 
@@ -186,11 +186,11 @@ def test_what_tells_nothing_is_not_signed_as_an_end(session: Session, folder: Ru
 
 
 def test_the_users_word_is_signed_as_a_word_with_what_was_seen(session: Session, home: Home, folder: RunFolder) -> None:
-    told = confirm(session, "fox-41", "I pulled the \x1b[31mplug", always(ANSWERS))
-    statement = told.data["statement"]
+    result = confirm(session, "fox-41", "I pulled the \x1b[31mplug", always(ANSWERS))
+    statement = result.data["statement"]
     assert statement["verdict"] == "stated by the user"
     assert statement["checked"]["tries"][0]["seen"] == ANSWERS
-    assert "\x1b" not in told.text + statement["words"]
+    assert "\x1b" not in result.text + statement["words"]
     assert row(home).death == "shutdown stated"
 
 
@@ -238,19 +238,19 @@ def test_the_audit_says_whose_duty_the_end_is_until_confirmed(home: Home, folder
 @pytest.mark.parametrize(
     "change",
     [
-        lambda told: told["subject"][0]["digest"].update(sha256="0" * 64),
-        lambda told: told["subject"].append({"name": "another", "digest": {"sha256": "0" * 64}}),
-        lambda told: told["predicate"].update(box="root@elsewhere:22"),
-        lambda told: told["predicate"].update(run="owl-07"),
-        lambda told: told["predicate"].update(confirmed_at="2020-01-01T00:00:00.000Z"),
-        lambda told: told["predicate"]["cost"].update(until_confirmed_micros=1),
-        lambda told: told["predicate"]["checked"].update(tries=[]),
-        lambda told: told["predicate"]["checked"].update(tries=told["predicate"]["checked"]["tries"][:1]),
-        lambda told: told["predicate"]["checked"]["tries"][0].update(seen=ANSWERS),
-        lambda told: told["predicate"].update(verdict="stated by the user"),
-        lambda told: told["predicate"].update(words="trust me"),
-        lambda told: told.update(predicateType="https://gpurun.dev/receipt/v1"),
-        lambda told: told.pop("predicate"),
+        lambda payload: payload["subject"][0]["digest"].update(sha256="0" * 64),
+        lambda payload: payload["subject"].append({"name": "another", "digest": {"sha256": "0" * 64}}),
+        lambda payload: payload["predicate"].update(box="root@elsewhere:22"),
+        lambda payload: payload["predicate"].update(run="owl-07"),
+        lambda payload: payload["predicate"].update(confirmed_at="2020-01-01T00:00:00.000Z"),
+        lambda payload: payload["predicate"]["cost"].update(until_confirmed_micros=1),
+        lambda payload: payload["predicate"]["checked"].update(tries=[]),
+        lambda payload: payload["predicate"]["checked"].update(tries=payload["predicate"]["checked"]["tries"][:1]),
+        lambda payload: payload["predicate"]["checked"]["tries"][0].update(seen=ANSWERS),
+        lambda payload: payload["predicate"].update(verdict="stated by the user"),
+        lambda payload: payload["predicate"].update(words="trust me"),
+        lambda payload: payload.update(predicateType="https://gpurun.dev/receipt/v1"),
+        lambda payload: payload.pop("predicate"),
     ],
 )
 def test_even_the_keys_owner_cannot_state_what_does_not_follow(
@@ -329,7 +329,7 @@ def test_a_handwritten_file_is_not_a_statement_and_not_shown(
     session: Session, home: Home, folder: RunFolder, change: dict[str, Any], signed: bool
 ) -> None:
     confirm(session, "fox-41", None, always("refused"))
-    edit(home, folder, lambda told: told["predicate"].update(change))
+    edit(home, folder, lambda payload: payload["predicate"].update(change))
     if not signed:
         path = folder.path / "shutdown.json"
         path.write_text(json.dumps(make_envelope(payload_of(json.loads(path.read_bytes())), None)))
@@ -340,7 +340,7 @@ def test_a_handwritten_file_is_not_a_statement_and_not_shown(
 
 def test_the_receipt_shows_a_confirmation_that_fails_as_none(session: Session, home: Home, folder: RunFolder) -> None:
     confirm(session, "fox-41", None, always("refused"))
-    edit(home, folder, lambda told: told["predicate"].update(box="root@elsewhere:22"))
+    edit(home, folder, lambda payload: payload["predicate"].update(box="root@elsewhere:22"))
     assert "NOT CONFIRMED" in shown(session).text
     (folder.path / "shutdown.json").write_text("not json")
     assert "NOT CONFIRMED" in shown(session).text

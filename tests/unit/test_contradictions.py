@@ -39,8 +39,8 @@ class Forged(CloudRun):
     hello: dict[str, Any] = {"gpus": [{"name": "NVIDIA H100"}]}  # noqa: RUF012
 
     def plan(self) -> dict[str, Any]:
-        told = super().plan()
-        return {**told, "resolved": self.planned, "data": {**told["data"], "vocab_size": 30}, **self.opened_with}
+        plan = super().plan()
+        return {**plan, "resolved": self.planned, "data": {**plan["data"], "vocab_size": 30}, **self.opened_with}
 
     def opened(self) -> Note:
         event, data = super().opened()
@@ -100,8 +100,8 @@ def no_card(run: Forged) -> None:
 def too_quick(run: Forged) -> None:
     run.forge(run.folder.events, ('"NVIDIA H100"', '"NVIDIA H100 80GB HBM3"'))
     text = [json.loads(line) for line in run.folder.events.read_text().splitlines()]
-    told = [{**one, "tokens_per_s": 9e12} if one["kind"] == "step" else one for one in text]
-    run.folder.events.write_text("".join(json.dumps(one) + "\n" for one in told))
+    changed = [{**row, "tokens_per_s": 9e12} if row["kind"] == "step" else row for row in text]
+    run.folder.events.write_text("".join(json.dumps(row) + "\n" for row in changed))
 
 
 def a_larger_model(run: Forged) -> None:
@@ -123,14 +123,14 @@ def better_log(run: Forged) -> None:
 
 def longer_than_it_was(run: Forged) -> None:
     text = [json.loads(line) for line in run.folder.events.read_text().splitlines()]
-    told = [{**one, "elapsed_s": 90.0 * one["step"]} if one["kind"] == "step" else one for one in text]
-    run.folder.events.write_text("".join(json.dumps(one) + "\n" for one in told))
+    changed = [{**row, "elapsed_s": 90.0 * row["step"]} if row["kind"] == "step" else row for row in text]
+    run.folder.events.write_text("".join(json.dumps(row) + "\n" for row in changed))
 
 
 def backwards(run: Forged) -> None:
     text = [json.loads(line) for line in run.folder.events.read_text().splitlines()]
-    told = [{**one, "elapsed_s": 900.0 - one["step"]} if one["kind"] == "step" else one for one in text]
-    run.folder.events.write_text("".join(json.dumps(one) + "\n" for one in told))
+    changed = [{**row, "elapsed_s": 900.0 - row["step"]} if row["kind"] == "step" else row for row in text]
+    run.folder.events.write_text("".join(json.dumps(row) + "\n" for row in changed))
 
 
 def challenge_of_another(run: Forged) -> None:
@@ -210,9 +210,9 @@ def test_a_verdict_says_whose_word_it_is_and_what_it_leaves_open(
     monkeypatch.setattr(Forged, "opened_with", opened)
     run = Forged(home, device=device)
     row = run.row()
-    told = json.loads(payload_of(json.loads(run.folder.receipt.read_bytes())))
-    assert told["predicate"]["verdict"]["is"] == row.verdict == verdict
-    assert told["predicate"]["verdict"]["not_shown"]
+    statement = json.loads(payload_of(json.loads(run.folder.receipt.read_bytes())))
+    assert statement["predicate"]["verdict"]["is"] == row.verdict == verdict
+    assert statement["predicate"]["verdict"]["not_shown"]
     assert bool(row.warnings) is (verdict == NOT_A_PROVIDER), "under --strict that is a problem"
 
 
@@ -221,9 +221,9 @@ def test_one_rental_in_two_receipts_is_a_problem_of_both(home: Home) -> None:
     second.instance_id = first.instance_id
     for run in (first, second):
         run.until_gone().settle()
-    told = {row.run: row for row in audit(home).rows}
-    assert [lacking(text, "runpod pod-fox-41", "fox-41 ") for text in told["owl-07"].problems] == [[]]
-    assert {row.verdict for row in told.values()} == {"does not hold"}
+    rows = {row.run: row for row in audit(home).rows}
+    assert [lacking(text, "runpod pod-fox-41", "fox-41 ") for text in rows["owl-07"].problems] == [[]]
+    assert {row.verdict for row in rows.values()} == {"does not hold"}
 
 
 def test_equal_events_are_a_problem_of_both_runs_equal_logs_not(home: Home) -> None:
@@ -262,16 +262,14 @@ def test_a_loss_holds_by_either_of_two_processes_unjudged_beyond(
 
 
 @pytest.mark.parametrize(("reached", "accused"), [(40, False), (50, True)], ids=["lost with it", "never lost"])
-def test_steps_lost_between_the_log_and_a_newer_checkpoint_accuse_no_run(
-    tmp_path: Path, reached: int, accused: bool
-) -> None:
+def test_steps_lost_before_a_newer_checkpoint_accuse_no_run(tmp_path: Path, reached: int, accused: bool) -> None:
     """The machine was taken after its checkpoint was in the bucket, and before the log of its last steps came home."""
     folder = Home(tmp_path).run("fox-41")
     folder.path.mkdir(parents=True)
-    told: list[dict[str, Any]] = [{"kind": "start", "step": 0}]
-    told += [{"kind": "step", "step": step, "loss": 2.0} for step in (1, 10, 20, 30, 40)]
-    told += [{"kind": "start", "step": 50, "resumed_from": 50}, {"kind": "step", "step": 60, "loss": 2.0}]
-    folder.events.write_text("".join(f"{json.dumps(event)}\n" for event in told))
+    events: list[dict[str, Any]] = [{"kind": "start", "step": 0}]
+    events += [{"kind": "step", "step": step, "loss": 2.0} for step in (1, 10, 20, 30, 40)]
+    events += [{"kind": "start", "step": 50, "resumed_from": 50}, {"kind": "step", "step": 60, "loss": 2.0}]
+    folder.events.write_text("".join(f"{json.dumps(event)}\n" for event in events))
     leg = LegPlanned(
         number=2, plan="legs/1.json", plan_sha256="0" * 64, token="t-1", step=50, reached=reached, spent_micros=1,
         left_micros=1,

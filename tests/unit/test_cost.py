@@ -24,17 +24,17 @@ def run(tmp_path: Path) -> CloudRun:
 LEASE_S = 5100 + 60
 
 
-def opens(run: CloudRun, **told: Any) -> CloudRun:
+def opens(run: CloudRun, **changes: Any) -> CloudRun:
     event, data = run.opened()
-    return run.write((event, {**data, "home": "0a1b2c"}), run.intended(), run.created(**told))
+    return run.write((event, {**data, "home": "0a1b2c"}), run.intended(), run.created(**changes))
 
 
 def test_a_watched_machine_is_paid_to_the_first_read_of_its_end(run: CloudRun) -> None:
     opens(run).play(run.through_training())
     dies(run, alive_s_ago=5.0)
-    told = cost(run)
-    assert (told["rentals"][0]["billable_s"], told["rentals"][0]["end_is"]) == (3337.0, "measured")
-    assert (told["is"], told["billed_micros"], "watched" in told["says"]) == ("measured", None, True)
+    costs = cost(run)
+    assert (costs["rentals"][0]["billable_s"], costs["rentals"][0]["end_is"]) == (3337.0, "measured")
+    assert (costs["is"], costs["billed_micros"], "watched" in costs["says"]) == ("measured", None, True)
 
 
 @pytest.mark.parametrize("away_s", [14 * 60, 86_400])
@@ -42,9 +42,9 @@ def test_an_unwatched_machine_is_bounded_for_good_by_its_timer(run: CloudRun, aw
     opens(run)
     run.clock.sleep(5100 + 60 + away_s)
     dies(run)
-    told = cost(run)
-    assert told["upper_bound_micros"] == LEASE_S * RATE // 3600
-    assert (told["cap_kept"], "time limit" in told["says"]) == (True, True)
+    costs = cost(run)
+    assert costs["upper_bound_micros"] == LEASE_S * RATE // 3600
+    assert (costs["cap_kept"], "time limit" in costs["says"]) == (True, True)
 
 
 def test_an_unseen_bound_over_the_cap_is_unknown_not_broken(run: CloudRun) -> None:
@@ -52,8 +52,8 @@ def test_an_unseen_bound_over_the_cap_is_unknown_not_broken(run: CloudRun) -> No
     opens(run)
     run.clock.sleep(86_400)
     dies(run)
-    told = cost_without_plan(run)
-    assert (told["cap_kept"], told["rentals"][0]["end_is"]) == (None, "its own timer")
+    costs = cost_without_plan(run)
+    assert (costs["cap_kept"], costs["rentals"][0]["end_is"]) == (None, "its own timer")
 
 
 def over_cap(run: CloudRun, *, up_s_ago: float) -> tuple[Any, ...]:
@@ -65,10 +65,10 @@ def over_cap(run: CloudRun, *, up_s_ago: float) -> tuple[Any, ...]:
     run.clock.sleep(cap_s + 60 - (run.clock.wall() - born_wall))
     dies(run, alive_s_ago=5.0, up_s_ago=up_s_ago)
     run.settle()
-    told, row = read_receipt(run.home, run.folder).predicate["cost"], audit(run.home).rows[0]
-    assert (told["is"], told["upper_bound_micros"] > run.cap) == ("measured", True)
+    costs, row = read_receipt(run.home, run.folder).predicate["cost"], audit(run.home).rows[0]
+    assert (costs["is"], costs["upper_bound_micros"] > run.cap) == ("measured", True)
     broken = [problem for problem in row.problems if "kept" in problem]
-    return told["cap_kept"], len(broken), len(row.warnings)
+    return costs["cap_kept"], len(broken), len(row.warnings)
 
 
 def test_a_cap_is_broken_only_if_its_machine_was_seen_past_it(run: CloudRun) -> None:
@@ -91,8 +91,8 @@ def test_a_timer_that_was_seen_to_fail_bounds_nothing(run: CloudRun) -> None:
     run.clock.sleep(10_000)
     dies(run, alive_s_ago=3.0)
     run.settle()
-    told = read_receipt(run.home, run.folder).predicate["cost"]["rentals"][0]
-    assert (told["billable_s"], told["end_is"]) == (10_002.0, "measured")
+    rental = read_receipt(run.home, run.folder).predicate["cost"]["rentals"][0]
+    assert (rental["billable_s"], rental["end_is"]) == (10_002.0, "measured")
 
 
 def test_the_providers_own_times_count_where_nobody_looked(run: CloudRun) -> None:
@@ -100,8 +100,8 @@ def test_the_providers_own_times_count_where_nobody_looked(run: CloudRun) -> Non
     opens(run, created_wall=born)
     run.clock.sleep(20_000)
     dies(run, ended_wall=born + 1000)
-    told = cost(run)["rentals"][0]
-    assert (told["billable_s"], told["end_is"]) == (1002.0, "provider-reported")
+    rental = cost(run)["rentals"][0]
+    assert (rental["billable_s"], rental["end_is"]) == (1002.0, "provider-reported")
 
 
 def test_provider_times_that_contradict_sight_are_not_believed(run: CloudRun) -> None:
@@ -120,10 +120,10 @@ def test_a_second_machine_is_paid_and_red_from_request_to_end(run: CloudRun) -> 
     run.write((Event.INCIDENT, {"code": "create.duplicate_gone", **second}))
     run.play(run.through_training())
     dies(run, alive_s_ago=5.0)
-    told = cost(run)["rentals"][0]
+    rental = cost(run)["rentals"][0]
     gone = {"id": "pod-x", "billable_s": 120.0, "micros": 2 * 60 * RATE // 3600, "ended": True}
-    assert (told["machines"], told["extras"]) == (1, [gone])
-    assert told["micros"] == (58 + 2) * 60 * RATE // 3600
+    assert (rental["machines"], rental["extras"]) == (1, [gone])
+    assert rental["micros"] == (58 + 2) * 60 * RATE // 3600
 
 
 def test_the_proof_that_the_token_has_nothing_ends_a_second_too(run: CloudRun) -> None:
@@ -142,17 +142,17 @@ def test_a_risen_price_counts_from_the_last_read_of_the_old_one(run: CloudRun) -
     run.write((Event.INCIDENT, {"code": "price.rose", "message": "dearer", "token": run.token, **rose}))
     run.clock.sleep(598)
     dies(run, alive_s_ago=5.0)
-    told = cost(run)["rentals"][0]
-    assert told["price_rose"] == [{"rate_micros_per_hour": 2 * RATE, "billable_s": 1200.0}]
-    assert told["micros"] == (1800 + 1200) * RATE // 3600
+    rental = cost(run)["rentals"][0]
+    assert rental["price_rose"] == [{"rate_micros_per_hour": 2 * RATE, "billable_s": 1200.0}]
+    assert rental["micros"] == (1800 + 1200) * RATE // 3600
 
 
 # The first reading that says GONE -----------------------------------------------------------------------------------
 
 
 def shown_gone(run: CloudRun, ago_s: float) -> None:
-    told = {"id": run.instance_id, "message": "it is shown as gone", "gone_s_ago": ago_s}
-    run.write((Event.INCIDENT, {"code": "machine.gone", **told}))
+    fields = {"id": run.instance_id, "message": "it is shown as gone", "gone_s_ago": ago_s}
+    run.write((Event.INCIDENT, {"code": "machine.gone", **fields}))
 
 
 def test_a_machine_shown_gone_is_paid_to_the_first_such_read(run: CloudRun) -> None:
@@ -161,8 +161,8 @@ def test_a_machine_shown_gone_is_paid_to_the_first_such_read(run: CloudRun) -> N
     run.clock.sleep(900)
     shown_gone(run, 890.0)
     dies(run)
-    told = cost(run)["rentals"][0]
-    assert (told["billable_s"], told["end_is"]) == (10.0, "measured")
+    rental = cost(run)["rentals"][0]
+    assert (rental["billable_s"], rental["end_is"]) == (10.0, "measured")
 
 
 @pytest.mark.parametrize("code", ["machine.back", "death.denied"])
@@ -183,8 +183,8 @@ def test_readings_with_two_minutes_between_them_are_no_row(run: CloudRun) -> Non
     shown_gone(run, 90.0)
     run.clock.sleep(3000)
     dies(run)
-    told = cost(run)["rentals"][0]
-    assert (told["billable_s"], told["end_is"]) == (3102.0, "unseen")
+    rental = cost(run)["rentals"][0]
+    assert (rental["billable_s"], rental["end_is"]) == (3102.0, "unseen")
 
 
 def test_a_later_end_by_the_provider_makes_the_row_a_denial(run: CloudRun) -> None:
@@ -195,8 +195,8 @@ def test_a_later_end_by_the_provider_makes_the_row_a_denial(run: CloudRun) -> No
     shown_gone(run, 98.0)
     run.clock.sleep(15)
     dies(run, ended_wall=born + 70)
-    told = cost(run)["rentals"][0]
-    assert (told["billable_s"], told["end_is"]) == (72.0, "provider-reported")
+    rental = cost(run)["rentals"][0]
+    assert (rental["billable_s"], rental["end_is"]) == (72.0, "provider-reported")
 
 
 def test_a_shown_ending_does_not_contradict_the_providers_end(run: CloudRun) -> None:
@@ -205,8 +205,8 @@ def test_a_shown_ending_does_not_contradict_the_providers_end(run: CloudRun) -> 
     opens(run, created_wall=born).play(run.through_training())
     run.clock.sleep(100)
     dies(run, alive_s_ago=5.0, up_s_ago=70.0, ended_wall=run.clock.wall() - 60)
-    told = cost(run)["rentals"][0]
-    assert (told["billable_s"], told["end_is"]) == (3335.0 + 100 - 60 + 2, "provider-reported")
+    rental = cost(run)["rentals"][0]
+    assert (rental["billable_s"], rental["end_is"]) == (3335.0 + 100 - 60 + 2, "provider-reported")
 
 
 # What left it ---------------------------------------------------------------------------------------------------------
@@ -223,8 +223,8 @@ def charged(run: CloudRun) -> int:
 
 def with_terms(run: CloudRun, **more: Any) -> CloudRun:
     (event, opened), (intent, planned) = run.opened(), run.intended()
-    told = {**planned, "egress_micros": 500_000, "worst_micros": 11_730_000, **more}
-    return run.write((event, {**opened, "home": "0a1b2c"}), (intent, told), run.created())
+    terms = {**planned, "egress_micros": 500_000, "worst_micros": 11_730_000, **more}
+    return run.write((event, {**opened, "home": "0a1b2c"}), (intent, terms), run.created())
 
 
 def collected(run: CloudRun, micros: int) -> None:
@@ -254,8 +254,8 @@ def test_counted_egress_is_charged_self_senders_at_least_planned(run: CloudRun, 
 
 
 def billed(run: CloudRun, micros: int) -> None:
-    told = {"token": run.token, "id": run.instance_id, "micros": micros, "reads": 2, "spread_s": 600.0}
-    run.write((Event.BILL_OBSERVED, told))
+    bill = {"token": run.token, "id": run.instance_id, "micros": micros, "reads": 2, "spread_s": 600.0}
+    run.write((Event.BILL_OBSERVED, bill))
 
 
 def test_an_unseen_end_is_bounded_by_the_bill_and_says_so(run: CloudRun) -> None:
@@ -263,11 +263,11 @@ def test_an_unseen_end_is_bounded_by_the_bill_and_says_so(run: CloudRun) -> None
     run.clock.sleep(4000)
     dies(run)
     billed(run, RATE // 4)
-    told = cost(run)
-    assert (told["rentals"][0]["end_is"], told["is"]) == ("the provider's bill", "billed")
-    assert (told["billed_micros"], told["billed_is"]) == (RATE // 4, "provider-reported")
-    assert RATE // 4 <= told["upper_bound_micros"] <= RATE // 4 + RATE // 60
-    assert lacking(told["says"], "bill", "read twice") == []
+    costs = cost(run)
+    assert (costs["rentals"][0]["end_is"], costs["is"]) == ("the provider's bill", "billed")
+    assert (costs["billed_micros"], costs["billed_is"]) == (RATE // 4, "provider-reported")
+    assert RATE // 4 <= costs["upper_bound_micros"] <= RATE // 4 + RATE // 60
+    assert lacking(costs["says"], "bill", "read twice") == []
 
 
 def test_a_bill_shorter_than_the_machine_was_seen_is_not_whole(run: CloudRun) -> None:
@@ -275,8 +275,8 @@ def test_a_bill_shorter_than_the_machine_was_seen_is_not_whole(run: CloudRun) ->
     run.clock.sleep(1000)
     dies(run)
     billed(run, RATE // 4)
-    told = cost(run)
-    assert (told["rentals"][0]["end_is"], told["is"]) == ("unseen", "bound")
+    costs = cost(run)
+    assert (costs["rentals"][0]["end_is"], costs["is"]) == ("unseen", "bound")
 
 
 def test_a_bill_that_was_not_read_twice_is_a_problem(run: CloudRun) -> None:

@@ -156,10 +156,10 @@ def test_the_bar_shows_the_share_the_rate_and_the_time_left() -> None:
         "tasks": 6,
         "total_tasks": 10,
     }
-    told = render([progress_line(figures, elapsed_s=10.0, done_before=40_000_000, style=Style())], Style())
-    assert " 60%" in told
-    assert "15 M tokens" in told
-    assert "6/10 shards" in told
-    assert "2 MB/s" in told
-    assert "20 s left" in told
-    assert len(told) <= 80
+    line = render([progress_line(figures, elapsed_s=10.0, done_before=40_000_000, style=Style())], Style())
+    assert " 60%" in line
+    assert "15 M tokens" in line
+    assert "6/10 shards" in line
+    assert "2 MB/s" in line
+    assert "20 s left" in line
+    assert len(line) <= 80

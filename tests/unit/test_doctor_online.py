@@ -59,11 +59,11 @@ class Cloud:
         self.changed = True
 
 
-def machine(run: str = "elk-33", *, left_s: float | None = 600, **told: Any) -> Instance:
+def machine(run: str = "elk-33", *, left_s: float | None = 600, **changes: Any) -> Instance:
     deadline = None if left_s is None else CLOCK.wall() + left_s
     facts = {"id": f"pod-{run}", "provider": "runpod", "token": f"gr-{run}-7f3a91c0", "run": run}
     state = {"state": InstanceState.RUNNING, "rate_micros_per_hour": usd("2.49"), "deadline_wall": deadline}
-    return Instance(**{**facts, **state, **told})
+    return Instance(**{**facts, **state, **changes})
 
 
 def thing(*, billed: bool = False, token: str = "gr-elk-33-7f3a91c0") -> Leftover:

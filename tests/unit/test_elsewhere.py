@@ -55,17 +55,17 @@ def found(house: Path, *passed_by: str, since_wall: float = 0.0) -> Any:
 
 
 def test_results_are_found_anywhere_except_caches_and_downloads(house: Path) -> None:
-    told = found(house)
-    assert {one["name"] for one in told["first"]} == {f"~/{name}" for name in RESULTS}
-    assert (told["files"], told["bytes"], told["is_whole"]) == (4, sum(RESULTS.values()), True)
-    assert told["first"][-1]["name"] == "~/logs/metrics.jsonl", "weights come first"
+    results = found(house)
+    assert {entry["name"] for entry in results["first"]} == {f"~/{name}" for name in RESULTS}
+    assert (results["files"], results["bytes"], results["is_whole"]) == (4, sum(RESULTS.values()), True)
+    assert results["first"][-1]["name"] == "~/logs/metrics.jsonl", "weights come first"
 
 
 def test_what_was_there_before_or_comes_home_is_not_elsewhere(house: Path) -> None:
     os.utime(house / "logs/metrics.jsonl", (1, 1))
     home = [name for name in RESULTS if name.startswith("checkpoints/")]
-    told = found(house, *home, "temporary", since_wall=time.time() - 3600)
-    assert [one["name"] for one in told["first"]] == ["~/.cache/nanochat/base_checkpoints/d20/model_000100.pt"]
+    results = found(house, *home, "temporary", since_wall=time.time() - 3600)
+    assert [entry["name"] for entry in results["first"]] == ["~/.cache/nanochat/base_checkpoints/d20/model_000100.pt"]
 
 
 def test_no_link_leads_out_and_no_file_that_is_none_is_counted(house: Path) -> None:
@@ -77,8 +77,8 @@ def test_no_link_leads_out_and_no_file_that_is_none_is_counted(house: Path) -> N
 
 def test_a_list_of_long_names_fits_into_a_line_that_is_read() -> None:
     files = [("模" * 400, 1)] * 50
-    told = {name: counted(files) for name in ("published", "unpublished", "elsewhere", "left_behind")}
-    line = {**within_a_line(told), "kind": "outputs"}
+    lists = {name: counted(files) for name in ("published", "unpublished", "elsewhere", "left_behind")}
+    line = {**within_a_line(lists), "kind": "outputs"}
     event = parse_event(json.dumps(line))
     assert isinstance(event, OutputsEvent)
     assert (event.elsewhere.files, event.elsewhere.bytes) == (50, 50)

@@ -340,11 +340,11 @@ def test_the_cuts_that_are_named_fit_and_nothing_larger_does(extreme: dict[str, 
 
 
 def test_sharding_over_several_cards_is_advised_before_a_cut() -> None:
-    offer = next(one for one in offers_for(parse_gpu("4xT4")))
+    offer = next(iter(offers_for(parse_gpu("4xT4"))))
     words = ["layers=80", "parallel=ddp"]
-    told = estimate(resolve(load_recipe("gpt2-124m"), "full", words, processes=4), offer)
-    assert not told.fits
-    assert lacking(told.basis, "parallel ddp -> fsdp", "context 1024 -> 512", "layers 80 -> 79") == []
+    guess = estimate(resolve(load_recipe("gpt2-124m"), "full", words, processes=4), offer)
+    assert not guess.fits
+    assert lacking(guess.basis, "parallel ddp -> fsdp", "context 1024 -> 512", "layers 80 -> 79") == []
     shared = resolve(load_recipe("gpt2-124m"), "full", ["layers=80", "train.parallel=fsdp"], processes=4)
     assert estimate(shared, offer).fits
     larger = resolve(load_recipe("gpt2-124m"), "full", ["layers=200", "parallel=ddp"], processes=1)
@@ -374,9 +374,9 @@ def test_no_larger_model_fits_several_cards_once_one_does_not(
 @pytest.mark.parametrize("layers", [140, 180, 200, 400, 1000])
 def test_a_cut_goes_no_further_than_where_cards_share_the_model(layers: int) -> None:
     """Of 180 layers it was one to 78, which each card holds whole."""
-    four = next(one for one in offers_for(parse_gpu("4xT4")))
-    told = estimate(resolve(load_recipe("gpt2-124m"), "full", [f"layers={layers}"], processes=4), four)
-    assert f"layers {layers} -> 135 " in told.basis
+    four = next(iter(offers_for(parse_gpu("4xT4"))))
+    guess = estimate(resolve(load_recipe("gpt2-124m"), "full", [f"layers={layers}"], processes=4), four)
+    assert f"layers {layers} -> 135 " in guess.basis
 
 
 def test_a_card_without_compile_is_charged_for_all_its_logits() -> None:

@@ -62,7 +62,7 @@ class Api(ThreadingHTTPServer):
         self.requests: list[Request] = []
         self.changed = threading.Condition()
         self.answer: Callable[[str], int] = lambda what: 204
-        self.told: Any = None  # What a GET is answered with.
+        self.reply: Any = None  # What a GET is answered with.
 
     @property
     def url(self) -> str:
@@ -94,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         if 300 <= status < 400:
             self.send_header("Location", f"{self.server.url}/elsewhere")
-        content = json.dumps(self.server.told).encode() if self.command == "GET" else b""
+        content = json.dumps(self.server.reply).encode() if self.command == "GET" else b""
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -182,8 +182,8 @@ class Shell:
             "GPURUN_GUARD_UPTIME": str(self.uptime),
         }  # fmt: skip
         if argv[0] == "-c" and self.words[0] == "busybox-static":  # It asks no `date` of PATH.
-            told = f'date() {{ if [ -f "{self.looks}" ]; then {self.by_clock}\nelse command date "$@"; fi; }}\n'
-            argv = ("-c", told + argv[1], *argv[2:])
+            prelude = f'date() {{ if [ -f "{self.looks}" ]; then {self.by_clock}\nelse command date "$@"; fi; }}\n'
+            argv = ("-c", prelude + argv[1], *argv[2:])
         with open(self.folder / "console", "ab") as console:
             child = subprocess.Popen(
                 [str(self.bin / self.words[0]), *self.words[1:], *argv],
@@ -252,11 +252,11 @@ class Pod:
         self.start.chmod(0o755)
 
     def boot(self, deadline: object, lease_s: object = 0, **env: str) -> subprocess.Popen[bytes]:
-        told = {
+        variables = {
             "GPURUN_DEADLINE": str(deadline), "GPURUN_LEASE_S": str(lease_s), "GPURUN_API_URL": self.api.url,
             "RUNPOD_POD_ID": "pod7x", "RUNPOD_API_KEY": KEY,
         }  # fmt: skip
-        return self.shell.run("-c", guard.runpod_wrapper(), str(self.start), "one", "two words", **told | env)
+        return self.shell.run("-c", guard.runpod_wrapper(), str(self.start), "one", "two words", **variables | env)
 
     @property
     def has_started(self) -> bool:
@@ -315,13 +315,13 @@ def test_every_way_is_tried_in_order_and_for_ever(shell: Shell, api: Api) -> Non
     Pod(shell, api).boot(0)
     ways = ["DELETE /v2/pods/pod7x", *["POST /v2/pods/pod7x/action"], "POST /graphql", "POST /v2/pods/pod7x/action"]
     requests = api.wait_for(9)
-    assert [one.what for one in requests] == [*ways, *ways, ways[0]]
-    bodies = [json.loads(one.body) for one in requests[1:4]]
+    assert [request.what for request in requests] == [*ways, *ways, ways[0]]
+    bodies = [json.loads(request.body) for request in requests[1:4]]
     assert bodies[0] == {"action": "terminate"}
     assert bodies[1] == {"query": 'mutation { podTerminate(input: {podId: "pod7x"}) }'}
     assert bodies[2] == {"action": "stop"}
-    told = (shell.folder / "runpodctl").read_text().splitlines()
-    assert told[:2] == ["pod delete pod7x", "remove pod pod7x"]
+    calls = (shell.folder / "runpodctl").read_text().splitlines()
+    assert calls[:2] == ["pod delete pod7x", "remove pod pod7x"]
 
 
 def test_a_pod_called_deleted_that_still_lives_tries_another_way(pod: Pod) -> None:
@@ -585,9 +585,9 @@ def test_a_pod_becomes_its_images_command_and_hides_the_secrets(shell: Shell, ap
 
 def test_a_restarted_pod_shows_the_same_host_key(pod: Pod) -> None:
     private = keys().host_private.get_secret_value()
-    told = base64.b64encode(private.encode()).decode()
+    encoded = base64.b64encode(private.encode()).decode()
     for _ in range(2):
-        pod.boot(FAR, GPURUN_HOST_KEY_B64=told)
+        pod.boot(FAR, GPURUN_HOST_KEY_B64=encoded)
         pod.is_armed()
         assert (pod.shell.ssh / "ssh_host_ed25519_key").read_text() == private
         pod.shell.kill()
@@ -715,20 +715,20 @@ def test_a_reboot_arms_it_again_for_less(vm: Vm) -> None:
 
 @pytest.mark.parametrize("ahead_s", [2 * 3600, 5 * 3600])
 def test_a_clock_hours_ahead_ends_no_machine_that_just_booted(vm: Vm, ahead_s: int) -> None:
-    asked, lease_s = NOW, 4 * 3600
+    ordered, lease_s = NOW, 4 * 3600
     vm.shell.booted(40)
-    vm.shell.set_clock(asked + 60 + ahead_s)
-    vm.boot(aws(asked + lease_s, lease_s=lease_s))
+    vm.shell.set_clock(ordered + 60 + ahead_s)
+    vm.boot(aws(ordered + lease_s, lease_s=lease_s))
     vm.shell.is_left_waiting()
     assert vm.ends == []
     assert [line for line in vm.asked if "on-calendar" in line] == []
     vm.shell.kill()
-    vm.boot(aws(asked + lease_s, lease_s=lease_s))  # Nor does a restart believe it again.
+    vm.boot(aws(ordered + lease_s, lease_s=lease_s))  # Nor does a restart believe it again.
     vm.shell.is_left_waiting()
-    vm.shell.set_clock(asked + 60 + ahead_s + lease_s - 41)
+    vm.shell.set_clock(ordered + 60 + ahead_s + lease_s - 41)
     vm.shell.is_left_waiting()
     assert vm.ends == []
-    vm.shell.set_clock(asked + 60 + ahead_s + lease_s - 40)
+    vm.shell.set_clock(ordered + 60 + ahead_s + lease_s - 40)
     until(lambda: vm.ends)
 
 
@@ -777,11 +777,11 @@ class Launched:
         api.answer = lambda what: 200
         key = {"key": "gpurun-token", "value": TOKEN}
         others = [{"id": "x1", "name": None, "tags": []}, {"id": "x2", "ssh_key_names": [TOKEN], "tags": None}]
-        api.told = {"data": [*others, {"id": ID, "name": TOKEN}, {"id": "renamed", "name": "mine", "tags": [key]}]}
+        api.reply = {"data": [*others, {"id": ID, "name": TOKEN}, {"id": "renamed", "name": "mine", "tags": [key]}]}
 
     def boot(self, deadline: float, lease_s: int = 3600) -> int:
-        told = {"key": Secret(KEY), "base_url": f"{self.api.url}/api/v1", "token": TOKEN, "lease_s": lease_s}
-        text = guard.lambda_user_data(keys=keys(), guard=guard.lambda_guard(**told, deadline_wall=deadline))
+        terms = {"key": Secret(KEY), "base_url": f"{self.api.url}/api/v1", "token": TOKEN, "lease_s": lease_s}
+        text = guard.lambda_user_data(keys=keys(), guard=guard.lambda_guard(**terms, deadline_wall=deadline))
         (command,) = yaml.safe_load(text)["bootcmd"]
         script = self.shell.folder / "bootcmd"
         script.write_text(f"#!/bin/sh\n{command}\n")
@@ -817,15 +817,15 @@ def test_lambda_gets_the_host_key_before_boot_and_any_guard(text: str) -> None:
 def test_a_lambda_machine_terminates_at_its_deadline_not_before(shell: Shell, api: Api) -> None:
     launched, deadline = Launched(shell, api), int(time.time()) + 1
     assert launched.boot(deadline + 0.9) == 0
-    looked, *asked = api.wait_for(3)
+    looked, *ends = api.wait_for(3)
     assert deadline <= looked.wall < deadline + 5
     assert looked.what == "GET /api/v1/instances"
-    assert {one.what for one in asked} == {"POST /api/v1/instance-operations/terminate"}
-    assert [json.loads(one.body) for one in asked] == [{"instance_ids": [ID]}, {"instance_ids": ["renamed"]}]
-    for one in (looked, *asked):
-        assert one.authorization == f"Bearer {KEY}"
-        assert KEY not in one.seen
-        assert base64.b64encode(KEY.encode()).decode() not in one.seen
+    assert {request.what for request in ends} == {"POST /api/v1/instance-operations/terminate"}
+    assert [json.loads(request.body) for request in ends] == [{"instance_ids": [ID]}, {"instance_ids": ["renamed"]}]
+    for request in (looked, *ends):
+        assert request.authorization == f"Bearer {KEY}"
+        assert KEY not in request.seen
+        assert base64.b64encode(KEY.encode()).decode() not in request.seen
 
 
 def test_a_lambda_machine_is_left_alone_until_its_deadline(launched: Launched) -> None:
@@ -845,13 +845,13 @@ def test_a_terminate_that_fails_or_changes_nothing_is_repeated(launched: Launche
 
 
 def test_a_list_that_lags_or_cannot_be_read_is_asked_for_again(launched: Launched) -> None:
-    told, launched.api.told = launched.api.told, {"data": []}
+    machines, launched.api.reply = launched.api.reply, {"data": []}
     launched.boot(0)
     launched.api.wait_for(2)
-    launched.api.told = {"error": {"code": "global/internal-error"}}
+    launched.api.reply = {"error": {"code": "global/internal-error"}}
     launched.api.wait_for(4)
-    launched.api.told = told
-    until(lambda: any(one.what.startswith("POST") for one in launched.api.requests))
+    launched.api.reply = machines
+    until(lambda: any(request.what.startswith("POST") for request in launched.api.requests))
 
 
 def test_a_lambda_list_that_redirects_does_not_take_the_key(launched: Launched) -> None:
@@ -893,8 +893,8 @@ def test_no_file_of_a_lambda_machine_keeps_its_key_or_guard(launched: Launched) 
 
 
 def test_guard_texts_are_plain_ascii_and_need_no_bash() -> None:
-    told = {"key": Secret(KEY), "base_url": "https://x", "token": TOKEN, "deadline_wall": 1, "lease_s": 1}
-    texts = [guard.runpod_wrapper(), aws(FAR), guard.lambda_user_data(keys=keys(), guard=guard.lambda_guard(**told))]
+    terms = {"key": Secret(KEY), "base_url": "https://x", "token": TOKEN, "deadline_wall": 1, "lease_s": 1}
+    texts = [guard.runpod_wrapper(), aws(FAR), guard.lambda_user_data(keys=keys(), guard=guard.lambda_guard(**terms))]
     for text in texts:
         assert text.isascii()
         assert "\0" not in text

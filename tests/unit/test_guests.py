@@ -137,10 +137,10 @@ class TestLoggingIn:
         home = keys.says(guest, "pwd; echo hello >file; cat ~/file; test -f .ssh/authorized_keys")
         assert home.splitlines()[1] == "hello"
         assert (kind == "machine") == (home.splitlines()[0] == "/home/ubuntu")
-        asked = "--query-gpu=name,memory.total,driver_version,ecc.errors.uncorrected.volatile.total"
-        told = keys.says(guest, f"nvidia-smi {asked} --format=csv,noheader,nounits; nvidia-smi -L")
-        assert told.splitlines()[:2] == ["NVIDIA H100 80GB HBM3, 81559, 570.195.03, 0"] * 2
-        assert told.splitlines()[2].startswith("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-")
+        query = "--query-gpu=name,memory.total,driver_version,ecc.errors.uncorrected.volatile.total"
+        printed = keys.says(guest, f"nvidia-smi {query} --format=csv,noheader,nounits; nvidia-smi -L")
+        assert printed.splitlines()[:2] == ["NVIDIA H100 80GB HBM3, 81559, 570.195.03, 0"] * 2
+        assert printed.splitlines()[2].startswith("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-")
 
     def test_nobody_else_does(self, kind: str, boot: Boot, keys: Keys) -> None:
         guest = boot()
@@ -164,18 +164,18 @@ class TestLoggingIn:
         (tmp_path / "front" / "torch.py").write_text("__version__ = 'tiny'\n")
         guest = boot(python_path=[tmp_path / "front"])
         place = "" if kind == "machine" else '"$GUEST_ROOT"'
-        told = keys.says(
+        printed = keys.says(
             guest, f"{place}/opt/pytorch/bin/python -c 'import sys, torch; print(sys.prefix, torch.__version__)'"
         )
-        assert told.split() == [sys.prefix, "tiny"]
+        assert printed.split() == [sys.prefix, "tiny"]
 
     @pytest.mark.slow
     @needs_whole
     def test_torch_is_there(self, boot: Boot, keys: Keys) -> None:
         pytest.importorskip("torch", reason="torch is not installed here")
         guest = boot()
-        told = keys.says(guest, "/opt/pytorch/bin/python -c 'import torch; print(torch.ones(2).sum().item())'")
-        assert told == "2.0"
+        printed = keys.says(guest, "/opt/pytorch/bin/python -c 'import torch; print(torch.ones(2).sum().item())'")
+        assert printed == "2.0"
 
     @pytest.mark.slow
     @needs_whole
@@ -267,26 +267,26 @@ class TestTheEnd:
                 print("it lives", flush=True)
             os._exit(0)
         """
-        told = subprocess.run([sys.executable, "-c", late], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-        assert (told.stdout, told.stderr) == ("", "")
+        done = subprocess.run([sys.executable, "-c", late], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        assert (done.stdout, done.stderr) == ("", "")
 
     def test_poweroff_ends_it_and_is_told_once(self, kind: str, boot: Boot, keys: Keys) -> None:
-        told: list[str] = []
-        guest = boot(on_poweroff=lambda: told.append("off"), on_halt=lambda: told.append("halt"))
+        heard: list[str] = []
+        guest = boot(on_poweroff=lambda: heard.append("off"), on_halt=lambda: heard.append("halt"))
         keys.ssh(guest, f"{'sudo ' if kind == 'machine' else ''}systemctl poweroff")
         guest.wait_dead()
         guest.kill()
-        assert (told, guest.alive, guest.pids) == (["off"], False, [])
+        assert (heard, guest.alive, guest.pids) == (["off"], False, [])
 
     def test_halt_is_another_end_and_kill_is_none_that_is_told(self, kind: str, boot: Boot, keys: Keys) -> None:
-        told: list[str] = []
-        ends = {"on_poweroff": lambda: told.append("off"), "on_halt": lambda: told.append("halt")}
+        heard: list[str] = []
+        ends = {"on_poweroff": lambda: heard.append("off"), "on_halt": lambda: heard.append("halt")}
         killed, halted = boot(**ends), boot(**ends)
         killed.kill()
         killed.wait_dead()
         keys.ssh(halted, f"{'sudo ' if kind == 'machine' else ''}halt")
         halted.wait_dead()
-        assert told == ["halt"]
+        assert heard == ["halt"]
 
     @needs_whole
     def test_who_is_not_root_cannot_power_it_off(self, boot: Boot, keys: Keys) -> None:
@@ -354,7 +354,7 @@ class TestTheEnd:
 class TestUserData:
     def test_it_is_applied_in_cloud_inits_order(self, kind: str, boot: Boot, keys: Keys) -> None:
         note = "echo {} >>${{GUEST_ROOT}}/tmp/order".format
-        told = boot(
+        guest = boot(
             authorized_keys=[],
             user_data=keys.user_data(
                 bootcmd=[note("boot"), ["sh", "-c", note("'it''s quoted'")], "false"],
@@ -365,10 +365,10 @@ class TestUserData:
             ),
             strict=True,
         )
-        until(lambda: "run" in keys.says(told, "cat ${GUEST_ROOT}/tmp/order"))
-        assert keys.says(told, "cat ${GUEST_ROOT}/tmp/order").splitlines() == ["boot", "its quoted", "run"]
-        assert "bootcmd ended with 1" in told.log
-        assert ((told.root / "etc/greeting").read_text(), (told.root / "etc/greeting").stat().st_mode & 0o777) == (
+        until(lambda: "run" in keys.says(guest, "cat ${GUEST_ROOT}/tmp/order"))
+        assert keys.says(guest, "cat ${GUEST_ROOT}/tmp/order").splitlines() == ["boot", "its quoted", "run"]
+        assert "bootcmd ended with 1" in guest.log
+        assert ((guest.root / "etc/greeting").read_text(), (guest.root / "etc/greeting").stat().st_mode & 0o777) == (
             "hi",
             0o640,
         )

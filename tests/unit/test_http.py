@@ -156,19 +156,19 @@ def test_the_wait_may_be_told_as_a_date_of_the_servers_own_clock() -> None:
     assert 20 <= clock.monotonic() <= 25
 
 
-@pytest.mark.parametrize("told", ["", "-5", "soon", "0", "1e9", "١٢"])
-def test_a_wait_that_is_not_told_clearly_grows(told: str) -> None:
+@pytest.mark.parametrize("wait", ["", "-5", "soon", "0", "1e9", "١٢"])
+def test_a_wait_that_is_not_told_clearly_grows(wait: str) -> None:
     clock = VirtualClock()
-    header = {"Retry_After": told.encode().decode("latin-1")} if told else {}
+    header = {"Retry_After": wait.encode().decode("latin-1")} if wait else {}
     with serving(*[says(429, **header)] * 3, says()) as server:
         client(server.url, clock).request("GET", "/")
     assert 7 <= clock.monotonic() <= 7 * 1.25
 
 
-@pytest.mark.parametrize("told", ["3600", "9" * 50])
-def test_patience_ends_before_a_wait_that_is_too_long(told: str) -> None:
+@pytest.mark.parametrize("wait", ["3600", "9" * 50])
+def test_patience_ends_before_a_wait_that_is_too_long(wait: str) -> None:
     clock = VirtualClock()
-    with serving(says(429, Retry_After=told)) as server, pytest.raises(Unknown, match="429"):
+    with serving(says(429, Retry_After=wait)) as server, pytest.raises(Unknown, match="429"):
         client(server.url, clock).request("GET", "/", patience_s=60)
     assert clock.monotonic() == 0
 

@@ -46,13 +46,13 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/api/validate-yaml":
             return self.answer({"errors": [], "warnings": []})
         if self.path == "/api/models/me/tiny/preupload/main":
-            asked = json.loads(body)["files"]
-            return self.answer({"files": [{**one, "uploadMode": "regular", "shouldIgnore": False} for one in asked]})
+            files = json.loads(body)["files"]
+            return self.answer({"files": [{**file, "uploadMode": "regular", "shouldIgnore": False} for file in files]})
         if self.path.startswith("/api/models/me/tiny/commit/main"):
             for line in body.splitlines():
-                told = json.loads(line)
-                if told["key"] == "file":
-                    self.server.files[told["value"]["path"]] = base64.b64decode(told["value"]["content"])
+                entry = json.loads(line)
+                if entry["key"] == "file":
+                    self.server.files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
             url = f"http://127.0.0.1:{self.server.server_port}/me/tiny/commit/abc"
             return self.answer({"success": True, "commitOid": "abc", "commitUrl": url})
         return self.answer({"error": self.path}, 404)
@@ -60,8 +60,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.answer({"id": "me/tiny", "sha": "abc", "siblings": []})
 
-    def answer(self, told: dict[str, Any], code: int = 200) -> None:
-        body = json.dumps(told).encode()
+    def answer(self, reply: dict[str, Any], code: int = 200) -> None:
+        body = json.dumps(reply).encode()
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -89,8 +89,8 @@ def test_a_model_is_uploaded_whole_to_a_private_repository(hub: Hub, tmp_path: P
     model.mkdir()
     (model / "config.json").write_text("{}")
     (model / "README.md").write_text("# a card")
-    told = push(Session(home=Home(tmp_path / "home")), model, "me/tiny", yes=True)
-    assert told.endswith("/me/tiny")
+    url = push(Session(home=Home(tmp_path / "home")), model, "me/tiny", yes=True)
+    assert url.endswith("/me/tiny")
     assert hub.files == {"config.json": b"{}", "README.md": b"# a card"}
     assert hub.made["visibility"] == "private"
     assert hub.tokens == {"Bearer hf_mine"}

@@ -34,9 +34,9 @@ class Notebook:
         text.write_text(TEXT)
         done = gpurun("notebook", "course-lab", "--for", "kaggle", "--data", str(text), *words)
         assert done.returncode == 0, done.stderr
-        told = json.loads((folder / "course-lab.ipynb").read_text())
-        self.metadata = told["metadata"]
-        self.cells = ["".join(cell["source"]) for cell in told["cells"] if cell["cell_type"] == "code"]
+        content = json.loads((folder / "course-lab.ipynb").read_text())
+        self.metadata = content["metadata"]
+        self.cells = ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
         self.names: dict[str, Any] = {"EXIT_CODE": 0, "PROCESSES": 1}
         self.run("BUNDLE =")
         self.out = self.names["HERE"] / "out"
@@ -50,14 +50,14 @@ class Notebook:
     def train(self, card: str | None = None, *, ends: bool = True, log_says: str = "") -> Path:
         """Leave what a trainer does, on that card or a CPU, and pack it."""
         here = self.names["HERE"]
-        recipe, data = (json.loads((here / one).read_bytes()) for one in ("bundle/recipe.json", "data/data.json"))
+        recipe, data = (json.loads((here / name).read_bytes()) for name in ("bundle/recipe.json", "data/data.json"))
         parameters = schema.parameters_of(read_model(recipe["model"]), data["tokenizer"]["vocab_size"])
         device, torch = ("cuda", "2.10.0+cu128") if card else ("cpu", "2.10.0+cpu")
         start = {"kind": "start", "step": 0, "device": device, "cuda_name": card, "torch": torch, "steps": 300}
         events = [start | {"world_size": 1, "parameters": parameters, "precision": "fp16" if card else "fp32"}]
-        told = [1, *(step for step in range(1, 301) if step % recipe["train"]["log_every"] == 0)]
+        steps = [1, *(step for step in range(1, 301) if step % recipe["train"]["log_every"] == 0)]
         events += [
-            {"kind": "step", "step": at, "loss": 450 / at, "tokens": 64 * at, "elapsed_s": 0.03 * at} for at in told
+            {"kind": "step", "step": at, "loss": 450 / at, "tokens": 64 * at, "elapsed_s": 0.03 * at} for at in steps
         ]
         events += [{"kind": "stop", "step": 300, "reason": "done", "message": "", "train_s": 9.0}] if ends else []
         state = {"step": 300, "loss": 1.5, "torch": torch, "recipe": recipe, "data": {}}
@@ -71,7 +71,7 @@ class Notebook:
             (self.out / "checkpoints" / f"000300.{name}").write_bytes(content)
         files = [{"name": f"checkpoints/000300.{name}", "kind": kind, "step": 300} for name, (kind, _) in made.items()]
         (self.out / "MANIFEST.json").write_text(json.dumps({"v": 1, "latest": 300, "best": None, "files": files}))
-        (self.out / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+        (self.out / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
         (here / "run.log").write_text(f"device: {log_says or device}\nstep 0300 | loss 1.5000 | lr 5.00e-03\n")
         self.run("manifest =")
         return Path("evidence.zip").absolute()
@@ -84,8 +84,8 @@ def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notebook:
 
 
 def receipt_of(run: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(gpurun("receipt", run, "--json").stdout)
-    return dict(told["data"]["statement"]["predicate"])
+    answer: dict[str, Any] = json.loads(gpurun("receipt", run, "--json").stdout)
+    return dict(answer["data"]["statement"]["predicate"])
 
 
 def packed_again(path: Path, change: Callable[[Files], Files]) -> None:
@@ -109,12 +109,12 @@ def test_a_gpu_is_as_the_machine_says_and_cost_and_end_unclaimed(notebook: Noteb
     assert notebook.metadata["kaggle"]["isInternetEnabled"] is False
     done = gpurun("import", str(notebook.train("Tesla T4")), "--name", "fox-41")
     assert done.returncode == 0, done.stderr
-    told = receipt_of("fox-41")
-    assert told["verdict"]["is"] == "gpu, as the machine says"
-    assert told["asked"]["imported"]["platform"] == "kaggle"
-    assert told["teardown"] == {"is": "user_operated", "evidence": []}
-    assert told["cost"]["upper_bound_micros"] is None
-    assert told["cost"]["says"].startswith("not observed")
+    receipt = receipt_of("fox-41")
+    assert receipt["verdict"]["is"] == "gpu, as the machine says"
+    assert receipt["asked"]["imported"]["platform"] == "kaggle"
+    assert receipt["teardown"] == {"is": "user_operated", "evidence": []}
+    assert receipt["cost"]["upper_bound_micros"] is None
+    assert receipt["cost"]["says"].startswith("not observed")
     assert gpurun("audit", "--strict").returncode == 0
     assert gpurun("evidence", "fox-41", "-o", "cards/card.zip").returncode != 0  # There is no such folder.
     Path("cards").mkdir()
@@ -140,8 +140,8 @@ def test_what_was_packed_again_unchanged_is_taken(notebook: Notebook) -> None:
 
 def test_what_was_packed_before_training_had_ended_says_so(notebook: Notebook) -> None:
     assert gpurun("import", str(notebook.train("Tesla T4", ends=False)), "--name", "fox-41").returncode == 0
-    told = receipt_of("fox-41")["training"]
-    assert (told["outcome"], "evidence" in told["message"]) == ("lost", True)
+    training = receipt_of("fox-41")["training"]
+    assert (training["outcome"], "evidence" in training["message"]) == ("lost", True)
     assert gpurun("audit", "--strict").returncode == 0
 
 

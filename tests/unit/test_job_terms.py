@@ -135,12 +135,12 @@ def test_no_figure_is_signed_that_a_command_did_not_tell(home: Home) -> None:
     run = CommandRun(home)
     events = [{"kind": "start", "elapsed_s": 1.0}, {"kind": "warning", "code": "x", "message": "no file"}]
     events += [{"kind": "step", "step": s, "step_s": 1.0, "elapsed_s": 30.0 + s, "loss": 2.0} for s in (1, 2, 3)]
-    run.folder.events.write_text("".join(json.dumps(one) + "\n" for one in events))
+    run.folder.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     run.until_gone().settle()
-    told = read_receipt(home, run.folder).predicate
-    assert told["runtime"]["training"]["seconds"] is None
-    assert told["runtime"]["phases_s"]["training"] == 3002.0
-    assert told["training"]["warnings"]["lines"] == ["no file"]
+    predicate = read_receipt(home, run.folder).predicate
+    assert predicate["runtime"]["training"]["seconds"] is None
+    assert predicate["runtime"]["phases_s"]["training"] == 3002.0
+    assert predicate["training"]["warnings"]["lines"] == ["no file"]
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_what_failed_or_never_started_is_no_smoke_test(outcome: str, word: str) 
 
 
 def material(name: str, *argv: str, losses: float = 2.0, **known: Any) -> RunMaterial:
-    told = hear(
+    history = hear(
         [
             json.dumps({"kind": "step", "step": 1, "loss": losses}),
             json.dumps({"kind": "eval", "step": 1, "val_loss": losses}),
@@ -170,7 +170,7 @@ def material(name: str, *argv: str, losses: float = 2.0, **known: Any) -> RunMat
     about = {"recipe": "tiny", "parameters": 100, "resolved": {"data": {"limit_mb": 1, "source": "x"}}} | about
     return RunMaterial(
         run=name, form="full", mode="local", where="local cpu", state="done", shards="none", tokenizer_sha256="",
-        history=told, **about | known,
+        history=history, **about | known,
     )  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def test_a_commands_arguments_are_compared_by_their_names() -> None:
     }  # fmt: skip
 
 
-def test_commands_that_differ_in_a_variable_are_not_called_the_same() -> None:
+def test_commands_that_differ_in_a_variable_are_not_the_same() -> None:
     """Its value is compared and stands on no page: --env may hold what is nobody else's business."""
     runs = [material(name, "t.py", env=env) for name, env in (("a", {"LR": "hunter2"}), ("b", {"LR": "3"}), ("c", {}))]
     assert set_differences(runs) == [("--env LR", ["value 1, not shown", "value 2, not shown", ""])]

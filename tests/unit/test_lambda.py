@@ -81,8 +81,8 @@ def sxm(**changed: Any) -> Offer:
 
 
 def order(offer: Offer | None = None, token: str = TOKEN, **changed: Any) -> Order:
-    told = {"run": "fox-41", "token": token, "attempt": 1, "offer": offer or sxm(), "deadline_wall": DEADLINE}
-    return Order(**{**told, "lease_s": 3600, "keys": KEYS, "disk_gb": 120, **changed})
+    fields = {"run": "fox-41", "token": token, "attempt": 1, "offer": offer or sxm(), "deadline_wall": DEADLINE}
+    return Order(**{**fields, "lease_s": 3600, "keys": KEYS, "disk_gb": 120, **changed})
 
 
 def guest_of(cloud: LambdaEmulator, instance: Instance) -> FakeGuest:
@@ -279,7 +279,7 @@ def test_certainly_nothing_is_said_only_where_it_is_certain(
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "told", "advice"),
+    ("status", "code", "expected", "advice"),
     [
         (400, "global/quota-exceeded", "account.no_quota 5", "https://support.lambda.ai"),
         (401, "global/invalid-api-key", "auth.refused 4", "gpurun auth set lambda"),
@@ -291,14 +291,14 @@ def test_certainly_nothing_is_said_only_where_it_is_certain(
     ],
 )
 def test_a_refusal_says_what_to_do(
-    cloud: LambdaEmulator, lamb: LambdaProvider, status: int, code: str, told: str, advice: str
+    cloud: LambdaEmulator, lamb: LambdaProvider, status: int, code: str, expected: str, advice: str
 ) -> None:
     cloud.fail("launch", Problem(status, code))
     with pytest.raises(Rejected, match=code) as raised:
         lamb.create(order())
     assert advice in str(raised.value)
     error = getattr(raised.value, "error", None)
-    assert told == (f"{error.code} {error.exit_code}" if error else "")
+    assert expected == (f"{error.code} {error.exit_code}" if error else "")
     assert raised.value.of_offer == (code == "global/quota-exceeded"), "what another provider's offer may still do"
 
 
@@ -380,9 +380,9 @@ def test_a_launch_without_an_id_may_have_made_something(
 
 def test_a_code_counts_only_with_a_status_of_its_kind() -> None:
     for code in ("global/object-does-not-exist", "global/invalid-api-key"):
-        told = json.dumps({"error": {"code": code, "message": []}})
-        assert isinstance(judge_launch_answer(Answer(502, {}, told)), Unknown)
-        assert isinstance(explain_lambda_answer(Answer(502, {}, told)), Unknown)
+        text = json.dumps({"error": {"code": code, "message": []}})
+        assert isinstance(judge_launch_answer(Answer(502, {}, text)), Unknown)
+        assert isinstance(explain_lambda_answer(Answer(502, {}, text)), Unknown)
 
 
 def test_one_request_a_second_and_one_launch_in_twelve_are_kept(
@@ -421,8 +421,8 @@ def test_what_is_sent_with_a_refused_order_is_not_in_the_refusal(cloud: LambdaEm
     with pytest.raises(Unknown) as unclear:
         lamb.find(None)
     for error in (raised.value, unclear.value):
-        told = "".join(traceback.format_exception(error))
-        assert not any(part in told for part in ("canary", KEY, KEY.rpartition("_")[2]))
+        text = "".join(traceback.format_exception(error))
+        assert not any(part in text for part in ("canary", KEY, KEY.rpartition("_")[2]))
 
 
 # Finding it again
@@ -467,10 +467,10 @@ STATES = {
 
 
 def test_every_status_of_lambdas_document_is_known() -> None:
-    told = document(SPEC)
-    if told is None:
+    spec = document(SPEC)
+    if spec is None:
         pytest.skip(ABSENT)
-    assert set(told["components"]["schemas"]["InstanceStatus"]["enum"]) == set(STATES)
+    assert set(spec["components"]["schemas"]["InstanceStatus"]["enum"]) == set(STATES)
 
 
 @pytest.mark.parametrize(("status", "state"), [*STATES.items(), ("hibernating", InstanceState.UNKNOWN)])
@@ -540,9 +540,9 @@ def test_it_is_gone_by_lambdas_code_alone(cloud: LambdaEmulator, lamb: LambdaPro
 
 def test_a_strange_id_is_never_made_part_of_a_url(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
     strange = Leftover(provider="lambda", kind="ssh_key", id="../instances", run="fox-41", token=TOKEN)
-    for asked in (lambda: lamb.read("../ssh-keys"), lambda: lamb.destroy(""), lambda: lamb.remove(strange)):
+    for request in (lambda: lamb.read("../ssh-keys"), lambda: lamb.destroy(""), lambda: lamb.remove(strange)):
         with pytest.raises(Rejected):
-            asked()
+            request()
     assert cloud.requests == []
 
 
@@ -559,13 +559,13 @@ def test_what_is_told_of_another_instance_is_not_taken(cloud: LambdaEmulator, la
 
 
 @pytest.mark.parametrize(
-    "told",
+    "fields",
     [{"ip": "evil.example"}, {"ip": 7}, {"ip": "-oProxyCommand=x"}, {"tags": "x", "instance_type": [], "name": 7}],
 )
 def test_what_makes_no_sense_is_as_if_it_were_not_told(
-    cloud: LambdaEmulator, lamb: LambdaProvider, told: dict[str, Any]
+    cloud: LambdaEmulator, lamb: LambdaProvider, fields: dict[str, Any]
 ) -> None:
-    cloud.fail("read", Lie({"id": "0" * 32, "status": "active", **told}))
+    cloud.fail("read", Lie({"id": "0" * 32, "status": "active", **fields}))
     read = lamb.read("0" * 32)
     assert (read.address, read.token, read.type_id, read.rate_micros_per_hour) == (None, "", "", None)
 
@@ -609,9 +609,9 @@ def test_an_unanswered_terminate_is_given_up_and_asked_again(
 def test_a_key_that_was_revoked_meanwhile_is_told(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
     born = running(lamb)
     cloud.api_keys.clear()
-    for asked in (lambda: lamb.destroy(born.id), lambda: lamb.read(born.id), lambda: lamb.find(TOKEN)):
+    for request in (lambda: lamb.destroy(born.id), lambda: lamb.read(born.id), lambda: lamb.find(TOKEN)):
         with refusal(SetupError, "auth.refused", "HTTP 401"):
-            asked()
+            request()
 
 
 def test_a_death_is_proven_through_hangs_lies_and_old_lists(cloud: LambdaEmulator, clock: VirtualClock) -> None:
@@ -751,17 +751,17 @@ def test_two_keys_of_one_account_share_its_request_a_second(cloud: LambdaEmulato
     guarded = provider(cloud, clock, guard_key=Secret(GUARD))
     guarded.offers(A100, rows_for(A100, "lambda"))
     guarded.create(order())
-    asked = [route for _, route, _ in cloud.requests]
-    assert asked == ["keys", "types", "keys", "add_key", "keys", "launch"], "none was refused and sent again"
+    routes = [route for _, route, _ in cloud.requests]
+    assert routes == ["keys", "types", "keys", "add_key", "keys", "launch"], "none was refused and sent again"
 
 
 def test_the_launch_carries_a_guard_that_knows_what_and_when(cloud: LambdaEmulator, clock: VirtualClock) -> None:
     guarded = provider(cloud, clock, guard_key=Secret(GUARD))
     guarded.create(order())
     (command,) = yaml.safe_load(cloud.bodies("launch")[0]["user_data"])["bootcmd"]
-    told = dict(shlex.split(line)[0].split("=", 1) for line in command.splitlines()[:5])
-    assert b64decode(told.pop("KEY_B64")).decode() == GUARD
-    assert told == {
+    variables = dict(shlex.split(line)[0].split("=", 1) for line in command.splitlines()[:5])
+    assert b64decode(variables.pop("KEY_B64")).decode() == GUARD
+    assert variables == {
         "BASE_URL": cloud.base_url, "TOKEN": TOKEN, "DEADLINE": str(int(DEADLINE)), "LEASE_S": "3600",
     }  # fmt: skip
 

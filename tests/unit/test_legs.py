@@ -41,9 +41,7 @@ def test_what_names_no_checkpoint_will_not_move(plan: Plan, tmp_path: Path) -> N
     assert why_it_stays(box)
 
 
-def test_the_plan_counts_how_many_machines_the_cap_pays_for_and_makes_up_no_probability(
-    plan: Plan, tmp_path: Path
-) -> None:
+def test_the_plan_counts_machines_and_makes_up_no_probability(plan: Plan, tmp_path: Path) -> None:
     least, silent = least_leg_micros(plan), plan.offer.model_copy(update={"on_demand_micros_per_hour": None})
     quiet = changed_plan(plan, {"offer": silent, "cap_micros": 3 * least})
     first, *rest = legs_note(quiet, Home(tmp_path / "empty"))
@@ -61,7 +59,7 @@ def test_a_card_that_the_plan_did_not_name_is_passed_over(plan: Plan) -> None:
         assert leg_candidates(plan, [known.model_copy(update=other)], standing(plan)) == []
 
 
-def test_a_small_card_that_the_plan_named_keeps_its_smaller_micro_batch(plan: Plan) -> None:
+def test_a_small_card_of_the_plan_keeps_its_smaller_micro_batch(plan: Plan) -> None:
     small = plan.offer.model_copy(update={"gpu": "T4", "vram_gb": 16, "rate_micros_per_hour": Micros(100_000)})
     fits = plan.estimate.model_copy(update={"micro_batch": 3})
     both = (plan.chosen, plan.chosen.model_copy(update={"offer": small, "estimate": fits}))
@@ -91,7 +89,7 @@ def test_what_is_left_of_the_cap_is_the_bound_of_every_candidate(plan: Plan) -> 
     assert leg_candidates(plan, [plan.offer], standing(plan, left_micros=too_little)) == []
 
 
-def test_what_is_carried_is_counted_and_a_place_that_takes_machines_back_is_passed_over(plan: Plan) -> None:
+def test_carried_files_cost_and_avoided_places_are_passed_over(plan: Plan) -> None:
     (light,) = leg_candidates(plan, [plan.offer], standing(plan))
     (heavy,) = leg_candidates(plan, [plan.offer], standing(plan, carried_bytes=2_000_000_000))
     assert (heavy.expected_micros or 0) > (light.expected_micros or 0)

@@ -56,11 +56,11 @@ def test_the_same_columns_are_scalars_for_tensorboard(home: Home, tmp_path: Path
 
     words = ["export", "--to", "tensorboard", str(tmp_path / "curves"), "--home", str(home.root), "--json"]
     written, again = (CliRunner().invoke(build_app(), words) for _ in range(2))
-    told = json.loads(written.stdout.splitlines()[-1])["data"]
-    read = EventAccumulator(told["folder"]).Reload()
+    data = json.loads(written.stdout.splitlines()[-1])["data"]
+    read = EventAccumulator(data["folder"]).Reload()
     assert read.SummaryMetadata("val_loss").plugin_data.plugin_name == "scalars"
-    assert [(one.step, make_ndarray(one.tensor_proto)) for one in read.Tensors("val_loss")] == [(10, 2.75)]
-    assert [one.step for one in read.Tensors("cost_usd")] == [10, 20]
+    assert [(point.step, make_ndarray(point.tensor_proto)) for point in read.Tensors("val_loss")] == [(10, 2.75)]
+    assert [point.step for point in read.Tensors("cost_usd")] == [10, 20]
     assert json.loads(again.stdout.splitlines()[-1])["errors"][0]["code"] == "export.not_empty"
 
 

@@ -41,8 +41,8 @@ class Told(CloudRun):
         yield from super().through_training()
         about = {"message": "", "token": self.token, "id": "pod-2"}
         rose = {"rate_micros_per_hour": 9_000_000, "since_wall": self.clock.wall()}
-        for told in ({"code": "create.duplicate"}, {"code": "create.duplicate_gone"}, {"code": "price.rose", **rose}):
-            yield 1, (Event.INCIDENT, {**about, **told})
+        for more in ({"code": "create.duplicate"}, {"code": "create.duplicate_gone"}, {"code": "price.rose", **rose}):
+            yield 1, (Event.INCIDENT, {**about, **more})
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

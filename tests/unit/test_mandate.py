@@ -55,8 +55,8 @@ def mandate(home: Home, clock: VirtualClock, tmp_path: Path) -> Mandate:
 
 def written(home: Home, clock: Any, root: Path, **terms: Any) -> Mandate:
     (root / "lab").mkdir(exist_ok=True)
-    told = {"root": str(root / "lab"), "until_wall": clock.wall() + 3600, **TERMS, **terms}
-    return write_mandate(home, clock, **told)[0]
+    mandate = {"root": str(root / "lab"), "until_wall": clock.wall() + 3600, **TERMS, **terms}
+    return write_mandate(home, clock, **mandate)[0]
 
 
 @pytest.fixture
@@ -106,9 +106,7 @@ def test_an_approval_returns_when_no_process_drives_it(home: Home, clock: Virtua
         assert left(home, clock, mandate) == usd("2.5")
 
 
-def test_what_was_approved_is_kept_for_as_long_as_its_run_is_driven(
-    home: Home, clock: VirtualClock, mandate: Mandate
-) -> None:
+def test_an_approval_is_kept_while_its_run_is_driven(home: Home, clock: VirtualClock, mandate: Mandate) -> None:
     """A job may wait for hours in a queue before it is asked for."""
     run = home.run("fox-41")
     run.path.mkdir(parents=True)
@@ -208,13 +206,13 @@ def at_a_terminal(answer: str, *words: str) -> tuple[int, str]:
 
 def test_it_is_written_by_a_person_at_a_terminal_alone(home: Home, tmp_path: Path) -> None:
     (tmp_path / "lab").mkdir()
-    asked = ["mandate", "new", "--total", "25", "--per-run", "5", "--root", str(tmp_path / "lab"), "--cards", "L4"]
+    words = ["mandate", "new", "--total", "25", "--per-run", "5", "--root", str(tmp_path / "lab"), "--cards", "L4"]
     for more in ([], ["--yes"], ["--json"]):
-        done = gpurun(*asked, *more)
+        done = gpurun(*words, *more)
         assert "mandate.no_person" in done.stdout + done.stderr
-    assert at_a_terminal("n", *asked)[0] == 3
+    assert at_a_terminal("n", *words)[0] == 3
     assert not list((home.root / "mandates").glob("*.json"))
-    code, shown = at_a_terminal("y", *asked)
+    code, shown = at_a_terminal("y", *words)
     assert (code, "[y/N]" in shown) == (0, True)
     (row,) = json.loads(gpurun("mandate", "show", "--json").stdout)["data"]["mandates"]
     assert (row["terms"]["cards"], row["left_micros"]) == (["L4"], 25_000_000)
@@ -432,11 +430,11 @@ def test_a_long_call_continues_and_status_has_its_result(desk: Any, monkeypatch:
     answer, is_error = desk.answer("run", {"command": ["python", "train.py"], "max_cost_usd": 1.5})
     assert (is_error, answer["under_way"]) == (False, True)
     for _ in ticks(SystemClock(), 0.1, 60):
-        told, is_error = desk.answer("status", {"run": answer["run"]})
+        status, is_error = desk.answer("status", {"run": answer["run"]})
         if is_error:
             break
-        assert told["state"] == "being planned"
-    assert told["error"]["code"] == "mandate.per_run"
+        assert status["state"] == "being planned"
+    assert status["error"]["code"] == "mandate.per_run"
     assert desk.answer("status", {"run": answer["run"]})[0]["error"]["code"] == "mandate.run"
 
 

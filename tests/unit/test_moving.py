@@ -18,7 +18,7 @@ from gpurun.view.styled_text import count_cells
 BEGUN = 1_800_000_000.0
 
 
-def told(done: int = 1_200_000_000, *, seconds: float = 20.0) -> Moving:
+def moved(done: int = 1_200_000_000, *, seconds: float = 20.0) -> Moving:
     return Moving("ship", done, 4_700_000_000, BEGUN + seconds, 440_000_000, BEGUN)
 
 
@@ -71,10 +71,10 @@ def test_a_disk_that_takes_nothing_ends_no_transfer(tmp_path: Path) -> None:
 
 
 def test_it_is_shown_with_rate_and_the_time_that_is_left() -> None:
-    assert moving_words(told()) == "1.2 GB of 4.7 GB, 38 MB/s, 1 m 32 s left"
-    assert moving_words(told(440_000_000)) == "440 MB of 4.7 GB"
+    assert moving_words(moved()) == "1.2 GB of 4.7 GB, 38 MB/s, 1 m 32 s left"
+    assert moving_words(moved(440_000_000)) == "440 MB of 4.7 GB"
     for width in (40, 80, 200):
-        assert count_cells(moving_line(told(), Style(width=width), label=8)) <= max(width, 60)
+        assert count_cells(moving_line(moved(), Style(width=width), label=8)) <= max(width, 60)
 
 
 def test_a_set_up_shows_its_time_and_its_last_words() -> None:
@@ -88,7 +88,7 @@ def test_a_set_up_shows_its_time_and_its_last_words() -> None:
 
 def test_a_log_notes_only_long_transfers_each_half_minute() -> None:
     plain = PlainView()
-    assert plain.update([], [], BEGUN, told(seconds=1.0)) == []
-    assert ["38 MB/s" in line for line in plain.update([], [], BEGUN + 20, told())] == [True]
-    assert plain.update([], [], BEGUN + 40, told(seconds=40.0)) == []
-    assert len(plain.update([], [], BEGUN + 50, told(seconds=50.0))) == 1
+    assert plain.update([], [], BEGUN, moved(seconds=1.0)) == []
+    assert ["38 MB/s" in line for line in plain.update([], [], BEGUN + 20, moved())] == [True]
+    assert plain.update([], [], BEGUN + 40, moved(seconds=40.0)) == []
+    assert len(plain.update([], [], BEGUN + 50, moved(seconds=50.0))) == 1

@@ -116,13 +116,13 @@ def test_a_program_gets_the_notice_and_none_of_the_keys(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", "CANARY")
-    out, code = tmp_path / "told", tmp_path / "take.py"
+    out, code = tmp_path / "notices", tmp_path / "take.py"
     code.write_text(f"import os, sys\nopen({str(out)!r}, 'a').write(sys.stdin.read() + repr(dict(os.environ)) + '\\n')")
     begun(folder, to(program=f"{sys.executable} {code}")).look()
-    told = out.read_text()
-    assert told.count("\n") == 3
-    assert str(folder.receipt) in told
-    assert "CANARY" not in told
+    text = out.read_text()
+    assert text.count("\n") == 3
+    assert str(folder.receipt) in text
+    assert "CANARY" not in text
 
 
 @pytest.mark.parametrize(

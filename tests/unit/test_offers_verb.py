@@ -53,7 +53,7 @@ def live(dollars: str, region: str = "any") -> Asked:
     """The first row that is known, at another price."""
 
     def ask(need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        row = next(one for one in known if one.gpu_count == need.count)
+        row = next(row for row in known if row.gpu_count == need.count)
         price = {"rate_micros_per_hour": int(float(dollars) * 1e6), "price_source": "live", "region": region}
         return [row.model_copy(update=price)]
 
@@ -73,25 +73,25 @@ def listed(session: Session, gpu: str = "8xA100", *providers: str, **flags: Any)
 
 def test_live_offers_come_cheapest_first_and_say_their_time(session: Session, clouds: dict[str, Asked]) -> None:
     clouds |= {"runpod": live("12"), "lambda": live("9.50"), "aws": live("20")}
-    told = listed(session)
-    assert [one["provider"] for one in told.data["offers"]] == ["lambda", "runpod", "aws"]
-    assert (told.data["live"], told.data["read_at"]) == (True, "2027-01-15T08:00:00.000Z")
-    assert "9.50" in told.text
-    assert "NOT LIVE" not in told.text
-    assert told.exit_code is ExitCode.DONE
+    result = listed(session)
+    assert [row["provider"] for row in result.data["offers"]] == ["lambda", "runpod", "aws"]
+    assert (result.data["live"], result.data["read_at"]) == (True, "2027-01-15T08:00:00.000Z")
+    assert "9.50" in result.text
+    assert "NOT LIVE" not in result.text
+    assert result.exit_code is ExitCode.DONE
 
 
 def test_a_cloud_that_fails_is_a_line_and_the_others_are_listed(session: Session, clouds: dict[str, Asked]) -> None:
     refused = SetupError("auth.refused", "401.", hint="gpurun auth set runpod")
     clouds |= {"runpod": silent(refused), "lambda": silent(Unknown("it timed out")), "aws": live("20")}
-    told = listed(session)
-    assert [one["provider"] for one in told.data["offers"]] == ["aws"]
-    assert {one["provider"]: one["why"] for one in told.data["silent"]} == {
+    result = listed(session)
+    assert [row["provider"] for row in result.data["offers"]] == ["aws"]
+    assert {row["provider"]: row["why"] for row in result.data["silent"]} == {
         "runpod": "401. gpurun auth set runpod",
         "lambda": "it timed out",
     }
-    assert lacking(told.text, "lambda", "it timed out") == []
-    assert told.exit_code is ExitCode.DONE
+    assert lacking(result.text, "lambda", "it timed out") == []
+    assert result.exit_code is ExitCode.DONE
 
 
 @pytest.mark.parametrize("gpu", ["8xA100", "1xH100"])
@@ -99,25 +99,25 @@ def test_nothing_is_exit_5_and_the_catalogue_never_fills_in(
     session: Session, clouds: dict[str, Asked], gpu: str
 ) -> None:
     clouds["aws"] = silent(Unknown("no route"))
-    told = listed(session, gpu)
-    assert (told.exit_code, told.data["offers"]) == (ExitCode.NO_OFFER, [])
-    assert told.errors[0].code == "offers.none"
-    assert "no route" in told.text
+    result = listed(session, gpu)
+    assert (result.exit_code, result.data["offers"]) == (ExitCode.NO_OFFER, [])
+    assert result.errors[0].code == "offers.none"
+    assert "no route" in result.text
 
 
 def test_when_no_cloud_could_be_asked_that_is_said_instead(session: Session, clouds: dict[str, Asked]) -> None:
     clouds |= dict.fromkeys(clouds, silent(Unknown("no route")))
-    told = listed(session)
-    assert told.exit_code is ExitCode.SETUP, "as for train: this is no want of capacity"
-    assert told.errors[0].code == "market.unreachable"
+    result = listed(session)
+    assert result.exit_code is ExitCode.SETUP, "as for train: this is no want of capacity"
+    assert result.errors[0].code == "market.unreachable"
 
 
 def test_a_price_limit_hides_the_dearer_and_names_the_cheapest(session: Session, clouds: dict[str, Asked]) -> None:
     clouds |= {"runpod": live("12"), "lambda": live("9.50")}
-    assert [one["provider"] for one in listed(session, max_price="9.5").data["offers"]] == ["lambda"]
-    told = listed(session, max_price="3")
-    assert (told.exit_code, told.errors[0].code) == (ExitCode.NO_OFFER, "offers.too_dear")
-    assert "$9.50/h" in told.errors[0].what
+    assert [row["provider"] for row in listed(session, max_price="9.5").data["offers"]] == ["lambda"]
+    result = listed(session, max_price="3")
+    assert (result.exit_code, result.errors[0].code) == (ExitCode.NO_OFFER, "offers.too_dear")
+    assert "$9.50/h" in result.errors[0].what
     assert "$0.01/h" in listed(session, gpu="any", max_price="0.01").errors[0].what
 
 
@@ -125,21 +125,21 @@ def test_a_cloud_price_from_the_catalogue_is_not_called_live(session: Session, c
     clouds["runpod"] = live("12")
     clouds["aws"] = lambda need, known: [next(row for row in known if row.gpu_count == need.count)]
     warnings = listed(session).data["warnings"]
-    assert ["aws" in one for one in warnings] == [True]
+    assert ["aws" in warning for warning in warnings] == [True]
 
 
 def test_a_region_and_a_provider_narrow(session: Session, clouds: dict[str, Asked]) -> None:
     clouds |= {"runpod": live("12", "EU-RO-1"), "lambda": live("9", "us-west-3"), "aws": live("20", "us-west-3")}
-    assert [one["provider"] for one in listed(session, region="us-west-3").data["offers"]] == ["lambda", "aws"]
-    assert [one["provider"] for one in listed(session, "8xA100", "runpod").data["offers"]] == ["runpod"]
+    assert [row["provider"] for row in listed(session, region="us-west-3").data["offers"]] == ["lambda", "aws"]
+    assert [row["provider"] for row in listed(session, "8xA100", "runpod").data["offers"]] == ["runpod"]
 
 
 def test_without_a_key_the_catalogue_is_listed_and_marked(session: Session) -> None:
-    told = listed(session)
-    assert (told.data["live"], told.data["read_at"]) == (False, None)
-    assert "NOT LIVE" in told.text
-    assert "gpurun auth set runpod" in told.text
-    assert len(told.data["offers"]) >= 3
+    result = listed(session)
+    assert (result.data["live"], result.data["read_at"]) == (False, None)
+    assert "NOT LIVE" in result.text
+    assert "gpurun auth set runpod" in result.text
+    assert len(result.data["offers"]) >= 3
 
 
 def test_a_cloud_without_a_key_is_named_beside_live_ones(
@@ -151,15 +151,15 @@ def test_a_cloud_without_a_key_is_named_beside_live_ones(
 
 
 def test_the_catalogue_knows_no_spot_prices_and_says_so(session: Session) -> None:
-    told = listed(session, spot=True)
-    assert told.exit_code is ExitCode.NO_OFFER
-    assert "spot" in told.errors[0].what
+    result = listed(session, spot=True)
+    assert result.exit_code is ExitCode.NO_OFFER
+    assert "spot" in result.errors[0].what
 
 
 def test_any_lists_every_card_of_the_catalogue_even_with_a_key(session: Session, clouds: dict[str, Asked]) -> None:
-    told = listed(session, "any")
-    assert {one["provider"] for one in told.data["offers"]} == {"runpod", "lambda", "aws"}
-    assert "NOT LIVE" in told.text
+    result = listed(session, "any")
+    assert {row["provider"] for row in result.data["offers"]} == {"runpod", "lambda", "aws"}
+    assert "NOT LIVE" in result.text
 
 
 def test_a_key_that_is_sent_elsewhere_is_worth_a_warning(
@@ -172,9 +172,9 @@ def test_a_key_that_is_sent_elsewhere_is_worth_a_warning(
 
 @pytest.mark.parametrize(("providers", "hint"), [(("runpad",), "runpod"), (("ssh",), "--provider ssh")])
 def test_what_is_no_cloud_is_refused(session: Session, providers: tuple[str, ...], hint: str) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as refused:
         listed(session, "8xA100", *providers)
-    assert hint in told.value.hint
+    assert hint in refused.value.hint
 
 
 @pytest.mark.parametrize(
@@ -190,6 +190,6 @@ def test_what_is_no_cloud_is_refused(session: Session, providers: tuple[str, ...
 )
 def test_it_speaks_json_whatever_happens(arguments: list[str], code: int, name: str | None) -> None:
     done = gpurun("offers", *arguments, "--json")
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["exit_code"]) == (code, code)
-    assert [error["code"] for error in told["errors"]] == ([name] if name else [])
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["exit_code"]) == (code, code)
+    assert [error["code"] for error in answer["errors"]] == ([name] if name else [])

@@ -210,54 +210,54 @@ def test_other_rules_are_a_note_and_no_problem(home: Home, kind: type[CloudRun],
 
 def test_a_receipt_of_other_rules_than_its_run_is_a_problem(home: Home) -> None:
     folder = finished_run(home)
-    forge_statement(home, folder, lambda told: without(told, "rules"))
+    forge_statement(home, folder, lambda payload: without(payload, "rules"))
     assert only_row(home).problems != ()
 
 
-def without(told: Any, key: str) -> Any:
-    del told["predicate"][key]
-    return told
+def without(payload: Any, key: str) -> Any:
+    del payload["predicate"][key]
+    return payload
 
 
 def put(path: str, value: Any) -> Callable[[Any], Any]:
     """An edit of one place in a predicate: its value, or what a function makes of it."""
 
-    def edit(told: Any) -> Any:
+    def edit(payload: Any) -> Any:
         *keys, last = path.split(".")
-        inner = told["predicate"]
+        inner = payload["predicate"]
         for key in keys:
             inner = inner[int(key) if key.isdigit() else key]
         inner[last] = value(inner[last]) if callable(value) else value
-        return told
+        return payload
 
     return edit
 
 
-def cheaper(told: Any) -> Any:
+def cheaper(payload: Any) -> Any:
     """A cost that is half of it, everywhere where it is told."""
-    line, cost = told["predicate"]["cost"]["rentals"][0], told["predicate"]["cost"]
+    line, cost = payload["predicate"]["cost"]["rentals"][0], payload["predicate"]["cost"]
     line["micros"] = cost["upper_bound_micros"] = line["micros"] // 2
-    return told
+    return payload
 
 
-def quicker(told: Any) -> Any:
+def quicker(payload: Any) -> Any:
     """A machine that is said to have been there for a minute, with all sums made to fit."""
-    cost, runtime = told["predicate"]["cost"], told["predicate"]["runtime"]
+    cost, runtime = payload["predicate"]["cost"], payload["predicate"]["runtime"]
     line = cost["rentals"][0]
     line["billable_s"] = runtime["billable_s"] = 60.0
     line["micros"] = cost["upper_bound_micros"] = line["rate_micros_per_hour"] * 60 // 3600
     runtime["phases_s"] = {"other": 60.0}
     runtime["training"]["seconds"] = None
-    return told
+    return payload
 
 
-def slower_rate(told: Any) -> Any:
+def slower_rate(payload: Any) -> Any:
     """A rate of a cent, with all sums made to fit."""
-    cost = told["predicate"]["cost"]
+    cost = payload["predicate"]["cost"]
     line = cost["rentals"][0]
     line["rate_micros_per_hour"] = 10_000
     line["micros"] = cost["upper_bound_micros"] = -(-10_000 * 57 * 60 // 3600)
-    return told
+    return payload
 
 
 FORGED: dict[str, tuple[type[CloudRun], Callable[[Any], Any]]] = {
@@ -271,7 +271,7 @@ FORGED: dict[str, tuple[type[CloudRun], Callable[[Any], Any]]] = {
     "another end": (OlderRun, put("teardown.is", "user_operated")),
     "another digest": (OlderRun, put("digests.events.sha256", "0" * 64)),
     "another file": (OlderRun, put("checkpoint.files.0.sha256", "0" * 64)),
-    "another subject": (OlderRun, lambda told: {**told, "subject": [{"name": "x", "digest": {"sha256": "0" * 64}}]}),
+    "another subject": (OlderRun, lambda body: {**body, "subject": [{"name": "x", "digest": {"sha256": "0" * 64}}]}),
     "another loss": (OlderRun, put("training.figures.last_loss", 0.1)),
     "another start": (OlderRun, put("timeline.asked", "2020-01-01T00:00:00Z")),
     "by rules that nobody knows": (NewerRun, put("cost.upper_bound_micros", lambda micros: micros // 2)),

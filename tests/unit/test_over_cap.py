@@ -71,10 +71,10 @@ def test_each_way_that_a_refusal_names_fits_when_it_is_typed(
 
 def test_a_spot_machine_is_named_where_a_cloud_has_one_that_fits(planned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalogue knows no spot prices, so only a cloud that is asked can name one."""
-    asked: list[Choices] = []
+    wishes: list[Choices] = []
 
     def market(need: GpuNeed, names: Any, home: Any, clock: Any, choices: Choices) -> Market:
-        asked.append(choices)
+        wishes.append(choices)
         rate = Micros(15_000_000 if choices.spot else 32_000_000)
         update = {"spot": choices.spot, "rate_micros_per_hour": rate}
         rows = [row.model_copy(update=update) for row in rows_for(need, "runpod") if row.gpu_count == 8]
@@ -86,25 +86,25 @@ def test_a_spot_machine_is_named_where_a_cloud_has_one_that_fits(planned: Any, m
     code, envelope = planned(*words)
     spot = next(way for way in ways_of(envelope) if "--spot" in way)
     assert (code, spot) == (5, "--spot --keep-going")
-    moving, told = planned(*words, *spot.split())
-    assert (moving, "continues from its newest checkpoint on another one" in str(told["data"])) == (0, True)
+    moving, answer = planned(*words, *spot.split())
+    assert (moving, "continues from its newest checkpoint on another one" in str(answer["data"])) == (0, True)
     (error,) = envelope["errors"]
     assert "on runpod, and then on another machine if that one is taken away" in error["hint"]
-    asked.clear()
+    wishes.clear()
     assert planned("gpt2-124m", "--gpu", "8xH100", "--max-cost", "6", "--spot")[0] == 5
-    assert all(choices.spot for choices in asked), "what was asked for as spot is not named again"
+    assert all(choices.spot for choices in wishes), "what was asked for as spot is not named again"
 
 
 def asked_market(need: GpuNeed, names: Any, home: Any, clock: Any, choices: Choices) -> Market:
     """A cloud with the catalogue's prices, and spot machines at a third of them."""
     share, rows = 3 if choices.spot else 1, rows_for(need, names[0])
     rates = [Micros(row.rate_micros_per_hour // share) for row in rows]
-    told = [
+    offers = [
         row.model_copy(update={"spot": choices.spot, "rate_micros_per_hour": rate})
         for row, rate in zip(rows, rates, strict=True)
         if row.gpu_count == need.count
     ]
-    return Market(tuple(told), (), clock.wall(), tuple(names))
+    return Market(tuple(offers), (), clock.wall(), tuple(names))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def asked_market(need: GpuNeed, names: Any, home: Any, clock: Any, choices: Choi
         ("sweep", "2", ["--gpu", "--spot", "--max-cost"]),
     ],
 )
-def test_a_job_that_the_cap_pays_for_nowhere_is_told_what_would_do(
+def test_a_refusal_over_the_cap_names_what_would_do(
     gpurun: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, cap: str, flags: list[str]
 ) -> None:
     """What a command needs is not known: another card is one with as much memory, if the cap pays for one."""
@@ -141,9 +141,7 @@ def test_a_job_that_the_cap_pays_for_nowhere_is_told_what_would_do(
         assert refused(*typed(words, way))["code"] == "input.needed", way
 
 
-def test_no_cloud_without_a_key_is_named_to_a_training_that_is_to_begin(
-    gpurun: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_training_is_offered_no_cloud_without_a_key(gpurun: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A card of Lambda's is the cheapest that fits, and could not be rented."""
     monkeypatch.setenv("RUNPOD_API_KEY", "rpa_none")
     monkeypatch.setattr("gpurun.planning.live_offers.live_offers", asked_market)

@@ -29,8 +29,8 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home").prepare()
 
 
-def read(told: dict[str, Any]) -> TrainerEvent:
-    event = make_event(told)
+def read(fields: dict[str, Any]) -> TrainerEvent:
+    event = make_event(fields)
     assert event is not None
     return event
 
@@ -39,10 +39,10 @@ def runtime(run: CloudRun) -> dict[str, Any]:
     """The receipt's account of the time, once the audit has found the same."""
     run.settle()
     assert {row.problems for row in audit(run.home).rows} == {()}
-    told: dict[str, Any] = read_receipt(run.home, run.folder).predicate["runtime"]
-    if told["billable_s"] is not None:
-        assert round(sum(told["phases_s"].values()), 3) == told["billable_s"]
-    return told
+    account: dict[str, Any] = read_receipt(run.home, run.folder).predicate["runtime"]
+    if account["billable_s"] is not None:
+        assert round(sum(account["phases_s"].values()), 3) == account["billable_s"]
+    return account
 
 
 def changed(run: CloudRun, event: Event, **more: Any) -> CloudRun:
@@ -62,9 +62,9 @@ def with_events(run: CloudRun, *events: dict[str, Any]) -> CloudRun:
 
 
 def test_every_paid_second_is_in_one_phase(home: Home) -> None:
-    told = runtime(CloudRun(home).until_gone())
+    account = runtime(CloudRun(home).until_gone())
     phases = {"boot": 111.0, "upload": 200.0, "training": 3002.0, "collect": 25.0, "destroy": 33.0, "other": 0.0}
-    assert told["phases_s"] == phases
+    assert account["phases_s"] == phases
 
 
 def test_the_screen_of_a_receipt_leaves_no_phase_out() -> None:
@@ -83,9 +83,9 @@ def test_connecting_and_unpacking_end_the_phases_they_belong_to(home: Home) -> N
 
 def test_a_set_up_is_a_part_of_its_own_with_a_limit_of_its_own(home: Home) -> None:
     run = changed(CloudRun(home), Event.READY_OBSERVED, connect_s=8.0, setup_s=60.0)
-    told = runtime(run)
-    assert [told["phases_s"][name] for name in ("boot", "setup", "connect")] == [43.0, 60.0, 8.0]
-    assert "setup" not in told["planned"]["limits_s"], "a lease of an older gpurun had none"
+    account = runtime(run)
+    assert [account["phases_s"][name] for name in ("boot", "setup", "connect")] == [43.0, 60.0, 8.0]
+    assert "setup" not in account["planned"]["limits_s"], "a lease of an older gpurun had none"
 
 
 def test_an_abandoned_machine_counts_with_the_one_that_followed(home: Home) -> None:
@@ -96,8 +96,8 @@ def test_an_abandoned_machine_counts_with_the_one_that_followed(home: Home) -> N
     run.token += "-again"
     run.write(run.intended(2)).clock.sleep(3)
     run.write(run.created()).play(run.through_training(), run.death())
-    told = runtime(run)["phases_s"]
-    assert (told["boot"], told["destroy"]) == (300.0 + 111.0, 33.0 + 33.0)
+    phases = runtime(run)["phases_s"]
+    assert (phases["boot"], phases["destroy"]) == (300.0 + 111.0, 33.0 + 33.0)
 
 
 def test_a_create_that_was_refused_has_no_paid_seconds(home: Home) -> None:
@@ -116,8 +116,8 @@ def test_a_perhaps_living_machine_shows_seconds_but_no_total(home: Home) -> None
     run.play(run.through_training())
     write_receipt(run.home, run.folder)
     assert not [problem for row in audit(run.home).rows for problem in row.problems if "runtime" in problem]
-    told = read_receipt(run.home, run.folder).predicate["runtime"]
-    assert (told["billable_s"], told["phases_s"]["training"]) == (None, 3002.0)
+    account = read_receipt(run.home, run.folder).predicate["runtime"]
+    assert (account["billable_s"], account["phases_s"]["training"]) == (None, 3002.0)
 
 
 def test_the_plans_own_figures_stand_beside_them(home: Home) -> None:
@@ -125,11 +125,11 @@ def test_the_plans_own_figures_stand_beside_them(home: Home) -> None:
     plan = run.plan()
     offer = run.intended()[1]["offer"]
     plan["candidates"] = [{"offer": {}, "estimate": None}, {"offer": offer, "estimate": {"train_s": [1000.0, 3100.0]}}]
-    plan["candidates"] = [one | {"worst_micros": 0} for one in plan["candidates"]]
+    plan["candidates"] = [row | {"worst_micros": 0} for row in plan["candidates"]]
     run.folder.plan.write_text(json.dumps(plan))
-    told = runtime(run.until_gone())["planned"]
+    planned = runtime(run.until_gone())["planned"]
     limits = {"boot": 300, "upload": 600, "training": 3600, "collect": 300, "destroy": 300}
-    assert told == {"is": "planned", "limits_s": limits, "training_s": [1000.0, 3100.0]}
+    assert planned == {"is": "planned", "limits_s": limits, "training_s": [1000.0, 3100.0]}
 
 
 # Inside training: the machine's word
@@ -138,9 +138,9 @@ def test_the_plans_own_figures_stand_beside_them(home: Home) -> None:
 def test_the_training_phase_divides_as_the_trainer_tells(home: Home) -> None:
     steps = [{"kind": "step", "step": s, "step_s": 10.0, "elapsed_s": 100.0 + 10 * s} for s in (1, 100, 200)]
     eval_and_save = [{"kind": "eval", "eval_s": 30.0}, {"kind": "checkpoint", "stall_s": 2.5, "save_s": 50.0}]
-    told = runtime(with_events(CloudRun(home), START, *steps, *eval_and_save).until_gone())["training"]
-    assert told["is"] == "instance-reported"
-    assert told["seconds"] == {
+    training = runtime(with_events(CloudRun(home), START, *steps, *eval_and_save).until_gone())["training"]
+    assert training["is"] == "instance-reported"
+    assert training["seconds"] == {
         "import": 12.0, "compile": 88.0, "steps": 2000.0, "eval": 30.0, "checkpoint": 2.5,
         "other": 3002.0 - 12 - 88 - 2000 - 30 - 2.5,
     }  # fmt: skip
@@ -152,15 +152,15 @@ def test_a_trainer_started_twice_imports_and_compiles_twice() -> None:
         split.take(read(START | {"step": step}))
         split.take(read({"kind": "step", "step": step + 1, "step_s": 61.0, "elapsed_s": 73.0}))
         split.take(read({"kind": "step", "step": step + 11, "step_s": 1.0, "elapsed_s": 83.0}))
-    told = split.within(1000.0)
-    assert told is not None
-    assert (told["import"], told["compile"], told["steps"]) == (24.0, 120.0, 22.0)
+    parts = split.within(1000.0)
+    assert parts is not None
+    assert (parts["import"], parts["compile"], parts["steps"]) == (24.0, 120.0, 22.0)
 
 
 def test_words_that_claim_more_than_there_was_are_not_kept(home: Home) -> None:
-    told = runtime(with_events(CloudRun(home), START, {"kind": "eval", "eval_s": 1e9}).until_gone())
-    assert told["training"]["seconds"] is None
-    assert told["phases_s"]["training"] == 3002.0, "the total is this laptop's"
+    account = runtime(with_events(CloudRun(home), START, {"kind": "eval", "eval_s": 1e9}).until_gone())
+    assert account["training"]["seconds"] is None
+    assert account["phases_s"]["training"] == 3002.0, "the total is this laptop's"
 
 
 def test_a_step_time_told_too_long_takes_only_what_there_was() -> None:
@@ -188,7 +188,7 @@ def test_the_parts_always_sum_to_the_training_time(events: list[dict[str, Any]],
     split = TrainingSplit()
     for event in events:
         split.take(read(event))
-    told = split.within(training_s)
-    if told is not None:
-        assert round(sum(told.values()), 3) == training_s
-        assert min(told.values()) >= 0
+    parts = split.within(training_s)
+    if parts is not None:
+        assert round(sum(parts.values()), 3) == training_s
+        assert min(parts.values()) >= 0

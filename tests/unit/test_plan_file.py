@@ -60,14 +60,15 @@ def test_the_users_own_cap_holds_against_a_strangers_plan_file(tmp_path: Path) -
 def test_the_cap_holds_for_todays_price_beside_yesterdays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     back = typed(written(tmp_path))
     dearer = tuple(
-        one.model_copy(update={"rate_micros_per_hour": 2 * one.rate_micros_per_hour}) for one in catalog.all_offers()
+        offer.model_copy(update={"rate_micros_per_hour": 2 * offer.rate_micros_per_hour})
+        for offer in catalog.all_offers()
     )
     monkeypatch.setattr(catalog, "all_offers", lambda: dearer)
     plan = planned(tmp_path, back)
-    (told,) = plan.warnings
-    assert "2027-01-15" in told
-    assert "runpod 1×A40 48G at $0.44/h; now $" in told
-    assert told.endswith("on runpod 1×A40 48G at $0.88/h.")
+    (warning,) = plan.warnings
+    assert "2027-01-15" in warning
+    assert "runpod 1×A40 48G at $0.44/h; now $" in warning
+    assert warning.endswith("on runpod 1×A40 48G at $0.88/h.")
     assert plan.worst_micros <= usd(1)
 
 
@@ -81,8 +82,8 @@ def test_a_recipe_that_changed_since_is_told(tmp_path: Path) -> None:
 
 
 def test_no_consent_comes_from_a_file_and_a_new_cap_may_be_given(tmp_path: Path) -> None:
-    asked = ASKED.model_copy(update={"choices": Choices(weak_lease=True), "providers": ("lambda",)})
-    path = written(tmp_path, asked)
+    request = ASKED.model_copy(update={"choices": Choices(weak_lease=True), "providers": ("lambda",)})
+    path = written(tmp_path, request)
     assert not typed(path).choices.weak_lease
     assert typed(path, accept_weak_lease=True).choices.weak_lease
     assert typed(path, max_cost="0.50").max_cost_micros == usd("0.50")

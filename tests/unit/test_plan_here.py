@@ -88,9 +88,9 @@ def test_a_model_over_this_machines_memory_is_refused_in_numbers(
     assert planned_here(tmp_path, *huge).job.form == "full", "on a GPU its memory counts, which is not known here"
 
 
-@pytest.mark.parametrize(("hours", "is_told"), [(0.002, True), (2, False), (None, False)])
-def test_hours_for_a_part_say_how_far_on_an_own_machine_too(tmp_path: Path, hours: float | None, is_told: bool) -> None:
-    assert ("of 120 (" in " ".join(planned_here(tmp_path, hours=hours).warnings)) is is_told
+@pytest.mark.parametrize(("hours", "warns"), [(0.002, True), (2, False), (None, False)])
+def test_hours_for_a_part_say_how_far_on_an_own_machine_too(tmp_path: Path, hours: float | None, warns: bool) -> None:
+    assert ("of 120 (" in " ".join(planned_here(tmp_path, hours=hours).warnings)) is warns
 
 
 def test_a_plan_leaves_no_shards_behind_but_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_a_plan_says_what_of_a_folder_is_not_trained_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dry_run", "steps", "brought", "is_told"),
+    ("dry_run", "steps", "brought", "warns"),
     [
         (False, 400, True, True),
         (True, 400, True, True),
@@ -125,7 +125,7 @@ def test_a_plan_says_what_of_a_folder_is_not_trained_on(tmp_path: Path) -> None:
     ids=["your text", "your text rehearsed", "four times at most", "bundled text", "bundled text rehearsed"],
 )
 def test_a_text_that_would_be_read_more_than_four_times_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry_run: bool, steps: int, brought: bool, is_told: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry_run: bool, steps: int, brought: bool, warns: bool
 ) -> None:
     """A lab on six million tokens would have read them 1,532 times, and its plan had no word on that."""
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
@@ -143,7 +143,7 @@ def test_a_text_that_would_be_read_more_than_four_times_is_told(
     )  # fmt: skip
     assert (3_000 if brought else 500_000) < plan.data.train_tokens < (4_500 if brought else 1_000_000)
     often = [warning for warning in plan.warnings if f" {steps * 1024 / plan.data.train_tokens:,.0f} times" in warning]
-    assert len(often) == is_told
+    assert len(often) == warns
     if often:
         assert often[0].startswith("Your 3") is brought
 
@@ -230,10 +230,10 @@ def rented(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, *overrides: str, clock: VirtualClock | None = None
 ) -> Plan:
     """The plan of a paid run at the catalogue's prices, as if the cloud had been asked; its notes tell how often."""
-    asked: list[GpuNeed] = []
+    needs: list[GpuNeed] = []
 
     def live(need: GpuNeed, *_: object) -> Market:
-        asked.append(need)
+        needs.append(need)
         return Market(tuple(one for one in offers_for(need) if one.provider == provider), (), 0.0, (provider,))
 
     monkeypatch.setattr("gpurun.planning.live_offers.live_offers", live)
@@ -242,7 +242,7 @@ def rented(
                       overrides=("data.limit_mb=1", *overrides), choices=Choices(weak_lease=True))  # fmt: skip
     home = Home(tmp_path).prepare()
     made = make_plan(request, run="fox-41", home=home, clock=clock or SystemClock(), say=print, need_data=True)
-    return made.model_copy(update={"notes": (f"asked {len(asked)}x",)})
+    return made.model_copy(update={"notes": (f"asked {len(needs)}x",)})
 
 
 @pytest.mark.parametrize(("took_s", "times"), [(PRICES_HOLD_S, 1), (PRICES_HOLD_S + 1, 2)])
@@ -251,9 +251,9 @@ def test_clouds_are_asked_again_only_when_prices_have_expired(
 ) -> None:
     clock, held = VirtualClock(), run_shards.prepared
 
-    def slowly(*told: Any, **places: Any) -> DataSummary:
+    def slowly(*given: Any, **places: Any) -> DataSummary:
         clock.sleep(took_s)
-        return held(*told, **places)
+        return held(*given, **places)
 
     monkeypatch.setattr(run_shards, "prepared", slowly)
     assert rented(tmp_path, monkeypatch, "runpod", clock=clock).notes == (f"asked {times}x",)
@@ -273,8 +273,8 @@ def test_a_disk_that_checkpoints_would_fill_is_refused_at_home(tmp_path: Path, m
 def test_a_disk_that_the_data_would_fill_is_refused_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = run_shards.prepared
 
-    def huge(*told: Any, **places: Any) -> DataSummary:
-        return held(*told, **places).model_copy(update={"bytes": 20 * 10**9})
+    def huge(*given: Any, **places: Any) -> DataSummary:
+        return held(*given, **places).model_copy(update={"bytes": 20 * 10**9})
 
     monkeypatch.setattr(run_shards, "prepared", huge)
     with refusal(UsageError, "disk.small", "20.0"):

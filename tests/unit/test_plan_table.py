@@ -38,8 +38,8 @@ from tests.refusals import refusal
 OFFERS = [offer for offer in all_offers() if offer.gpu_count]
 
 
-def planned(home: Path, cap: str, **asked: object) -> Plan:
-    wanted = {"recipe": "gpt2-124m", "max_cost_micros": parse_usd(cap), "uplink_mbit": 1000} | asked
+def planned(home: Path, cap: str, **changes: object) -> Plan:
+    wanted = {"recipe": "gpt2-124m", "max_cost_micros": parse_usd(cap), "uplink_mbit": 1000} | changes
     request = Request(**wanted)  # type: ignore[arg-type]
     return make_plan(request, run="fox-41", home=Home(home).prepare(), clock=SystemClock(), say=print, need_data=False)
 
@@ -75,8 +75,8 @@ def test_every_offer_is_judged_and_ranked_by_dollars_to_finish(tmp_path: Path) -
 def test_only_one_of_types_that_differ_by_name_is_shown(tmp_path: Path) -> None:
     both = [one.type_id for one in OFFERS if one.gpu == "V100" and one.provider == "lambda"]
     assert len(both) == 2, "Lambda has it under two names, and a live price is looked up for either"
-    for asked in ({}, {"gpu": parse_gpu("8xV100"), "choices": Choices(weak_lease=True)}):
-        plan = planned(tmp_path, "100", **asked)
+    for options in ({}, {"gpu": parse_gpu("8xV100"), "choices": Choices(weak_lease=True)}):
+        plan = planned(tmp_path, "100", **options)
         assert [one.offer.type_id for one in plan.candidates if one.offer.type_id in both] == both[:1]
 
 
@@ -85,9 +85,9 @@ def test_a_part_that_hours_buy_is_named_beside_its_expected_cost(tmp_path: Path)
     assert plan.expected_micros < plan.worst_micros
     reach = plan.candidates[0].reach
     assert reach is not None
-    told = plan_text(plan, Style(width=120))
+    table = plan_text(plan, Style(width=120))
     part = f"{reach.step:,} of 18,865 ({reach.step / 18865:.0%})".replace(",", " ")
-    assert part in told
+    assert part in table
     assert "18 865 (" not in plan_text(planned(tmp_path, "25", gpu=parse_gpu("8xA100"), hours=9.0), Style(width=120))
 
 
@@ -159,14 +159,14 @@ def test_where_none_fits_it_says_the_least_cut_and_its_offer(
 
 def test_advised_hours_get_as_far_as_promised_however_few(tmp_path: Path) -> None:
     """Hundredths of an hour were half a minute less, of four minutes."""
-    asked = {"recipe": "gpt2-355m", "gpu": parse_gpu("8xB200"), "providers": ("aws",)}
+    options = {"recipe": "gpt2-355m", "gpu": parse_gpu("8xB200"), "providers": ("aws",)}
     with pytest.raises(NoOffer) as refused:
-        planned(tmp_path, "100", **asked)
-    told = int(re.findall(r"step ([0-9,]+) of", refused.value.what)[0].replace(",", ""))
+        planned(tmp_path, "100", **options)
+    promised = int(re.findall(r"step ([0-9,]+) of", refused.value.what)[0].replace(",", ""))
     hours = float(re.findall(r"--hours ([0-9.]+)", refused.value.hint)[0])
-    reach = planned(tmp_path, "100", hours=hours, **asked).candidates[0].reach
+    reach = planned(tmp_path, "100", hours=hours, **options).candidates[0].reach
     assert reach is not None
-    assert 0.97 * told <= reach.step <= told
+    assert 0.97 * promised <= reach.step <= promised
 
 
 def test_the_trainer_is_given_the_micro_batch_that_was_planned(
@@ -185,7 +185,7 @@ def test_no_deeper_model_fits_and_trainer_and_plan_share_alike(
 ) -> None:
     """Of four T4, 79 layers fitted, 80 to 95 did not, and 96 did, which the trainer would share by itself."""
     sizes = ("width=768", "heads=12", "batch_tokens=4096", "micro_batch=1", "train.compile=false")
-    offer = next(one for one in offers_for(parse_gpu("4xT4")) if one.gpu_count == 4)
+    offer = next(row for row in offers_for(parse_gpu("4xT4")) if row.gpu_count == 4)
 
     def guess(layers: int) -> Estimate:
         return estimate(resolve(load_recipe("gpt2-124m"), "full", (*sizes, f"layers={layers}"), processes=4), offer)
@@ -194,9 +194,9 @@ def test_no_deeper_model_fits_and_trainer_and_plan_share_alike(
     assert sorted(fits, reverse=True) == fits
     assert {guess(layers).sharded for layers in (60, 79)} == {False}
     assert {guess(layers).sharded for layers in (80, 95, 96)} == {True}
-    for more, told in (("layers=79", []), ("layers=80", ["--parallel=fsdp"]), ("parallel=fsdp", [])):
+    for more, expected in (("layers=79", []), ("layers=80", ["--parallel=fsdp"]), ("parallel=fsdp", [])):
         command = words_of(planned(tmp_path, "9000", overrides=(*sizes, more), gpu=parse_gpu("4xT4")))
-        assert [word for word in command if word.startswith("--parallel")] == told
+        assert [word for word in command if word.startswith("--parallel")] == expected
 
 
 @pytest.mark.parametrize(("provider", "gib", "layers"), [("aws", 8, 6), ("lambda", 16, 14)])
@@ -205,11 +205,11 @@ def test_a_machine_without_a_gpu_does_not_hold_whatever_model(
 ) -> None:
     """Every model "fitted" there, and the kernel would have killed it on paid time."""
     keys = ("width=2048", "heads=16", "context=512", "batch_tokens=4096", "layers=24")
-    asked = {"recipe": "mini-gpt", "gpu": parse_gpu("cpu"), "providers": (provider,)}
+    options = {"recipe": "mini-gpt", "gpu": parse_gpu("cpu"), "providers": (provider,)}
     choices = Choices(accept_cpu=True, weak_lease=True)
     with refusal(NoOffer, "offer.none_fits", f"{gib} GiB", f"layers 24 -> {layers}"):
-        planned(tmp_path, "500", overrides=keys, choices=choices, **asked)
-    cut = planned(tmp_path, "500", overrides=(*keys, f"layers={layers}"), choices=choices, **asked)
+        planned(tmp_path, "500", overrides=keys, choices=choices, **options)
+    cut = planned(tmp_path, "500", overrides=(*keys, f"layers={layers}"), choices=choices, **options)
     assert (cut.offer.gpu_count, cut.offer.memory_gb, cut.estimate.fits) == (0, gib, True)
 
 
@@ -217,17 +217,17 @@ def test_a_machine_without_a_gpu_does_not_hold_whatever_model(
 def test_the_table_says_what_fits_on_a_machine_without_a_gpu(tmp_path: Path, dropout: str, fit: str) -> None:
     """There attention keeps its weights, where there is dropout."""
     sizes = ("layers=24", "width=512", "heads=8", "context=1024", "batch_tokens=65536", "micro_batch=64")
-    asked = {"recipe": "mini-gpt", "gpu": parse_gpu("cpu"), "providers": ("aws",)}
+    options = {"recipe": "mini-gpt", "gpu": parse_gpu("cpu"), "providers": ("aws",)}
     choices = Choices(accept_cpu=True)
-    plan = planned(tmp_path, "90", overrides=(*sizes, f"dropout={dropout}"), choices=choices, **asked)
+    plan = planned(tmp_path, "90", overrides=(*sizes, f"dropout={dropout}"), choices=choices, **options)
     row = next(line for line in plan_text(plan, Style(width=120)).splitlines() if "us-east-1" in line)
     assert row.split()[5] == fit
 
 
 def test_where_a_machine_without_a_gpu_is_the_best_it_is_planned(tmp_path: Path) -> None:
     """It ended in a KeyError."""
-    asked = {"recipe": "tiny-hf", "overrides": ("train.steps=20", "schedule.warmup_steps=0"), "providers": ("lambda",)}
-    plan = planned(tmp_path, "0.09", choices=Choices(weak_lease=True), **asked)
+    terms = {"recipe": "tiny-hf", "overrides": ("train.steps=20", "schedule.warmup_steps=0"), "providers": ("lambda",)}
+    plan = planned(tmp_path, "0.09", choices=Choices(weak_lease=True), **terms)
     assert plan.offer.gpu_count == 0
     assert any("--gpu cpu" in note for note in plan.notes)
 
@@ -274,11 +274,11 @@ def test_a_spot_plan_says_the_catalogue_has_no_spot_prices(tmp_path: Path) -> No
 
 def test_a_lambda_the_users_key_ends_is_no_weak_catalogue_lease(tmp_path: Path) -> None:
     """Without a key for Lambda the plan refused --lambda-guard with the advice to add --lambda-guard."""
-    asked = {"gpu": parse_gpu("1xA100"), "providers": ("lambda",)}
+    options = {"gpu": parse_gpu("1xA100"), "providers": ("lambda",)}
     for cap in (parse_usd("60"), None):
         with refusal(NoOffer, "offer.weak_lease", "1×A100", "--lambda-guard"):
-            planned(tmp_path, "60", max_cost_micros=cap, **asked)
-    plan = planned(tmp_path, "60", choices=Choices(guard=True), **asked)
+            planned(tmp_path, "60", max_cost_micros=cap, **options)
+    plan = planned(tmp_path, "60", choices=Choices(guard=True), **options)
     assert plan.offer.dies_by_itself == terms_of("lambda").with_guard
     everywhere = planned(tmp_path, "60", choices=Choices(guard=True))
     assert not any(one.why_not == WEAK for one in everywhere.candidates)
@@ -332,8 +332,8 @@ def test_shards_that_training_reads_many_times_travel_once(tmp_path: Path, recip
     assert plan.ship_bytes <= most
     assert plan.ship_bytes <= 1e9 * plan.job.resolved["hardware"]["disk_gb"]
     assert plan.data.train_tokens * 2 == plan.ship_bytes
-    told = " ".join(plan.notes)
-    assert format_bytes(plan.ship_bytes) in told
+    notes = " ".join(plan.notes)
+    assert format_bytes(plan.ship_bytes) in notes
 
 
 def test_a_plan_says_what_sending_unseen_shards_takes_and_costs(tmp_path: Path) -> None:
@@ -342,8 +342,8 @@ def test_a_plan_says_what_sending_unseen_shards_takes_and_costs(tmp_path: Path) 
     with (tmp_path / "shards" / "large.txt").open("wb") as sparse:
         sparse.truncate(5 * 10**9)
     plan = planned(tmp_path, "60", gpu=parse_gpu("8xA100"), data=str(tmp_path / "shards"), uplink_mbit=None)
-    told = " ".join(plan.notes)
-    assert all(figure in told for figure in ("33 min", "$6.06", "--stage s3://"))
+    notes = " ".join(plan.notes)
+    assert all(figure in notes for figure in ("33 min", "$6.06", "--stage s3://"))
     shown = " ".join(plan_text(plan, Style(width=120)).split())
     assert format_duration(plan.lease.ship_s) in shown
     assert "$6.28" in shown
@@ -355,15 +355,15 @@ def test_a_refusal_says_what_a_bucket_or_a_faster_line_would_do(
     (tmp_path / "shards").mkdir()
     with (tmp_path / "shards" / "large.txt").open("wb") as sparse:
         sparse.truncate(18865 * 524288 * 2)
-    asked = {"gpu": parse_gpu("8xA100"), "data": str(tmp_path / "shards")}
+    options = {"gpu": parse_gpu("8xA100"), "data": str(tmp_path / "shards")}
     with refusal(NoOffer, "offer.over_cap", "$47.04", "--stage s3://BUCKET/PREFIX:", "$23.05", "201 Mbit/s"):
-        planned(tmp_path, "25", **asked, uplink_mbit=None)
-    assert planned(tmp_path, "25", **asked, uplink_mbit=201).worst_micros <= usd(25)
+        planned(tmp_path, "25", **options, uplink_mbit=None)
+    assert planned(tmp_path, "25", **options, uplink_mbit=201).worst_micros <= usd(25)
     with pytest.raises(NoOffer):
-        planned(tmp_path, "25", **asked, uplink_mbit=200)
+        planned(tmp_path, "25", **options, uplink_mbit=200)
     with refusal(NoOffer, "offer.over_cap", "$47.04", "--stage s3://BUCKET/PREFIX --max-cost 23.05"):
-        planned(tmp_path, "20", **asked, uplink_mbit=None)
-    staged = Request(recipe="gpt2-124m", **asked, max_cost_micros=usd(25), choices=Choices(stage="s3://b"))
+        planned(tmp_path, "20", **options, uplink_mbit=None)
+    staged = Request(recipe="gpt2-124m", **options, max_cost_micros=usd(25), choices=Choices(stage="s3://b"))
     (best, *_) = catalogue_quote(staged, resolve(load_recipe("gpt2-124m"), "full")).candidates
     assert best.finishes
     assert format_usd(best.expected_micros or usd(0)) == "$21.43"
@@ -385,17 +385,17 @@ def test_without_data_the_machine_downloads_the_recipes_shards(tmp_path: Path) -
 
 def test_a_rehearsal_says_the_paid_uploads_cost_and_its_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
-    asked = {"recipe": "gpt2-124m-owt", "gpu": parse_gpu("8xA100"), "dry_run": True}
-    told = " ".join(planned(tmp_path, "25", **asked, uplink_mbit=None).notes)
-    assert all(figure in told for figure in ("20 Mbit/s", "2 h 01 m", "118 min", "$21.90", "--stage s3://"))
+    options = {"recipe": "gpt2-124m-owt", "gpu": parse_gpu("8xA100"), "dry_run": True}
+    notes = " ".join(planned(tmp_path, "25", **options, uplink_mbit=None).notes)
+    assert all(figure in notes for figure in ("20 Mbit/s", "2 h 01 m", "118 min", "$21.90", "--stage s3://"))
 
 
 def test_a_disk_that_train_would_find_too_small_is_in_the_plan(tmp_path: Path) -> None:
     """It was priced without a word, and `train` refused it once the shards were there."""
-    asked = {"gpu": parse_gpu("8xA100"), "overrides": ("hardware.disk_gb=10",)}
-    told = " ".join(planned(tmp_path, "60", **asked).warnings)
-    assert all(figure in told for figure in ("19.8 GB", "--set hardware.disk_gb=46"))
-    enough = {**asked, "overrides": ("hardware.disk_gb=46",)}
+    options = {"gpu": parse_gpu("8xA100"), "overrides": ("hardware.disk_gb=10",)}
+    warnings = " ".join(planned(tmp_path, "60", **options).warnings)
+    assert all(figure in warnings for figure in ("19.8 GB", "--set hardware.disk_gb=46"))
+    enough = {**options, "overrides": ("hardware.disk_gb=46",)}
     assert not planned(tmp_path, "60", **enough).warnings
 
 
@@ -404,12 +404,12 @@ def test_a_disk_too_small_at_the_next_cloud_is_in_the_plan_too(tmp_path: Path, m
     cheap = tuple(one.model_copy(update={"rate_micros_per_hour": usd(2)}) if one.provider == "aws" else one
                   for one in OFFERS)  # fmt: skip
     monkeypatch.setattr(catalog, "all_offers", lambda: cheap)
-    asked = {"gpu": parse_gpu("8xA100"), "overrides": ("hardware.disk_gb=20",)}
-    plan = planned(tmp_path, "60", **asked)
+    options = {"gpu": parse_gpu("8xA100"), "overrides": ("hardware.disk_gb=20",)}
+    plan = planned(tmp_path, "60", **options)
     assert plan.offer.provider == "aws"
     (too_small,) = plan.warnings
     assert all(figure in too_small for figure in ("26 GB", "runpod"))
-    assert not planned(tmp_path, "60", **asked, providers=("aws",)).warnings
+    assert not planned(tmp_path, "60", **options, providers=("aws",)).warnings
 
 
 def test_a_text_counts_by_what_is_taken_in_the_recipes_tokens(tmp_path: Path) -> None:
@@ -465,17 +465,17 @@ def test_time_and_dollars_always_show_and_the_region_drops_first(
 def test_at_most_ten_fitting_rows_show_and_the_rest_count_by_why(tmp_path: Path) -> None:
     """Sixty rows, of which forty could not be had, hid the one that was chosen."""
     plan = planned(tmp_path, "60")
-    told = plan_text(plan, Style(width=80))
+    table = plan_text(plan, Style(width=80))
     clouds = ("runpod", "lambda", "aws")
-    rows = [line for line in told.splitlines() if any(f" {cloud}  " in line for cloud in clouds)]
+    rows = [line for line in table.splitlines() if any(f" {cloud}  " in line for cloud in clouds)]
     assert len(rows) == 10
     assert [row for row in rows if "→" in row and "8×A100" in row], "the recipe's own, whatever is cheaper"
     assert all(row.endswith(("pod key", "power-off")) for row in rows)
-    more = re.search(r"  (\d+) more \((.+)\): plan --all\.", told)
+    more = re.search(r"  (\d+) more \((.+)\): plan --all\.", table)
     assert more is not None
     assert sum(int(count) for count in re.findall(r"\d+", more[2])) == int(more[1])
     assert {"dearer", "weak lease"} <= {part.split(" ", 1)[1] for part in more[2].split(", ")}
-    assert "$60.00" in told
+    assert "$60.00" in table
     every = plan_text(plan, Style(width=80), every=True)
     assert len([line for line in every.splitlines() if any(f" {cloud}  " in line for cloud in clouds)]) == 10 + int(
         more[1]
@@ -485,9 +485,9 @@ def test_at_most_ten_fitting_rows_show_and_the_rest_count_by_why(tmp_path: Path)
 def test_where_none_fits_a_rehearsal_still_shows_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     plan = planned(tmp_path, "5", gpu=parse_gpu("8xA100"), dry_run=True)
-    told = plan_text(plan, Style(width=120))
-    assert "needs $" in told
-    assert "→" not in told, "none is chosen"
+    table = plan_text(plan, Style(width=120))
+    assert "needs $" in table
+    assert "→" not in table, "none is chosen"
 
 
 def test_one_row_stands_for_a_card_at_one_price_in_many_regions(tmp_path: Path) -> None:
@@ -497,19 +497,19 @@ def test_one_row_stands_for_a_card_at_one_price_in_many_regions(tmp_path: Path) 
         first.model_copy(update={"offer": first.offer.model_copy(update={"region": region})}) for region in ("a", "b")
     ]
     same = plan.model_copy(update={"candidates": (first, *there)})
-    told = plan_text(same, Style(width=120))
-    assert len([line for line in told.splitlines() if "8×A100 SXM 80G" in line]) == 1
-    assert "community +2" in told
+    table = plan_text(same, Style(width=120))
+    assert len([line for line in table.splitlines() if "8×A100 SXM 80G" in line]) == 1
+    assert "community +2" in table
 
 
 def test_a_weak_lease_is_named_so_and_not_by_a_cap_it_would_need(tmp_path: Path) -> None:
     """Lambda's was "needs $35", and with $35 it needed --accept-weak-lease."""
     plan = planned(tmp_path, "25", gpu=parse_gpu("8xA100"))
-    at_lambda = [one for one in plan.candidates if one.offer.provider == "lambda"]
+    at_lambda = [row for row in plan.candidates if row.offer.provider == "lambda"]
     assert at_lambda
-    assert all(one.why_not.startswith(f"{WEAK}; needs $") for one in at_lambda)
-    told = plan_text(plan, Style(width=120), every=True)
-    assert all(row.endswith("weak lease") for row in told.splitlines() if " lambda " in row)
+    assert all(row.why_not.startswith(f"{WEAK}; needs $") for row in at_lambda)
+    table = plan_text(plan, Style(width=120), every=True)
+    assert all(row.endswith("weak lease") for row in table.splitlines() if " lambda " in row)
 
 
 def test_the_slow_end_is_between_the_expected_and_the_worst(tmp_path: Path) -> None:
@@ -549,15 +549,15 @@ def test_an_unmeasured_card_is_offered_for_hours_without_figures(
     assert plan.estimate.tokens_per_s is None
     assert plan.lease.train_s == 7200
     assert usd("0.54") < plan.expected_micros <= plan.worst_micros
-    told = plan_text(plan, Style(width=80))
-    assert "speed unknown" in told
-    assert next(line for line in told.splitlines() if "→" in line).endswith("pod key")
+    table = plan_text(plan, Style(width=80))
+    assert "speed unknown" in table
+    assert next(line for line in table.splitlines() if "→" in line).endswith("pod key")
 
 
 def test_text_not_yet_counted_in_tokens_is_named_in_one_phrase(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a text")
-    told = plan_text(planned(tmp_path, "25", recipe="mini-gpt", data=str(tmp_path / "text.txt")), Style(width=200))
-    (ship,) = (line for line in told.splitlines() if "text.txt" in line)
+    table = plan_text(planned(tmp_path, "25", recipe="mini-gpt", data=str(tmp_path / "text.txt")), Style(width=200))
+    (ship,) = (line for line in table.splitlines() if "text.txt" in line)
     assert "char" in ship
 
 
@@ -572,14 +572,14 @@ def test_the_last_column_is_never_cut_and_the_flag_stands_below(tmp_path: Path, 
 
 
 def test_why_an_offer_cannot_train_is_a_word_explained_below(tmp_path: Path) -> None:
-    told = plan_text(planned(tmp_path, "5", recipe="tiny-hf"), Style(width=120), every=True)
+    table = plan_text(planned(tmp_path, "5", recipe="tiny-hf"), Style(width=120), every=True)
     keys = ("train.batch_tokens=128",)
     odd = plan_text(
         planned(tmp_path, "5", recipe="mini-gpt", overrides=(*keys, "hardware.gpu=2xB200")),
         Style(width=120),
         every=True,
     )
-    for word, gpu, screen in (("one process", "8×A100", told), ("no bf16", "1×T4", told), ("uneven", "4×A100", odd)):
+    for word, gpu, screen in (("one process", "8×A100", table), ("no bf16", "1×T4", table), ("uneven", "4×A100", odd)):
         rows = [line for line in screen.splitlines() if line.endswith(f"  {word}")]
         assert any(gpu in row for row in rows)
         assert f"; {word}: " in " ".join(screen.split())
@@ -592,40 +592,41 @@ def test_an_offer_that_only_this_laptop_ends_says_no_in_capitals(tmp_path: Path)
     assert any("NO: " in line for line in lines), "and says below what that is"
 
 
-@pytest.mark.parametrize("asked", [("lambda", "8xA100"), ("aws", "1xL4"), ("aws", "8xA100"), ("runpod", "8xA100")])
-def test_the_worst_case_is_the_sum_that_is_written_beside_it(tmp_path: Path, asked: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("cloud", "gpu"), [("lambda", "8xA100"), ("aws", "1xL4"), ("aws", "8xA100"), ("runpod", "8xA100")]
+)
+def test_the_worst_case_is_the_sum_that_is_written_beside_it(tmp_path: Path, cloud: str, gpu: str) -> None:
     """By the rate shown, 60 hours on an L4 came to 31 cents more; at Lambda a minute begun to 26 less."""
-    cloud, gpu = asked
     plan = planned(tmp_path, "500", gpu=parse_gpu(gpu), providers=(cloud,), choices=Choices(weak_lease=True))
-    told = " ".join(plan_text(plan, Style(width=120)).split())
+    table = " ".join(plan_text(plan, Style(width=120)).split())
     sum_of = re.search(
         r"\$([\d.,]+) = (?:(\d+) h)? ?(?:(\d+) m)? ?(?:(\d+) s)?(?: \([^)]*minute\))? × \$([\d.]+)/h"
         r"(?: \+ [^$]*\$([\d.]+))?",
-        told,
+        table,
     )
     assert sum_of is not None
     worst, hours, minutes, seconds, rate, beside = (float((part or "0").replace(",", "")) for part in sum_of.groups())
     assert worst == pytest.approx((hours + minutes / 60 + seconds / 3600) * rate + beside, abs=0.0101)
-    assert ("minute) ×" in told) is (cloud == "lambda")
+    assert ("minute) ×" in table) is (cloud == "lambda")
 
 
 def test_a_set_ups_limit_is_in_lease_and_worst_case_and_shown(tmp_path: Path) -> None:
-    asked = {"gpu": parse_gpu("8xA100"), "providers": ("runpod",)}
+    options = {"gpu": parse_gpu("8xA100"), "providers": ("runpod",)}
     bare, usual, long = (
-        planned(tmp_path, "500", **asked, choices=choices)
+        planned(tmp_path, "500", **options, choices=choices)
         for choices in (Choices(), Choices(setup="true"), Choices(setup="true", setup_limit_s=1800))
     )
-    assert [one.lease.setup_s for one in (bare, usual, long)] == [0, 600, 1800]
-    assert [one.lease.total_s - bare.lease.total_s for one in (usual, long)] == [600, 1800]
+    assert [plan.lease.setup_s for plan in (bare, usual, long)] == [0, 600, 1800]
+    assert [plan.lease.total_s - bare.lease.total_s for plan in (usual, long)] == [600, 1800]
     hourly = rental_cost(bare.offer, 3600, 0, 0) - rental_cost(bare.offer, 0, 0, 0)
     assert long.worst_micros - bare.worst_micros >= hourly // 2
-    for one in (*usual.candidates, *long.candidates):
-        assert one.lease is None or one.lease.setup_s in (600, 1800)
-    text = [" ".join(plan_text(one, Style(width=200)).split()) for one in (bare, usual, long)]
-    assert ["set-up" in told.lower() for told in text] == [False, True, True]
+    for candidate in (*usual.candidates, *long.candidates):
+        assert candidate.lease is None or candidate.lease.setup_s in (600, 1800)
+    text = [" ".join(plan_text(plan, Style(width=200)).split()) for plan in (bare, usual, long)]
+    assert ["set-up" in table.lower() for table in text] == [False, True, True]
     assert text[2].count("30 m") >= 2, "on a line of its own, and in the sum of the lease"
     assert "--setup-limit" in text[2]
-    tight = planned(tmp_path, "30", **asked, choices=Choices(setup="true"))
+    tight = planned(tmp_path, "30", **options, choices=Choices(setup="true"))
     assert tight.worst_micros <= usd(30)
 
 

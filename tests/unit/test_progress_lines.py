@@ -59,22 +59,22 @@ def test_a_line_without_a_step_and_its_loss_is_no_point(line: str) -> None:
 
 
 def test_the_trainer_of_hugging_face_tells_its_step_in_a_bar() -> None:
-    told = Progress()
-    assert told.take("  4%|▍         | 20/500 [00:01<00:30, 15.8it/s]") is None
-    assert told.take("{'loss': 2.5, 'grad_norm': 1.0, 'learning_rate': 5e-05, 'epoch': 0.04}") == {
+    reader = Progress()
+    assert reader.take("  4%|▍         | 20/500 [00:01<00:30, 15.8it/s]") is None
+    assert reader.take("{'loss': 2.5, 'grad_norm': 1.0, 'learning_rate': 5e-05, 'epoch': 0.04}") == {
         "step": 20, "loss": 2.5, "lr": 5e-05,
     }  # fmt: skip
     for line in ("  0%|          | 0/8 [00:00<?, ?it/s]", "100%|██████████| 8/8 [00:01<00:00, 7.1it/s]"):
-        assert told.take(line) is None  # The bar of its evaluation.
-    assert told.take("{'eval_loss': '2.4', 'eval_runtime': '1.0', 'epoch': '0.04'}") == {"step": 20, "val_loss": 2.4}
-    assert told.total == 500
+        assert reader.take(line) is None  # The bar of its evaluation.
+    assert reader.take("{'eval_loss': '2.4', 'eval_runtime': '1.0', 'epoch': '0.04'}") == {"step": 20, "val_loss": 2.4}
+    assert reader.total == 500
 
 
 def points(lines: list[str], total: int = 0) -> tuple[list[tuple[int | None, float | None, float | None]], int]:
     """Return step, loss and validation loss of every line that tells one, and how many steps there are in all."""
-    told = Progress(total)
-    found = [one for line in lines if (one := told.take(line)) is not None]
-    return [(one["step"], one.get("loss"), one.get("val_loss")) for one in found], told.total
+    reader = Progress(total)
+    found = [point for line in lines if (point := reader.take(line)) is not None]
+    return [(point["step"], point.get("loss"), point.get("val_loss")) for point in found], reader.total
 
 
 def test_a_bar_of_each_epoch_adds_up() -> None:
@@ -156,6 +156,6 @@ def test_counters_are_all_one_step_and_losses_keep_their_names(
 
 
 def test_an_epoch_named_after_the_first_step_restarts_nothing() -> None:
-    told = Progress()
+    reader = Progress()
     lines = [f"step {step:05d}/05000 ({step / 50:.2f}%) | loss: 3.5 | dt: 1.00ms | epoch: 1 pq: 0" for step in range(3)]
-    assert [found["step"] for found in map(told.take, lines) if found] == [0, 1, 2]
+    assert [found["step"] for found in map(reader.take, lines) if found] == [0, 1, 2]

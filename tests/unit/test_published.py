@@ -23,10 +23,10 @@ class Folder:
     def __init__(self, root: Path, *outputs: str, checkpoints: str = "") -> None:
         self.work, self.out = root / "work", root / "out"
         self.work.mkdir(exist_ok=True)
-        self.told: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
         order = {"outputs": outputs, "checkpoints": checkpoints}
         self.outputs = PublishedOutputs(
-            str(self.work), str(self.out), order, lambda kind, **more: self.told.append({"kind": kind, **more})
+            str(self.work), str(self.out), order, lambda kind, **more: self.events.append({"kind": kind, **more})
         )
         self._clock = 1_000_000_000
 
@@ -47,7 +47,7 @@ class Folder:
         path = self.out / "MANIFEST.json"
         if not path.exists():
             return {}
-        return {one.name: one.kind for one in understood_manifest(path.read_bytes(), 1 << 40).files}
+        return {event.name: event.kind for event in understood_manifest(path.read_bytes(), 1 << 40).files}
 
     @property
     def latest(self) -> int | None:
@@ -85,7 +85,7 @@ def test_the_newest_whole_folder_is_latest_and_others_outputs(
         "outputs/out/checkpoint-200/model.safetensors", "outputs/out/checkpoint-200/optimizer.pt",
     }  # fmt: skip
     assert kinds["outputs/out/checkpoint-100/optimizer.pt"] == "output"
-    assert [one["step"] for one in folder.told if one["kind"] == "checkpoint"] == [100, 200]
+    assert [event["step"] for event in folder.events if event["kind"] == "checkpoint"] == [100, 200]
 
 
 def test_uploads_are_not_output_until_the_command_changes_them(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_caches_and_ignored_files_stay_unless_a_glob_takes_them(
     folder.looks(step=0, is_last=True)
     assert set(folder.kinds) == {f"outputs/{name}" for name in coming}
     assert dict(folder.outputs.left_behind) == left
-    warnings = [event["message"] for event in folder.told if event.get("code") == "outputs.left"]
+    warnings = [event["message"] for event in folder.events if event.get("code") == "outputs.left"]
     assert ["out (10 bytes)" in message for message in warnings] == [True] * ("out" in left)
 
 
@@ -205,7 +205,7 @@ def test_too_many_files_warn_early_and_are_named_by_count(tmp_path: Path, monkey
     for place in range(8):
         folder.writes(f"{place}", "x")
     folder.looks(step=0, times=2)
-    assert [event["code"] for event in folder.told if event["kind"] == "warning"] == ["outputs.many"]
+    assert [event["code"] for event in folder.events if event["kind"] == "warning"] == ["outputs.many"]
     for place in range(8, 13):
         folder.writes(f"{place}", "xx")
     folder.looks(step=0, is_last=True)

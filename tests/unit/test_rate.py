@@ -41,8 +41,8 @@ def training(
     yield {"kind": "stop", "elapsed_s": elapsed_s}
 
 
-def read(told: dict[str, Any]) -> TrainerEvent:
-    event = make_event(told)
+def read(fields: dict[str, Any]) -> TrainerEvent:
+    event = make_event(fields)
     assert event is not None
     return event
 
@@ -92,8 +92,8 @@ def test_an_unseen_evaluation_counts_as_a_forward_of_its_tokens() -> None:
 
 
 def test_an_unseen_hellaswag_counts_as_a_forward_of_its_rows() -> None:
-    asked = {**RESOLVED, "eval": {**RESOLVED["eval"], "hellaswag_items": 100}}
-    plain, more = (Pieces.from_recipe(one) for one in (RESOLVED, asked))
+    resolved = {**RESOLVED, "eval": {**RESOLVED["eval"], "hellaswag_items": 100}}
+    plain, more = (Pieces.from_recipe(recipe) for recipe in (RESOLVED, resolved))
     assert plain is not None
     assert more is not None
     assert more.eval_tokens - plain.eval_tokens == 100 * 4 * 128
@@ -144,9 +144,9 @@ kinds = st.sampled_from(["start", "step", "eval", "sample", "checkpoint", "stop"
 
 
 @given(st.lists(st.tuples(kinds, lies), max_size=12))
-def test_whatever_a_machine_says_figures_are_sane_or_absent(told: list[tuple[str, dict[str, Any]]]) -> None:
+def test_whatever_a_machine_says_figures_are_sane_or_absent(events: list[tuple[str, dict[str, Any]]]) -> None:
     meter = Meter(RESOLVED)
-    for kind, values in told:
+    for kind, values in events:
         found = meter.take(read({"kind": kind, **values}))
         if found is not None:
             assert 0 < found.step_s < 1e10

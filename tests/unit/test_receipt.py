@@ -52,21 +52,22 @@ def test_it_is_an_in_toto_statement_about_the_checkpoint_files(home: Home) -> No
 
 
 def test_the_cost_is_whole_units_from_before_asking_to_the_proof(home: Home) -> None:
-    told = predicate(CloudRun(home).until_gone())
-    assert told["runtime"]["billable_s"] == 3371.0
-    assert told["cost"]["upper_bound_micros"] == 57 * 60 * RATE // 3600
-    assert (told["cost"]["is"], told["cost"]["billed_is"], told["cost"]["cap_kept"]) == ("measured", "unknown", True)
-    assert sum(told["runtime"]["phases_s"].values()) == 3371.0
+    fields = predicate(CloudRun(home).until_gone())
+    cost = fields["cost"]
+    assert fields["runtime"]["billable_s"] == 3371.0
+    assert cost["upper_bound_micros"] == 57 * 60 * RATE // 3600
+    assert (cost["is"], cost["billed_is"], cost["cap_kept"]) == ("measured", "unknown", True)
+    assert sum(fields["runtime"]["phases_s"].values()) == 3371.0
 
 
 def test_the_higher_of_agreed_and_reported_price_always_counts(home: Home) -> None:
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created(rate_micros_per_hour=2 * RATE))
     rose = {"step": "create", "code": "price.rose", "message": "", "hint": "", "exit_code": 5}
-    told = predicate(run.write((Event.STEP_FAILED, rose)).play(run.death()))
-    assert told["cost"]["rentals"][0]["rate_micros_per_hour"] == 2 * RATE
-    assert told["cost"]["upper_bound_micros"] == 60 * 2 * RATE // 3600
-    assert told["training"]["failed_step"]["code"] == "price.rose"
+    fields = predicate(run.write((Event.STEP_FAILED, rose)).play(run.death()))
+    assert fields["cost"]["rentals"][0]["rate_micros_per_hour"] == 2 * RATE
+    assert fields["cost"]["upper_bound_micros"] == 60 * 2 * RATE // 3600
+    assert fields["training"]["failed_step"]["code"] == "price.rose"
 
 
 def test_a_refused_create_costs_nothing_and_the_next_is_added(home: Home) -> None:
@@ -76,12 +77,12 @@ def test_a_refused_create_costs_nothing_and_the_next_is_added(home: Home) -> Non
     run.write(refused)
     run.token = "gr-fox-41-second"
     run.write(run.intended(2), run.created()).play(run.through_training(), run.death())
-    told = predicate(run)
-    assert [(one["end"], one["micros"]) for one in told["cost"]["rentals"]] == [
+    fields = predicate(run)
+    assert [(rental["end"], rental["micros"]) for rental in fields["cost"]["rentals"]] == [
         ("refused", 0),
         ("destroyed", 2_324_000 + 41_500),
     ]
-    assert told["timeline"]["asked"] == "2027-01-15T08:00:00.000Z"
+    assert fields["timeline"]["asked"] == "2027-01-15T08:00:00.000Z"
 
 
 def test_a_duplicate_machine_is_paid_for_like_the_kept_one(home: Home) -> None:
@@ -89,18 +90,18 @@ def test_a_duplicate_machine_is_paid_for_like_the_kept_one(home: Home) -> None:
     run.write(run.opened(), run.intended())
     run.write((Event.INCIDENT, {"code": "create.duplicate", "message": "a second instance pod-x carries the token"}))
     run.write(run.created()).play(run.through_training(), run.death())
-    told = predicate(run)
-    assert told["cost"]["rentals"][0]["machines"] == 2
-    assert told["cost"]["upper_bound_micros"] == 2 * 57 * 60 * RATE // 3600
-    assert told["incidents"][0]["code"] == "create.duplicate"
+    fields = predicate(run)
+    assert fields["cost"]["rentals"][0]["machines"] == 2
+    assert fields["cost"]["upper_bound_micros"] == 2 * 57 * 60 * RATE // 3600
+    assert fields["incidents"][0]["code"] == "create.duplicate"
 
 
 def test_a_clock_that_is_set_back_does_not_make_the_run_cheaper(home: Home) -> None:
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created())
     run.clock.jump_wall(-7200)
-    told = predicate(run.play(run.through_training(), run.death()))
-    assert told["runtime"]["billable_s"] == 3368.0
+    fields = predicate(run.play(run.through_training(), run.death()))
+    assert fields["runtime"]["billable_s"] == 3368.0
 
 
 def test_a_restarted_laptop_counts_wall_time(home: Home) -> None:
@@ -110,22 +111,22 @@ def test_a_restarted_laptop_counts_wall_time(home: Home) -> None:
     later.sleep(1e6)  # The other boot's monotonic clock has nothing to do with this one's.
     run.clock = run.journal._clock = later
     run.journal._boot_id = "another boot"
-    told = predicate(run.play(run.through_training(), run.death()))
-    assert told["runtime"]["billable_s"] == 4368.0
+    fields = predicate(run.play(run.through_training(), run.death()))
+    assert fields["runtime"]["billable_s"] == 4368.0
 
 
 def test_a_machine_that_is_not_proven_gone_has_no_final_cost(home: Home) -> None:
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created()).play(run.through_training())
-    told = predicate(run)
-    assert told["teardown"]["is"] == "not_proven"
-    assert (told["cost"]["upper_bound_micros"], told["cost"]["is"]) == (None, "unknown")
+    fields = predicate(run)
+    assert fields["teardown"]["is"] == "not_proven"
+    assert (fields["cost"]["upper_bound_micros"], fields["cost"]["is"]) == (None, "unknown")
 
 
 def test_a_run_that_made_nothing_has_no_teardown_and_no_cost(home: Home) -> None:
     run = CloudRun(home)
-    told = predicate(run.write(run.opened()))
-    assert (told["teardown"]["is"], told["instance"], told["cost"]["upper_bound_micros"]) == (None, None, 0)
+    fields = predicate(run.write(run.opened()))
+    assert (fields["teardown"]["is"], fields["instance"], fields["cost"]["upper_bound_micros"]) == (None, None, 0)
 
 
 # The verdict ---------------------------------------------------------------------------------------------------------
@@ -202,10 +203,10 @@ def test_a_late_fetch_is_not_training_nor_a_bare_log_a_failure(home: Home) -> No
         drained = event is Event.TRAIN_OBSERVED
         run.clock.sleep(193 if drained else seconds)
         run.write((event, {**data, "drained_s": 187.0} if drained else data))
-    told = predicate(run.play(run.death()))
-    assert (told["training"]["outcome"], told["training"]["seconds"]["train_s"]) == ("done", 6.0)
-    assert "device" in told["verdict"]["says"]
-    assert told["runtime"]["phases_s"]["training"] < 10 < 187 < told["runtime"]["phases_s"]["collect"]
+    fields = predicate(run.play(run.death()))
+    assert (fields["training"]["outcome"], fields["training"]["seconds"]["train_s"]) == ("done", 6.0)
+    assert "device" in fields["verdict"]["says"]
+    assert fields["runtime"]["phases_s"]["training"] < 10 < 187 < fields["runtime"]["phases_s"]["collect"]
 
 
 @pytest.mark.parametrize(("asleep_s", "told_s"), [(0, None), (300, 3000.0)])
@@ -235,8 +236,8 @@ def test_an_end_seen_late_has_the_machines_time_as_well(home: Home, asleep_s: in
 def test_receipts_form_one_chain(home: Home) -> None:
     folders = [finished_run(home, name) for name in ("fox-41", "owl-07", "elk-33")]
     receipts = [read_receipt(home, folder) for folder in folders]
-    assert [one.predicate["seq"] for one in receipts] == [1, 2, 3]
-    assert [one.predicate["prev"] for one in receipts] == [GENESIS, receipts[0].sha256, receipts[1].sha256]
+    assert [receipt.predicate["seq"] for receipt in receipts] == [1, 2, 3]
+    assert [receipt.predicate["prev"] for receipt in receipts] == [GENESIS, receipts[0].sha256, receipts[1].sha256]
     assert read_chain(home.ledger).head == receipts[2].sha256
 
 

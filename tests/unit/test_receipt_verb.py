@@ -39,7 +39,7 @@ def unsign(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "code", "told"),
+    ("before", "after", "code", "expected"),
     [
         (None, None, 0, None),
         (unsign, None, 0, None),
@@ -53,7 +53,7 @@ def test_a_script_hears_of_a_bad_signature_as_a_person_does(
     before: Callable[[Home], None] | None,
     after: Callable[[Home], Any] | None,
     code: int,
-    told: str | None,
+    expected: str | None,
 ) -> None:
     if before is not None:
         before(session.home)
@@ -62,7 +62,7 @@ def test_a_script_hears_of_a_bad_signature_as_a_person_does(
         after(session.home)
     shown = receipt(session, "fox-41", md=False)
     assert ("BAD SIGNATURE" in shown.text) is bool(code)
-    assert (int(shown.exit_code), [error.code for error in shown.errors]) == (code, [told] if told else [])
+    assert (int(shown.exit_code), [error.code for error in shown.errors]) == (code, [expected] if expected else [])
 
 
 @pytest.mark.parametrize("markdown", [False, True])
@@ -70,16 +70,16 @@ def test_a_machines_losses_are_named_beside_the_rest_of_the_run(session: Session
     """The last words of a run said how many files were MISSING, and its receipt nothing at all."""
     run, lost = CloudRun(session.home), ["checkpoints/000110.model.safetensors", "samples/000110.txt"]
     append = run.journal.write
-    told: list[str] = []
+    lines: list[str] = []
 
     def with_losses(event: Event, data: dict[str, Any]) -> Any:
         record = append(event, {**data, "missing": lost} if event is Event.COLLECT_OBSERVED else data)
-        told.append(tell_record(record))
+        lines.append(tell_record(record))
         return record
 
     run.journal.write = with_losses  # type: ignore[method-assign]
     run.until_gone().settle()
-    assert any(f"2 MISSING: {', '.join(lost)}" in line for line in told)
+    assert any(f"2 MISSING: {', '.join(lost)}" in line for line in lines)
     shown = " ".join(receipt(session, "fox-41", md=markdown).text.replace("\\", "").split())
     assert f"Not home {'| ' if markdown else ''}{lost[0]} · {lost[1]}" in shown
     finished_run(session.home, "owl-07")
@@ -155,8 +155,8 @@ def test_a_prompt_of_several_lines_is_told_once_and_as_it_was(
     with run.folder.events.open("a") as events:
         events.write(json.dumps({"kind": "sample", "step": 120, "prompt": prompt, "text": text}) + "\n")
     run.settle()
-    told = receipt(session, "fox-41", md=True).text
-    assert told.endswith(f"## Sample\n\n```text\n{shown}\n```")
+    page = receipt(session, "fox-41", md=True).text
+    assert page.endswith(f"## Sample\n\n```text\n{shown}\n```")
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_a_prompt_of_several_lines_is_told_once_and_as_it_was(
 def test_the_next_step_of_a_rehearsal_names_the_recipe_as_asked(session: Session, recipe: str, after: str) -> None:
     class Rehearsed(CloudRun):
         def opened(self) -> Note:
-            event, told = super().opened()
-            return event, {**told, "mode": "rehearsal"}
+            event, data = super().opened()
+            return event, {**data, "mode": "rehearsal"}
 
     run = Rehearsed(session.home).until_gone()
     run.folder.request.write_text(Request(recipe=recipe, dry_run=True).to_json())
@@ -191,11 +191,11 @@ def test_the_next_step_of_a_rehearsal_names_the_recipe_as_asked(session: Session
 def test_the_next_step_of_a_lost_run_uses_what_is_whole_at_home(
     session: Session, outcome: str, exit_code: int | None, home: tuple[str, ...], goes_on: bool
 ) -> None:
-    told = read_receipt(session.home, finished_run(session.home)).predicate
-    told["training"] |= {"outcome": outcome, "exit_code": exit_code}
-    told["checkpoint"] |= {"latest": 60, "files": [{"name": kind, "kind": kind, "step": 40} for kind in home]}
-    command, _, remark = next_command(told, session.home.run(told["run"])).partition("   # ")
-    assert (command == f"gpurun train --from {told['run']}" and "step 40" in remark) is goes_on
+    predicate = read_receipt(session.home, finished_run(session.home)).predicate
+    predicate["training"] |= {"outcome": outcome, "exit_code": exit_code}
+    predicate["checkpoint"] |= {"latest": 60, "files": [{"name": kind, "kind": kind, "step": 40} for kind in home]}
+    command, _, remark = next_command(predicate, session.home.run(predicate["run"])).partition("   # ")
+    assert (command == f"gpurun train --from {predicate['run']}" and "step 40" in remark) is goes_on
 
 
 def test_every_digest_of_the_markdown_is_whole_somewhere(session: Session) -> None:

@@ -44,7 +44,7 @@ class Kept:
         state: dict[str, Any] = STATE,
         start: dict[str, Any] = START,
         batch: int = 64,
-        **asked: Any,
+        **terms: Any,
     ) -> Replayed:
         contents = {"weights": b"weights " * 8, "optimizer": b"o", "state": json.dumps(state).encode()}
         files = []
@@ -64,10 +64,10 @@ class Kept:
             return json.dumps(answer)
 
         self.patch.setattr(room, "ask_trainer", ask)
-        told = {"checkpoint": {"files": files}, "asked": asked, "training": {"start": {"event": start}}}
+        predicate = {"checkpoint": {"files": files}, "asked": terms, "training": {"start": {"event": start}}}
         return replay_run(
             self.folder,
-            told,
+            predicate,
             {"train": {"init_from": "", "batch_tokens": batch, "log_every": 10}},
             self.folder.data,
             self.said.append,

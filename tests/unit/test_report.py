@@ -186,9 +186,9 @@ def test_a_running_run_is_shown_as_it_is_even_with_half_a_line(session: Session)
     with run.folder.events.open("ab") as torn:
         torn.write(b'{"kind":"step","st')
     page, _, data = report(session, "fox-41")
-    told = data["runs"][0]
-    assert (told["verdict"], told["receipt_sha256"], told["cost_is"]) == (None, None, "so far")
-    assert len(told["notes"]) == 1, "that it is not finished, and nothing of the torn line"
+    row = data["runs"][0]
+    assert (row["verdict"], row["receipt_sha256"], row["cost_is"]) == (None, None, "so far")
+    assert len(row["notes"]) == 1, "that it is not finished, and nothing of the torn line"
     assert "no receipt" in page.words
     assert "2.100" in page.words
 
@@ -252,14 +252,14 @@ def test_a_receipt_whose_signature_is_bad_is_called_that(session: Session, monke
 def test_dollars_count_from_the_moment_the_machine_was_asked_for(session: Session) -> None:
     folder = finished_run(session.home, "fox-41")
     records = [json.loads(line) for line in folder.journal.read_bytes().splitlines()]
-    asked, started = (
+    ordered, started = (
         next(r["wall"] for r in records if r["event"] == event)
         for event in (Event.CREATE_INTENDED, Event.TRAIN_STARTED)
     )
     _, content, data = report(session, "fox-41")
     step, loss, tokens, seconds, micros = data["runs"][0]["loss"][-1]
     assert (step, loss, tokens, seconds) == (120, 2.0, 120 * TOKENS_PER_STEP, 125.0)
-    assert micros == cost_of(Micros(RATE), started - asked + 125.0, 60)
+    assert micros == cost_of(Micros(RATE), started - ordered + 125.0, 60)
     assert 'class="dollars"' in content
     assert content.count("<title>step 120: 2.1000</title>") == 8, (
         "every point of eight drawings has its figures as text"
@@ -269,11 +269,11 @@ def test_dollars_count_from_the_moment_the_machine_was_asked_for(session: Sessio
 def test_a_trainer_that_went_on_from_a_checkpoint_is_heard_once() -> None:
     again = [{"kind": "start", "step": 60, "elapsed_s": 4.0, "resumed_from": 60, "steps": 120}]
     again += [{"kind": "step", "step": 70, "elapsed_s": 14.0, "loss": 1.5}]
-    told = hear(json.dumps(event).encode() for event in [*events(), *again])
-    assert [mark.step for mark in told.losses.items] == [10, 20, 30, 40, 50, 60, 70]
-    assert told.losses.items[-1].seconds == 127.0 + 14.0
-    assert [mark.step for mark in told.validation.items] == [60]
-    assert [one.step for one in told.samples["The "].items] == [60]
+    history = hear(json.dumps(event).encode() for event in [*events(), *again])
+    assert [mark.step for mark in history.losses.items] == [10, 20, 30, 40, 50, 60, 70]
+    assert history.losses.items[-1].seconds == 127.0 + 14.0
+    assert [mark.step for mark in history.validation.items] == [60]
+    assert [mark.step for mark in history.samples["The "].items] == [60]
 
 
 def test_a_flood_keeps_a_bounded_even_part_and_the_last() -> None:
@@ -281,16 +281,16 @@ def test_a_flood_keeps_a_bounded_even_part_and_the_last() -> None:
     for number in range(1000):
         kept.add(number)
     assert kept.items == [0, 256, 512, 768, 999]
-    told = hear(b'{"kind":"step","step":%d,"loss":1.0}' % step for step in range(3 * MOST_MARKS))
-    assert len(told.losses.items) <= MOST_MARKS + 1
-    assert told.losses.items[-1].step == 3 * MOST_MARKS - 1
+    history = hear(b'{"kind":"step","step":%d,"loss":1.0}' % step for step in range(3 * MOST_MARKS))
+    assert len(history.losses.items) <= MOST_MARKS + 1
+    assert history.losses.items[-1].step == 3 * MOST_MARKS - 1
 
 
 def test_the_best_loss_is_the_best_of_all_even_if_not_kept() -> None:
     def heard(*more: dict[str, Any]) -> tuple[int, float] | None:
         losses = [2.0 if step == 7_002 else 3.0 + step / 1e6 for step in range(1, 2 * MOST_MARKS)]
-        told = [{"kind": "eval", "step": step, "val_loss": loss} for step, loss in enumerate(losses, 1)]
-        best = hear(json.dumps(event).encode() for event in [*told, *more]).best
+        evals = [{"kind": "eval", "step": step, "val_loss": loss} for step, loss in enumerate(losses, 1)]
+        best = hear(json.dumps(event).encode() for event in [*evals, *more]).best
         return best and (best.step, best.loss)
 
     assert heard() == (7_002, 2.0)
@@ -394,8 +394,8 @@ def test_differences_and_the_machines_end_are_on_table_and_page(
     finished_run(session.home, "fox-41", lr=3e-4)
     finished_run(session.home, "owl-07", lr=6e-4)
     monkeypatch.setenv("COLUMNS", "160")
-    told = verb.report(Session(home=session.home, quiet=True), ["fox-41", "owl-07"], html="").text
-    assert [line.split("PROVEN")[1].split() for line in told.splitlines()[1:3]] == [["lr", "0.0003"], ["lr", "0.0006"]]
+    table = verb.report(Session(home=session.home, quiet=True), ["fox-41", "owl-07"], html="").text
+    assert [line.split("PROVEN")[1].split() for line in table.splitlines()[1:3]] == [["lr", "0.0003"], ["lr", "0.0006"]]
     page, content, data = report(session, "fox-41", "owl-07")
     assert "<small>lr 0.0003</small>" in content
     assert lacking(page.words, "hardware: runpod", "shutdown: PROVEN") == []
@@ -487,9 +487,9 @@ def test_a_page_in_the_users_own_folder_is_told_where_it_is(
 ) -> None:
     finished_run(session.home, "fox-41")
     monkeypatch.setenv("HOME", str(tmp_path))
-    told = str(verb.report(session, ["fox-41"], html="~/fox.html").data["html"])
-    assert told == str(tmp_path / "fox.html")
-    assert Path(told).is_file()
+    page = str(verb.report(session, ["fox-41"], html="~/fox.html").data["html"])
+    assert page == str(tmp_path / "fox.html")
+    assert Path(page).is_file()
 
 
 def test_a_dollar_axis_shows_every_decimal() -> None:
@@ -503,9 +503,9 @@ def test_the_command_line_writes_the_page_and_says_what_is_on_it(session: Sessio
     said = CliRunner().invoke(
         build_app(), ["report", "@last", "--html", str(page), "--json", *home], standalone_mode=False
     )
-    told = json.loads(said.stdout)
-    assert (told["ok"], told["data"]["runs"][0]["run"]) == (True, "fox-41")
-    assert told["data"]["html"] == str(page)
+    answer = json.loads(said.stdout)
+    assert (answer["ok"], answer["data"]["runs"][0]["run"]) == (True, "fox-41")
+    assert answer["data"]["html"] == str(page)
     assert page_of(page).startswith("<!doctype html>")
     assert "fox-41" in CliRunner().invoke(build_app(), ["report", "fox", *home], standalone_mode=False).stdout
 
@@ -553,8 +553,8 @@ def test_a_best_loss_without_its_checkpoint_at_home_says_so(
 ) -> None:
     """Only step 120 came home: what `export` would write had another loss than the one that is shown."""
     run = opened_run(session.home, "fox-41")
-    told = [one | ({"val_loss": 1.5} if (one["kind"], one["step"]) == ("eval", best) else {}) for one in events()]
-    write_events(run.folder, told)
+    rows = [row | ({"val_loss": 1.5} if (row["kind"], row["step"]) == ("eval", best) else {}) for row in events()]
+    write_events(run.folder, rows)
     append = run.journal.write
     run.journal.write = lambda event, data: append(  # type: ignore[method-assign]
         event, {**data, "best": kept} if event is Event.COLLECT_OBSERVED else data

@@ -65,8 +65,8 @@ def test_a_run_that_another_goes_on_from_stays_until_its_end(home: Home, gpurun:
 
     class Later(CloudRun):
         def opened(self) -> Any:
-            event, told = super().opened()
-            return event, {**told, "continues": earlier}
+            event, data = super().opened()
+            return event, {**data, "continues": earlier}
 
     later = Later(home, "elk-42")
     later.write(later.opened(), later.intended(), later.created())

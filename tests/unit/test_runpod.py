@@ -88,8 +88,8 @@ def sxm(**changed: Any) -> Offer:
 
 
 def order(offer: Offer | None = None, token: str = TOKEN, **changed: Any) -> Order:
-    told = {"run": "fox-41", "token": token, "attempt": 1, "offer": offer or sxm(), "deadline_wall": 1_795_172_400.9}
-    return Order(**{**told, "lease_s": 3600, "keys": KEYS, "disk_gb": 120, **changed})
+    fields = {"run": "fox-41", "token": token, "attempt": 1, "offer": offer or sxm(), "deadline_wall": 1_795_172_400.9}
+    return Order(**{**fields, "lease_s": 3600, "keys": KEYS, "disk_gb": 120, **changed})
 
 
 def test_verify_says_when_a_key_may_only_read(cloud: RunPodEmulator, clock: VirtualClock) -> None:
@@ -265,18 +265,18 @@ def test_an_empty_account_is_told_where_to_add_credit(cloud: RunPodEmulator, run
     cloud.world.balance = Decimal("14.31")
     with pytest.raises(RejectedFor, match="balance") as raised:
         runpod.create(order())
-    told = raised.value.error
-    assert (told.code, told.exit_code) == ("account.no_funds", ExitCode.NO_OFFER)
-    assert "https://console.runpod.io/user/billing" in told.hint
+    error = raised.value.error
+    assert (error.code, error.exit_code) == ("account.no_funds", ExitCode.NO_OFFER)
+    assert "https://console.runpod.io/user/billing" in error.hint
 
 
 def test_a_read_only_key_makes_nothing_an_invalid_one_is_named(cloud: RunPodEmulator, clock: VirtualClock) -> None:
     for key, code in ((READ_KEY, "auth.not_allowed"), ("rpa_nobodys", "auth.refused")):
         with pytest.raises(RejectedFor) as raised:
             provider(cloud, clock, key).create(order())
-        told = raised.value.error
-        assert (told.code, told.exit_code) == (code, ExitCode.SETUP)
-        assert "gpurun auth set runpod" in told.hint
+        error = raised.value.error
+        assert (error.code, error.exit_code) == (code, ExitCode.SETUP)
+        assert "gpurun auth set runpod" in error.hint
     assert cloud.world.pods == {}
 
 
@@ -334,8 +334,8 @@ def test_what_is_sent_with_a_refused_order_is_not_in_the_refusal(cloud: RunPodEm
     cloud.fail("create", Fault.SECRET_ECHO, Fault.SECRET_ECHO)
     with pytest.raises(Rejected) as raised:
         runpod.create(order())
-    told = "".join(traceback.format_exception(raised.value))
-    assert not any(part in told for part in ("canary", base64.b64encode(HOST_PRIVATE.encode()).decode()[:60], FULL_KEY))
+    text = "".join(traceback.format_exception(raised.value))
+    assert not any(part in text for part in ("canary", base64.b64encode(HOST_PRIVATE.encode()).decode()[:60], FULL_KEY))
 
 
 def test_an_order_that_is_too_large_is_not_sent(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
@@ -444,8 +444,8 @@ def test_a_create_at_which_the_server_failed_is_never_sent_again(cloud: RunPodEm
 
 
 def test_a_500_that_names_the_balance_is_about_the_balance() -> None:
-    told = '{"detail": "You must have at least $0.01 in your account."}'
-    judged = judge_create_answer(Answer(500, {}, told))
+    text = '{"detail": "You must have at least $0.01 in your account."}'
+    judged = judge_create_answer(Answer(500, {}, text))
     assert isinstance(judged, RejectedFor)
     assert "at least $0.01" in judged.error.what
 
@@ -506,9 +506,9 @@ STATES = {
 
 
 def test_every_status_is_known_and_a_billable_one_is_never_gone() -> None:
-    told = document(SPEC)
-    if told is not None:
-        assert set(told["components"]["schemas"]["PodStatus"]["enum"]) == set(STATES)
+    spec = document(SPEC)
+    if spec is not None:
+        assert set(spec["components"]["schemas"]["PodStatus"]["enum"]) == set(STATES)
     read = {status: parse_pod({"id": "abc", "status": status}).state for status in (*STATES, "HIBERNATING", "")}
     assert read == {**STATES, "HIBERNATING": InstanceState.UNKNOWN, "": InstanceState.UNKNOWN}
 
@@ -611,7 +611,7 @@ def test_no_record_of_a_pod_is_no_charge_of_nothing(
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("price", "expected"),
     [
         (Decimal("14.320000000000002"), "14.32"),  # 8 x 1.79 in doubles
         (Decimal("21.520000457763672"), "21.52"),  # in floats
@@ -622,13 +622,13 @@ def test_no_record_of_a_pod_is_no_charge_of_nothing(
         (3, "3"),
     ],
 )
-def test_prices_are_rounded_up_once_the_noise_of_floats_is_gone(told: Any, expected: str) -> None:
-    assert money(told) == usd(expected)
+def test_prices_are_rounded_up_once_the_noise_of_floats_is_gone(price: Any, expected: str) -> None:
+    assert money(price) == usd(expected)
 
 
-@pytest.mark.parametrize("told", [None, "1.79", True, Decimal("1e999999999"), Decimal("NaN"), [1], {}])
-def test_what_is_no_price_is_none(told: Any) -> None:
-    assert money(told) is None
+@pytest.mark.parametrize("price", [None, "1.79", True, Decimal("1e999999999"), Decimal("NaN"), [1], {}])
+def test_what_is_no_price_is_none(price: Any) -> None:
+    assert money(price) is None
 
 
 def forms_of(price: Decimal, count: int) -> tuple[Decimal, ...]:
@@ -650,21 +650,21 @@ ALL_PRICES = sorted(
 @pytest.mark.parametrize("count", range(1, 9))
 def test_a_catalogue_price_is_read_despite_single_precision(count: int) -> None:
     for price in ALL_PRICES:
-        assert [rate(told) for told in forms_of(price, count)] == [usd(price * count)] * 4
+        assert [rate(form) for form in forms_of(price, count)] == [usd(price * count)] * 4
 
 
 @given(mills=st.integers(1, 30_000), count=st.integers(1, 8))
 def test_any_price_in_tenths_of_a_cent_is_read_so_too(mills: int, count: int) -> None:
     price = Decimal(mills) / 1000
-    assert {rate(told) for told in forms_of(price, count)} == {usd(price * count)}
+    assert {rate(form) for form in forms_of(price, count)} == {usd(price * count)}
 
 
 @given(cents=st.integers(1, 3_000), count=st.integers(1, 8), dearer=st.sampled_from(["a cent", "0.1 %"]))
 def test_a_price_that_really_rose_is_never_read_as_the_old_one(cents: int, count: int, dearer: str) -> None:
     price = Decimal(cents) / 100
     risen = price + Decimal("0.01") / count if dearer == "a cent" else price * Decimal("1.001")
-    for told in forms_of(risen, count):
-        read = rate(told)
+    for form in forms_of(risen, count):
+        read = rate(form)
         assert read is not None
         assert read > usd(price * count)
         assert abs(read - usd(risen * count)) <= 1 + usd(risen * count) // 2_000_000
@@ -689,17 +689,17 @@ def problem(status: int, detail: str) -> Answer:
 @pytest.mark.parametrize(("status", "of_offer"), [(400, True), (403, True), (401, False), (402, False), (422, False)])
 def test_a_rule_or_a_pool_that_refuses_is_about_this_offer_alone(status: int, of_offer: bool) -> None:
     """The table of `POST /v2/pods`: of 400 "Try your next candidate", of 403 "Skip this candidate, keep going"."""
-    told = judge_create_answer(problem(status, "gpu is not to be placed"))
-    assert isinstance(told, Rejected)
-    assert told.of_offer is of_offer
-    assert "gpu" in str(told)
+    judged = judge_create_answer(problem(status, "gpu is not to be placed"))
+    assert isinstance(judged, Rejected)
+    assert judged.of_offer is of_offer
+    assert "gpu" in str(judged)
 
 
 def test_the_table_of_refusals_is_still_the_documents() -> None:
-    told = document(SPEC)
-    if told is None:
+    spec = document(SPEC)
+    if spec is None:
         pytest.skip("the OpenAPI document is not here")
-    rows = [line.split("|") for line in told["paths"]["/v2/pods"]["post"]["description"].splitlines() if "| `" in line]
+    rows = [line.split("|") for line in spec["paths"]["/v2/pods"]["post"]["description"].splitlines() if "| `" in line]
     advice = {row[1].strip(" `"): row[3].strip() for row in rows}
     assert (advice["400"], advice["403"]) == ("Try your next candidate.", "Skip this candidate, keep going.")
     assert (advice["402"], advice["422"]) == ("Stop; no candidate will succeed.", "Fix the request. Never retry.")
@@ -794,7 +794,7 @@ def test_a_bid_asks_for_the_same_hosts_as_an_order_on_demand(
     runpod.create(order(sxm(spot=True, rate_micros_per_hour=usd("6.32")), token=OTHER))
     assert [one.state for one in runpod.find(None)] == [InstanceState.RUNNING] * 2
     assert [pod.body["gpu"]["minCudaVersion"] for pod in cloud.world.alive] == ["12.8"] * 2
-    assert all("supportPublicIp:true" in asked for asked in documents)
+    assert all("supportPublicIp:true" in document for document in documents)
 
 
 def test_an_image_silent_on_cuda_is_bid_for_on_any_host(
@@ -808,16 +808,16 @@ def test_an_image_silent_on_cuda_is_bid_for_on_any_host(
 
 def bidding(cloud: RunPodEmulator, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The documents that reach the emulator's GraphQL, without the SDK in between."""
-    asked: list[str] = []
+    documents: list[str] = []
 
     def answered(document: str, key: Secret, base_url: str) -> dict[str, Any]:
-        asked.append(document)
+        documents.append(document)
         with cloud.world.lock:
-            told = json.dumps(execute(document, cloud.world, None))
-        return dict(json.loads(told, parse_float=Decimal))
+            answer = json.dumps(execute(document, cloud.world, None))
+        return dict(json.loads(answer, parse_float=Decimal))
 
     monkeypatch.setattr(spot, "ask", answered)
-    return asked
+    return documents
 
 
 @pytest.mark.slow
@@ -1032,12 +1032,12 @@ class TestTheEmulatorIsHonest:
     def test_the_guards_other_ways_to_end_it_work_too(
         self, cloud: RunPodEmulator, runpod: RunPodProvider, clock: VirtualClock
     ) -> None:
-        one, two = runpod.create(order()), runpod.create(order(token=OTHER))
-        path = f"/v2/pods/{one.id}/action"
-        assert self.own_key(cloud, one, clock).request("POST", path, body={"action": "terminate"}).status == 204
-        document = f'mutation {{ podTerminate(input: {{podId: "{two.id}"}}) }}'
-        told = self.own_key(cloud, two, clock).request("POST", "/graphql", body={"query": document}).json
-        assert told == {"data": {"podTerminate": None}}
+        first, second = runpod.create(order()), runpod.create(order(token=OTHER))
+        path = f"/v2/pods/{first.id}/action"
+        assert self.own_key(cloud, first, clock).request("POST", path, body={"action": "terminate"}).status == 204
+        document = f'mutation {{ podTerminate(input: {{podId: "{second.id}"}}) }}'
+        answer = self.own_key(cloud, second, clock).request("POST", "/graphql", body={"query": document}).json
+        assert answer == {"data": {"podTerminate": None}}
         assert cloud.world.alive == []
 
     def test_a_container_that_ends_is_started_again_at_another_port(

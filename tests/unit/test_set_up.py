@@ -57,11 +57,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("system", "demo", "lacks", "told"), CASES)
+@pytest.mark.parametrize(("system", "demo", "lacks", "expected"), CASES)
 def test_what_is_missing_is_named_with_what_brings_it(
-    system: str | None, demo: bool, lacks: list[str], told: str, refusal: Callable[..., str]
+    system: str | None, demo: bool, lacks: list[str], expected: str, refusal: Callable[..., str]
 ) -> None:
-    assert refusal(system, demo, *lacks) == told
+    assert refusal(system, demo, *lacks) == expected
 
 
 @pytest.mark.parametrize(

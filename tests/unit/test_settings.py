@@ -94,8 +94,8 @@ def test_a_cloned_repository_may_only_lower_the_cap(
     Path("gpurun.toml").write_text(f"max_cost = {of_project}\n")
     if own:
         Home(own_home).prepare().config.write_text(f"max_cost = {own}\n")
-    told = json.loads(gpurun("plan", "mini-gpt", "--gpu", "1xH100", "--json")[1])["data"]
-    assert (told["cap_micros"], told["cap_from"]) == (cap, place)
+    data = json.loads(gpurun("plan", "mini-gpt", "--gpu", "1xH100", "--json")[1])["data"]
+    assert (data["cap_micros"], data["cap_from"]) == (cap, place)
     if cap:
         assert f"cap ${cap / 1e6:.2f} ({place})" in " ".join(gpurun("plan", "mini-gpt", "--gpu", "1xH100")[1].split())
 

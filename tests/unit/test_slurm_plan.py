@@ -31,8 +31,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS
 
 def planned(*words: str) -> dict[str, Any]:
     """The plan of a job on two GPUs; of a refusal, its error."""
-    told = json.loads(gpurun("plan", "mini-gpt", "--provider", "slurm", "--gpu", "2xA100", "--json", *words).stdout)
-    found: dict[str, Any] = told["data"] if told["ok"] else told["errors"][0]
+    answer = json.loads(gpurun("plan", "mini-gpt", "--provider", "slurm", "--gpu", "2xA100", "--json", *words).stdout)
+    found: dict[str, Any] = answer["data"] if answer["ok"] else answer["errors"][0]
     return found
 
 
@@ -66,7 +66,7 @@ def test_a_cluster_whose_jobs_overrun_is_counted_in_or_refused(slurm: ScriptedSl
 
 
 @pytest.mark.parametrize(
-    ("knob", "told", "code"),
+    ("knob", "value", "code"),
     [
         ("away", "", "slurm.no_answer"),
         ("sinfo", "main*|up|1-00:00:00|idle|1|gpu:a100:1", "slurm.too_few"),
@@ -76,9 +76,9 @@ def test_a_cluster_whose_jobs_overrun_is_counted_in_or_refused(slurm: ScriptedSl
     ],
 )
 def test_what_a_cluster_cannot_do_is_refused_before_submitting(
-    slurm: ScriptedSlurm, knob: str, told: str, code: str
+    slurm: ScriptedSlurm, knob: str, value: str, code: str
 ) -> None:
-    slurm.set(knob, told)
+    slurm.set(knob, value)
     assert planned("--max-cost", "50")["code"] == code
     assert slurm.jobs == []
 
@@ -107,8 +107,8 @@ def test_what_is_typed_for_a_run_replaces_the_table(slurm: ScriptedSlurm) -> Non
 
 @pytest.mark.parametrize("flag", ["--partition", "--account", "--qos", "--time"])
 def test_a_flag_of_a_cluster_is_refused_where_there_is_none(slurm: ScriptedSlurm, flag: str) -> None:
-    told = json.loads(gpurun("plan", "mini-gpt", "--provider", "runpod", flag, "9", "--json").stdout)
-    assert told["errors"][0]["code"] == f"{flag[2:]}.unused"
+    answer = json.loads(gpurun("plan", "mini-gpt", "--provider", "runpod", flag, "9", "--json").stdout)
+    assert answer["errors"][0]["code"] == f"{flag[2:]}.unused"
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def write_table(slurm: ScriptedSlurm, line: str) -> None:
 def test_a_clusters_offers_are_partitions_with_idle_and_limits(slurm: ScriptedSlurm) -> None:
     gpus = "gpu*|up|2-00:00:00|{}|1|gpu:a100:8"
     slurm.set("sinfo", "\n".join([gpus.format("idle"), gpus.format("drain"), "old|down|1:00|idle|2|(null)"]))
-    told = json.loads(gpurun("offers", "--provider", "slurm", "--json").stdout)
-    (gpu, old) = told["data"]["partitions"]
+    answer = json.loads(gpurun("offers", "--provider", "slurm", "--json").stdout)
+    (gpu, old) = answer["data"]["partitions"]
     assert (gpu["name"], gpu["nodes"], gpu["idle"], gpu["longest_s"]) == ("gpu", [[8, 1]], 1, 172800)
     assert (old["name"], old["is_up"]) == ("old", False)
     shown = gpurun("offers", "--provider", "slurm:lab", "--gpu", "8xA100").stdout

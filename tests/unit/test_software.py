@@ -83,8 +83,8 @@ def test_what_is_beside_torch_is_reported_as_pip_freeze_has_it(tmp_path: Path) -
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     environment = {"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]}
     done = subprocess.run([sys.executable, "-S", "-c", PROBE], input=b"\n", env=environment, capture_output=True)
-    told = json.loads(done.stdout.splitlines()[0])["packages"]
-    assert told == {"count": 2, "sha256": hashlib.sha256(b"Accelerate==1.15.0\nzarr==3.0").hexdigest()}
+    packages = json.loads(done.stdout.splitlines()[0])["packages"]
+    assert packages == {"count": 2, "sha256": hashlib.sha256(b"Accelerate==1.15.0\nzarr==3.0").hexdigest()}
 
 
 def test_the_hugging_face_trainer_trains_in_one_process() -> None:

@@ -41,8 +41,8 @@ class Dearer(CloudRun):
             if note[0] is Event.TRAIN_OBSERVED:
                 break
             self.write(note)
-        told = {"code": "price.rose", "message": "dearer", "token": self.token, "id": self.instance_id}
-        self.write((Event.INCIDENT, {**told, "rate_micros_per_hour": 2 * RATE, "since_wall": self.clock.wall()}))
+        fields = {"code": "price.rose", "message": "dearer", "token": self.token, "id": self.instance_id}
+        self.write((Event.INCIDENT, {**fields, "rate_micros_per_hour": 2 * RATE, "since_wall": self.clock.wall()}))
         return self
 
 
@@ -63,8 +63,8 @@ def test_a_risen_price_is_in_every_figure_while_it_runs(home: Home) -> None:
     """`ps` said $21.52 for $25.02: it had a reckoning of its own, which knew of no rise."""
     run = Dearer(home).until_dearer()
     run.clock.sleep(1800)
-    asked = next(one for one in run.journal.records if one.event is Event.CREATE_INTENDED)
-    before_s = elapsed_s(run.journal.records, asked, run.journal.records[-1])
+    request = next(record for record in run.journal.records if record.event is Event.CREATE_INTENDED)
+    before_s = elapsed_s(run.journal.records, request, run.journal.records[-1])
     expected = -(-RATE * 60 * -(-(before_s + 1800) // 60) // 3600) + -(-RATE * 1800 // 3600)
     assert set(shown(run, run.clock.wall()).values()) == {int(expected)}
 
@@ -85,9 +85,9 @@ def test_a_machine_its_timer_ended_costs_no_more_beside_another(home: Home) -> N
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created())
     run.clock.sleep(8 * 3600)
-    told = {"id": run.instance_id, "token": run.token}
-    run.write((Event.DESTROY_INTENDED, {**told, "reason": "lease", "timer": True}))
-    run.write((Event.DESTROY_ASKED, {**told, "attempt": 1, "answer": "gone"}))
+    ids = {"id": run.instance_id, "token": run.token}
+    run.write((Event.DESTROY_INTENDED, {**ids, "reason": "lease", "timer": True}))
+    run.write((Event.DESTROY_ASKED, {**ids, "attempt": 1, "answer": "gone"}))
     read = {"id": run.instance_id, "state": "GONE", "listed": False, "answer_sha256": "0" * 64}
     for at_s in (0.0, 15.0, 30.0):
         run.clock.sleep(15)

@@ -63,10 +63,10 @@ def data_of(source: Path, resolved: ResolvedRecipe) -> DataSummary:
     return prepared(resolved.record, str(source), into=into, cache=source.parent / "cache", say=print)
 
 
-def shipped(data: DataSummary, resolved: ResolvedRecipe, **told: Any) -> set[str]:
+def shipped(data: DataSummary, resolved: ResolvedRecipe, **changes: Any) -> set[str]:
     plan = plan_of("fox-41")
     job = plan.job.model_copy(update={"resolved": resolved.record})
-    plan = plan.model_copy(update={"data": data, "job": job, **told})
+    plan = plan.model_copy(update={"data": data, "job": job, **changes})
     return {
         file.name
         for file in survey(plan.job.workload(plan, bundle_root() / "trainer", cpus=1).uploads).files

@@ -48,7 +48,7 @@ def planned(
     return make_plan(proposal, need_data=False)
 
 
-def test_small_trials_share_a_card_and_cost_less_than_a_rental_each(tmp_path: Path) -> None:
+def test_small_trials_share_a_card_and_cost_less_than_alone(tmp_path: Path) -> None:
     alone = make_plan(TrainerProposal(request("shakespeare-char", "1xA10", "100"), desk(tmp_path)), need_data=False)
     plan = planned(tmp_path, "shakespeare-char")
     assert 2 <= plan.processes <= 8
@@ -74,7 +74,7 @@ def test_a_plan_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert again.job.with_settings({"optim.lr": "0.002", "model.layers": "4"}).resolved["model"]["layers"] == 4
 
 
-def test_a_cap_below_all_trials_holds_some_and_one_below_a_single_trial_is_refused(tmp_path: Path) -> None:
+def test_a_cap_holds_some_trials_and_is_refused_below_one(tmp_path: Path) -> None:
     whole = planned(tmp_path, "gpt2-124m", "1xA100")
     part = planned(tmp_path, "gpt2-124m", "1xA100", cap="150")
     assert part.worst_micros <= usd(150) < whole.worst_micros
@@ -97,13 +97,13 @@ def test_trials_that_a_card_cannot_hold_are_refused(tmp_path: Path) -> None:
         planned(tmp_path, "mini-gpt", "2x8xA100")
 
 
-def test_its_checkpoints_and_its_disk_are_counted_for_all_that_is_kept(tmp_path: Path) -> None:
+def test_checkpoints_and_disk_are_counted_for_all_that_is_kept(tmp_path: Path) -> None:
     one, three = (planned(tmp_path, "shakespeare-char", keep=keep).job for keep in (1, 3))
     assert three.home_bytes == 3 * one.home_bytes
     assert three.disk_gb > one.disk_gb > 0
 
 
-def test_of_very_many_combinations_each_value_and_the_greatest_together_are_looked_at() -> None:
+def test_each_value_and_all_greatest_together_are_looked_at() -> None:
     axes = dict(parse_axis(f"{name}=2,9,10,1") for name in "abcdef")
     looked_at = list(make_sweep(axes, {"sampler": "random", "trials": 5}).corners())
     assert len(looked_at) < 200
@@ -127,7 +127,7 @@ def test_values_are_read_as_they_are_written(text: str, found: Any) -> None:
     assert parse_axis(text)[1] == found
 
 
-def test_the_next_machine_of_a_run_gets_what_the_last_one_came_to(tmp_path: Path) -> None:
+def test_the_next_machine_of_a_run_gets_the_results_of_the_last(tmp_path: Path) -> None:
     plan = planned(tmp_path, "mini-gpt", sets=("optim.lr=1e-4,1e-3",))
     assert plan.job.can_resume
     names = ("outputs/gpurun-sweep/trials.json", "outputs/gpurun-sweep/best/001/checkpoints/000004.model.safetensors")
@@ -145,7 +145,7 @@ def test_the_next_machine_of_a_run_gets_what_the_last_one_came_to(tmp_path: Path
     assert order["earlier"][0] == "../earlier_sweep"
 
 
-def test_a_trial_that_this_run_has_paid_for_is_restored_from_no_earlier_run() -> None:
+def test_a_trial_of_this_run_is_restored_from_no_earlier_run() -> None:
     def event(state: str, *, is_restored: bool) -> TrialEvent:
         found = make_event({"kind": "trial", "trial": 1, "state": state, "seconds": 9.0, "is_restored": is_restored})
         assert isinstance(found, TrialEvent)

@@ -58,7 +58,7 @@ class Machine:
         }  # fmt: skip
         (self.bundle / "sweep.json").write_text(json.dumps(usual | order))
         start = "from gpurun.remote.agent.runner.sweep import main; raise SystemExit(main())"
-        env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "GPURUN_EVENTS": str(self.bundle / "told.jsonl")}
+        env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "GPURUN_EVENTS": str(self.bundle / "reported.jsonl")}
         return subprocess.Popen(
             [sys.executable, "-c", start, "../sweep.json"], cwd=self.work, env=env, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -82,7 +82,7 @@ class Machine:
         best = self.work / "gpurun-sweep" / "best"
         return sorted(path.relative_to(best).as_posix() for path in best.rglob("*") if path.is_file())
 
-    def told(self) -> list[Any]:
+    def events(self) -> list[Any]:
         events = self.out / "events.jsonl"
         return [json.loads(line) for line in events.read_text().splitlines()] if events.exists() else []
 
@@ -112,7 +112,7 @@ def test_each_combination_is_tried_once_and_the_best_kept(machine: Machine) -> N
     assert "best: trial 003" in said
     assert "003 | step 9/9" in said
     assert not (machine.bundle / "trials" / "003").exists()
-    assert [told["state"] for told in machine.told() if told["trial"] == 3][-1] == "done"
+    assert [event["state"] for event in machine.events() if event["trial"] == 3][-1] == "done"
 
 
 def test_the_best_k_are_kept(machine: Machine) -> None:
@@ -170,7 +170,7 @@ def test_a_trial_that_falls_behind_ends_at_once(machine: Machine) -> None:
 def test_a_stop_prefers_a_finished_trial_to_a_better_one(machine: Machine) -> None:
     """The second is ahead by its loss and has written no weights; those of the first were deleted for it."""
     child = machine.begins(argv=[*WORDS, "--steps", "40", "--pause", "0.05"])
-    until(lambda: any(told["trial"] == 2 and (told["loss"] or 9) < 2 for told in machine.told()))
+    until(lambda: any(event["trial"] == 2 and (event["loss"] or 9) < 2 for event in machine.events()))
     child.send_signal(signal.SIGTERM)
     said, _ = child.communicate(timeout=30)
     assert child.returncode == 0, said
@@ -208,10 +208,10 @@ def test_another_machine_goes_on_from_what_came_home(machine: Machine, tmp_path:
     assert (code, other.states) == (0, ["done"] * 3)
     assert "001 |" not in said
     assert other.kept == ["001/started.txt", "001/weights.bin"]
-    assert [told["is_restored"] for told in other.told() if told["trial"] == 1] == [True]
+    assert [event["is_restored"] for event in other.events() if event["trial"] == 1] == [True]
 
 
-def test_a_sampler_that_repeats_itself_tries_nothing_twice_and_ends(machine: Machine) -> None:
+def test_a_sampler_that_repeats_itself_tries_nothing_twice(machine: Machine) -> None:
     code, said = machine.sweeps(space={"lr": ["1", "2"], "width": ["1"]}, trials=5, sampler="random")
     assert (code, machine.states) == (0, ["done", "done"])
     assert "settings" in said
@@ -255,7 +255,7 @@ def test_a_machine_without_optuna_draws_by_chance_and_says_so(machine: Machine) 
     code, said = machine.sweeps(space=space, trials=4, sampler="tpe", seed=3)
     assert (code, machine.states) == (0, ["done"] * 4), said
     assert lacking(said, "made for another numpy", "--sampler random") == []
-    (warning,) = [event for event in machine.told() if event["kind"] == "warning"]
+    (warning,) = [event for event in machine.events() if event["kind"] == "warning"]
     assert warning["code"] == "optuna.missing"
 
 

@@ -30,12 +30,12 @@ def test_a_token_says_home_deadline_and_run_and_fits_any_name(run: str) -> None:
     assert re.fullmatch(r"[a-z0-9][a-z0-9-]{0,58}[a-z0-9]", made), "a host name, a file name, a key"
     assert len(made) <= MOST
     assert len(client_token(made, "us-east-1a")) <= 62
-    told = parse_token(made)
-    assert told is not None
-    assert (told.text, told.home, told.deadline_wall) == (made, HOME, DEADLINE)
-    assert run.startswith(told.run)
-    assert told.run_or(run) == run, "a tag has the whole name"
-    assert told.run_or("another") == told.run_or("../../etc") == told.run_or(f"{told.run}/../x") == told.run
+    parsed = parse_token(made)
+    assert parsed is not None
+    assert (parsed.text, parsed.home, parsed.deadline_wall) == (made, HOME, DEADLINE)
+    assert run.startswith(parsed.run)
+    assert parsed.run_or(run) == run, "a tag has the whole name"
+    assert parsed.run_or("another") == parsed.run_or("../../etc") == parsed.run_or(f"{parsed.run}/../x") == parsed.run
 
 
 def test_two_tokens_of_one_run_differ() -> None:
@@ -43,11 +43,11 @@ def test_two_tokens_of_one_run_differ() -> None:
 
 
 def test_the_older_form_is_read_without_home_or_deadline() -> None:
-    told = parse_token("gr-fox-41-0a1b2c3d")
-    assert told is not None
-    assert (told.home, told.deadline_wall, told.run) == ("", None, "fox-41")
-    assert told.deadline_or("1795246236") == DEADLINE
-    assert told.deadline_or("soon") is told.deadline_or(None) is told.deadline_or("²") is None
+    parsed = parse_token("gr-fox-41-0a1b2c3d")
+    assert parsed is not None
+    assert (parsed.home, parsed.deadline_wall, parsed.run) == ("", None, "fox-41")
+    assert parsed.deadline_or("1795246236") == DEADLINE
+    assert parsed.deadline_or("soon") is parsed.deadline_or(None) is parsed.deadline_or("²") is None
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def _seen_at(cloud: str, token: str, run: str, deadline: str) -> tuple[str, str,
         pod = pods.parse_pod({"id": "p1", "name": token, "env": env, "status": "RUNNING"})
         return pod.token, pod.run, pod.deadline_wall
     if cloud == "lambda":
-        told = {"gpurun-run": run, "gpurun-token": token, "gpurun-deadline": deadline}
-        listed = [{"key": key, "value": value} for key, value in told.items()]
-        one = lambda_instances.parse_lambda_instance({"id": "l1", "name": token, "status": "active", "tags": listed})
-        return one.token, one.run, one.deadline_wall
+        tags = {"gpurun-run": run, "gpurun-token": token, "gpurun-deadline": deadline}
+        listed = [{"key": key, "value": value} for key, value in tags.items()]
+        vm = lambda_instances.parse_lambda_instance({"id": "l1", "name": token, "status": "active", "tags": listed})
+        return vm.token, vm.run, vm.deadline_wall
     tags = {"gpurun:run": run, "gpurun:token": token, "gpurun:deadline": deadline}
     return owner({"ClientToken": f"{token}.b", "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]})
 
@@ -88,8 +88,8 @@ def test_a_tag_that_somebody_edited_changes_no_deadline(cloud: str, edited: str)
 
 def test_an_ec2_client_token_is_believed_before_another_tag() -> None:
     token, other = make_token(HOME, DEADLINE, "fox-41"), make_token("ffffff", 9e9, "owl-7")
-    told = {"ClientToken": token, "Tags": [{"Key": "gpurun:token", "Value": other}]}
-    assert owner(told) == (token, "fox-41", DEADLINE)
+    instance = {"ClientToken": token, "Tags": [{"Key": "gpurun:token", "Value": other}]}
+    assert owner(instance) == (token, "fox-41", DEADLINE)
 
 
 def test_ec2_is_asked_for_both_forms() -> None:

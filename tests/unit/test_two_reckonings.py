@@ -68,5 +68,5 @@ def test_both_keep_to_the_rules_by_which_a_run_was_opened(tmp_path: Path) -> Non
 
 def test_the_drawn_journals_have_all_that_bears_on_money(tmp_path: Path) -> None:
     """Else the two would be compared about nothing."""
-    told = str([money_and_death(journal(seed)) for seed in range(300)])
-    assert [word for word in SEEN if word not in told] == []
+    text = str([money_and_death(journal(seed)) for seed in range(300)])
+    assert [word for word in SEEN if word not in text] == []

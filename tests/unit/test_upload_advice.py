@@ -159,8 +159,8 @@ def test_a_left_out_path_of_the_command_is_refused_until_decided(nano: Path) -> 
 def test_a_fresh_clone_is_told_what_it_reads_and_does_not_have(tmp_path: Path) -> None:
     files = {name: text for name, text in NANOGPT.items() if not name.endswith((".bin", "input.txt", ".pt"))}
     found = work_folder(Command(argv=NANOGPT_WORDS, folder=str(folder(tmp_path / "nano", files))))
-    told = list(file_warnings(found))
-    assert [lacking(line, "train.py", name) for line, name in zip(told, ("train.bin", "val.bin"), strict=True)] == [
+    warnings = list(file_warnings(found))
+    assert [lacking(line, "train.py", name) for line, name in zip(warnings, ("train.bin", "val.bin"), strict=True)] == [
         [],
         [],
     ]
@@ -173,8 +173,8 @@ def test_a_module_where_python_does_not_look_gets_the_cure(tmp_path: Path) -> No
     root = folder(tmp_path / "min", MINGPT)
     command = Command(argv=("python", "projects/chargpt/chargpt.py"), folder=str(root))
     found = work_folder(command)
-    (told,) = import_warnings(found, command, python=sys.executable, is_rented=True)
-    assert lacking(told, "chargpt.py", "mingpt", "--env PYTHONPATH=.") == []
+    (warning,) = import_warnings(found, command, python=sys.executable, is_rented=True)
+    assert lacking(warning, "chargpt.py", "mingpt", "--env PYTHONPATH=.") == []
     assert lacking(next(file_warnings(found)), "projects/chargpt/chargpt.py", "input.txt") == []
     for cured in (
         command.model_copy(update={"env": {"PYTHONPATH": "."}}),
@@ -192,8 +192,8 @@ def test_a_script_alone_takes_only_what_it_imports_and_names(tmp_path: Path) -> 
     said = " ".join(upload_notes(found, command, is_installed_there=True))
     assert lacking(said, "makemore.py", "helper.py, names.txt") == []
     assert lacking(" ".join(file_warnings(found)), "makemore.py", "config.yml") == []
-    (told,) = import_warnings(found, command, python=sys.executable, is_rented=True)
-    assert lacking(told, "makemore.py", "no_such_module") == []
+    (warning,) = import_warnings(found, command, python=sys.executable, is_rented=True)
+    assert lacking(warning, "makemore.py", "no_such_module") == []
     assert imports_of(found, command) == ("no_such_module", "torch")
     other = command.model_copy(update={"argv": ("makemore.py", "--config", "photo.jpg"), "exclude": ("names.txt",)})
     found = work_folder(other)
@@ -238,10 +238,10 @@ def test_gpuruns_own_home_is_never_uploaded(nano: Path) -> None:
 @pytest.mark.parametrize("answer", [True, False, None])
 def test_a_key_files_template_is_asked_about_and_a_key_is_not(tmp_path: Path, answer: bool | None) -> None:
     root = folder(tmp_path / "t", {"train.py": "", ".env.example": "HF_TOKEN=\n", "sub/.env.sample": "TOKEN=\n"})
-    command, asked = Command(argv=("python", "train.py"), folder=str(root)), list[str]()
+    command, names = Command(argv=("python", "train.py"), folder=str(root)), list[str]()
 
     def admit(name: str) -> bool | None:
-        asked.append(name)
+        names.append(name)
         return answer
 
     if answer is None:
@@ -253,8 +253,8 @@ def test_a_key_files_template_is_asked_about_and_a_key_is_not(tmp_path: Path, an
         assert ".env.example" in without_keys(by_flag, work_folder(by_flag))[1].files
         return
     decided, found = without_keys(command, work_folder(command), admit)
-    assert asked == [".env.example", "sub/.env.sample"]
-    assert (".env.example" in found.files, decided.include) == (answer, tuple(asked) if answer else ())
+    assert names == [".env.example", "sub/.env.sample"]
+    assert (".env.example" in found.files, decided.include) == (answer, tuple(names) if answer else ())
     (root / ".env.example").write_text("HF_TOKEN=hf_" + "a" * 34)
     with refusal(UsageError, "pack.secret", ".env.example"):
         without_keys(command, work_folder(command), admit)
@@ -330,9 +330,9 @@ def test_a_notebook_runs_by_nbconvert_installed_only_if_asked(tmp_path: Path) ->
     ],
 )  # fmt: skip
 def test_a_failure_is_told_with_its_cure(nano: Path, words: str, cure: str) -> None:
-    told = failure_cure(f"its last words: {words}", Command(argv=NANOGPT_WORDS, folder=str(nano)))
-    assert cure.lower() in told.lower()
-    assert bool(cure) == bool(told)
+    advice = failure_cure(f"its last words: {words}", Command(argv=NANOGPT_WORDS, folder=str(nano)))
+    assert cure.lower() in advice.lower()
+    assert bool(cure) == bool(advice)
 
 
 def wheel(place: Path, name: str) -> Path:
@@ -390,9 +390,9 @@ def test_a_python_without_pip_falls_back_and_pips_words_are_kept(tmp_path: Path,
             "-c import torch") ;;
             "-m pip --version") exit 1 ;;
             "-m ensurepip --user") {"true" if has == "ensurepip" else "exit 1"} ;;
-            *) echo "python $*" >> told ;;
+            *) echo "python $*" >> calls ;;
         esac""",
-        **({"uv": 'echo "uv $*" >> told'} if has == "uv" else {}),
+        **({"uv": 'echo "uv $*" >> calls'} if has == "uv" else {}),
     }
     for name, text in programs.items():
         path = tmp_path / "bin" / name
@@ -408,7 +408,7 @@ def test_a_python_without_pip_falls_back_and_pips_words_are_kept(tmp_path: Path,
         assert "ensurepip" in done.stderr
     else:
         first = "uv pip install" if has == "uv" else "python -m pip install"
-        assert (tmp_path / "told").read_text().startswith(first)
+        assert (tmp_path / "calls").read_text().startswith(first)
 
 
 def test_nothing_is_uploaded_where_there_is_no_folder() -> None:

@@ -67,15 +67,15 @@ def test_a_sweep_shows_a_row_per_trial_and_marks_the_best(count: int, height: in
         }
         for number in range(1, count + 1)
     ]  # fmt: skip
-    screen.update((), [event for told in trials if (event := make_event(told))], ())
+    screen.update((), [event for fields in trials if (event := make_event(fields))], ())
     best = max(number for number in range(1, count) if number % 3)
     lines = drawn(screen, now, 80, height).splitlines()
     assert len(lines) < height
-    assert max(cells(one) for one in lines) <= 80
-    table = [one for one in lines if re.match(r" {4}\d{3}  ", one)]
+    assert max(cells(line) for line in lines) <= 80
+    table = [line for line in lines if re.match(r" {4}\d{3}  ", line)]
     assert "running" in table[0]
     assert f"{best:03d}  best " in table[1]
-    left = [one for one in lines if one.strip().startswith("and ")]
+    left = [line for line in lines if line.strip().startswith("and ")]
     assert len(table) + (int(left[0].split()[1]) if left else 0) == count
     assert bool(left) is (len(table) < count)
 
@@ -165,11 +165,11 @@ def test_a_duplicate_is_paid_for_like_the_machine_that_was_kept() -> None:
 @pytest.mark.parametrize("story", ["plain", "set back", "cheaper once ready", "dearer once ready"])
 def test_what_it_says_was_spent_is_what_the_receipt_says(tmp_path: Path, story: str) -> None:
     run = CloudRun(Home(tmp_path))
-    told = {"cheaper once ready": RATE // 2, "dearer once ready": RATE + 7}.get(story)
-    run.write(run.opened(), run.intended(), run.created(rate_micros_per_hour=None if told else RATE))
+    rate = {"cheaper once ready": RATE // 2, "dearer once ready": RATE + 7}.get(story)
+    run.write(run.opened(), run.intended(), run.created(rate_micros_per_hour=None if rate else RATE))
     run.clock.jump_wall(-1800 if story == "set back" else 0)
-    if told:
-        ready = {"id": run.instance_id, "instance": run.instance(rate_micros_per_hour=told), "facts": {}, "seconds": 1}
+    if rate:
+        ready = {"id": run.instance_id, "instance": run.instance(rate_micros_per_hour=rate), "facts": {}, "seconds": 1}
         run.clock.sleep(108)
         run.write((Event.READY_OBSERVED, ready)).play(run.death())
     else:
@@ -177,8 +177,8 @@ def test_what_it_says_was_spent_is_what_the_receipt_says(tmp_path: Path, story: 
     run.settle()
     screen = Screen(samples.plan(offer=samples.offer(rate_micros_per_hour=RATE, billing_unit_s=60)), spent_by)
     screen.update(run.journal.records, [], [])
-    told_cost = read_receipt(run.home, run.folder).predicate["cost"]
-    assert screen.spent(run.clock.wall()) == told_cost["upper_bound_micros"]
+    receipt_cost = read_receipt(run.home, run.folder).predicate["cost"]
+    assert screen.spent(run.clock.wall()) == receipt_cost["upper_bound_micros"]
 
 
 def test_it_shows_the_offer_taken_when_the_first_is_refused() -> None:
@@ -192,17 +192,17 @@ def test_it_shows_the_offer_taken_when_the_first_is_refused() -> None:
     screen = Screen(samples.plan(candidates=(first, second)), spent_by)
     dearer = {"offer": second.offer.model_dump(mode="json"), "provider": "lambda", "billing_unit_s": 60}
     dearer["rate_micros_per_hour"] = second.offer.rate_micros_per_hour
-    told = [
+    notes = [
         (Event.CREATE_INTENDED, samples.INTENT | {"offer": first.offer.model_dump(mode="json"), "provider": "runpod"}),
         (Event.CREATE_REFUSED, {"reason": "no_capacity"}),
         (Event.CREATE_INTENDED, samples.INTENT | dearer),
         (Event.CREATE_OBSERVED, {"instance": {"id": "i-1", "rate_micros_per_hour": None}}),
     ]
-    screen.update([samples.record(i, event, 0.0, data) for i, (event, data) in enumerate(told, 1)], [], [])
+    screen.update([samples.record(i, event, 0.0, data) for i, (event, data) in enumerate(notes, 1)], [], [])
     seen = drawn(screen, 3600.0)
     assert "lambda 1×H100 80G us-west-3" in seen
-    asked = samples.record(5, Event.CREATE_INTENDED, 0.0, told[2][1])
-    assert lacking(tell_record(asked), "lambda", "1×H100", "us-west-3", "$3.29/h") == []
+    record = samples.record(5, Event.CREATE_INTENDED, 0.0, notes[2][1])
+    assert lacking(tell_record(record), "lambda", "1×H100", "us-west-3", "$3.29/h") == []
     assert "runpod" not in seen
     assert "$3.29 now" in seen
     assert "worst $11.90" in seen
@@ -224,13 +224,13 @@ def test_what_it_says_in_words() -> None:
 def closed(outcome: str, exit_code: int, files: list[dict[str, object]]) -> str:
     """The last picture of a run whose trainer had saved step 2250, with what came home of it."""
     screen, now = samples.rented_screen()
-    told = [
+    notes = [
         (Event.TRAIN_OBSERVED, {"outcome": outcome, "reason": outcome, "message": "the instance is gone"}),
         (Event.COLLECT_OBSERVED, {"files": files, "missing": []}),
         (Event.DEATH_PROVEN, {"teardown": "destroyed", "reads": 3}),
         (Event.RUN_CLOSED, {"exit_code": exit_code}),
     ]
-    screen.update([samples.record(10 + i, event, now, data) for i, (event, data) in enumerate(told)], [], [])
+    screen.update([samples.record(10 + i, event, now, data) for i, (event, data) in enumerate(notes)], [], [])
     return drawn(screen, now, width=100, height=40)
 
 

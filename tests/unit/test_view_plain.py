@@ -33,8 +33,8 @@ def test_every_record_is_a_line_with_a_utc_stamp() -> None:
 
 def test_metrics_come_at_most_every_thirty_seconds() -> None:
     view = PlainView()
-    told = [line for t in range(600) for line in view.update([], [step(t, NOW + t)], NOW + t)]
-    assert len(told) == 20
+    lines = [line for t in range(600) for line in view.update([], [step(t, NOW + t)], NOW + t)]
+    assert len(lines) == 20
 
 
 def test_the_last_figures_come_out_before_the_stop() -> None:

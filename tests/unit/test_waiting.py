@@ -119,6 +119,6 @@ def test_a_signal_ends_the_waiting_and_leaves_the_run(
 ) -> None:
     monkeypatch.setattr("gpurun.core.clock.SystemClock.sleep", lambda *_: signal.raise_signal(number))
     waited = gpurun("wait", "--json")
-    told = json.loads(waited.stdout)
-    assert (waited.returncode, told["errors"][0]["code"]) == (code, "wait.interrupted")
+    answer = json.loads(waited.stdout)
+    assert (waited.returncode, answer["errors"][0]["code"]) == (code, "wait.interrupted")
     assert not driven.folder.control.exists()

@@ -52,8 +52,8 @@ def sight_of(home: Home, phase: Phase, *, provider: str = "runpod", address: Add
     )
     sight = look_at_run(home, "fox-41")
     has_one = phase not in (Phase.OPENED, Phase.CREATING)
-    told = {"phase": phase, "provider": provider, "instance": instance if has_one else None}
-    return replace(sight, state=sight.state.model_copy(update=told))
+    changes = {"phase": phase, "provider": provider, "instance": instance if has_one else None}
+    return replace(sight, state=sight.state.model_copy(update=changes))
 
 
 def way(sight: Sight, home: Home) -> WayIn:

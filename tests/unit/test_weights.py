@@ -25,8 +25,8 @@ from tests.unit.report_samples import finished_run, opened_run
 # A trainer of a few lines that says what it was asked and what it was given.
 STUB = """
 import json, os, sys
-asked = sys.argv[1:]
-prompt = next(word for word in asked if word.startswith("--prompt=")).removeprefix("--prompt=")
+words = sys.argv[1:]
+prompt = next(word for word in words if word.startswith("--prompt=")).removeprefix("--prompt=")
 if prompt == "refuse":
     sys.exit(print("refused: the character \\u202e is not in the vocabulary", file=sys.stderr) or 2)
 if prompt == "break":
@@ -35,8 +35,8 @@ if prompt == "hang":
     import time; time.sleep(600)
 if prompt == "ein Hund":
     sys.exit(print(json.dumps({"prompt": prompt, "text": "a dog", "beams": 4, "unknown": []})))
-told = {"prompt": prompt, "text": "\\x1b]0;evil\\x07 and more\\nlines", "argv": asked}
-print(json.dumps(told | {"environment": sorted(os.environ), "cwd": os.getcwd()}))
+answer = {"prompt": prompt, "text": "\\x1b]0;evil\\x07 and more\\nlines", "argv": words}
+print(json.dumps(answer | {"environment": sorted(os.environ), "cwd": os.getcwd()}))
 """
 EXPORT_STUB = """
 import pathlib, shutil, sys
@@ -72,9 +72,9 @@ def test_the_trainer_gets_no_key_and_its_words_steer_no_terminal(
     result = sample(
         session, run="fox", prompt="--help", checkpoint="best", tokens=7, temperature=0.0, top_k=None, seed=1
     )
-    asked = result.data["argv"]
+    argv = result.data["argv"]
     words = ["--tokens=7", "--temperature=0.0", "--seed=1", "--prompt=--help"]
-    assert asked[:7] == [str(folder.artifacts / WEIGHTS), *words, "--data", "/nowhere"]
+    assert argv[:7] == [str(folder.artifacts / WEIGHTS), *words, "--data", "/nowhere"]
     assert "RUNPOD_API_KEY" not in result.data["environment"]
     assert Path(result.data["cwd"]).name == "bundle", "a trainer in the person's folder is not run"
     assert result.text == "--help and more\nlines"
@@ -107,8 +107,8 @@ def test_what_collect_brought_in_mid_run_is_used_and_no_other(session: Session, 
     assert "gpurun collect owl-07" in early.value.hint
     bring_now(instance.far, going, "best", VirtualClock(), lambda file, have_bytes: None, FREE)
     for name in ("best", "last", "10"):
-        asked = sample(session, run="owl-07", prompt="a", checkpoint=name).data["argv"]
-        assert asked[0] == str(going.artifacts / "checkpoints/000010.weights")
+        argv = sample(session, run="owl-07", prompt="a", checkpoint=name).data["argv"]
+        assert argv[0] == str(going.artifacts / "checkpoints/000010.weights")
     with refusal(UsageError, "checkpoint.unknown", "'20'"):
         sample(session, run="owl-07", prompt="a", checkpoint="20")
     made = export(session, "owl-07", tmp_path / "hf", to="hf", checkpoint="best")
@@ -184,9 +184,9 @@ def test_the_command_line_passes_on_what_was_typed_and_no_more(
     session: Session, folder: RunFolder, tmp_path: Path
 ) -> None:
     home = ["--home", str(session.home.root), "--json"]
-    asked = ["sample", "fox-41", "--prompt", "a b", "--top-k", "5", "--checkpoint", "last", *home]
-    told = json.loads(CliRunner().invoke(build_app(), asked, standalone_mode=False).stdout)
-    assert told["data"]["argv"][1:3] == ["--top-k=5", "--prompt=a b"]
+    words = ["sample", "fox-41", "--prompt", "a b", "--top-k", "5", "--checkpoint", "last", *home]
+    answer = json.loads(CliRunner().invoke(build_app(), words, standalone_mode=False).stdout)
+    assert answer["data"]["argv"][1:3] == ["--top-k=5", "--prompt=a b"]
     made = CliRunner().invoke(build_app(), ["export", "fox-41", str(tmp_path / "hf"), *home], standalone_mode=False)
     assert json.loads(made.stdout)["data"]["step"] == 120
 
@@ -207,8 +207,8 @@ def test_in_a_home_that_was_moved_the_runs_own_data_is_found(session: Session, f
     """The plan has them where they were."""
     plan, old = json.loads(folder.plan.read_text()), "/gone/gpurun/runs/fox-41/data"
     folder.plan.write_text(json.dumps(plan | {"data": plan["data"] | {"folder": old}}))
-    asked = sample(session, run="fox-41", prompt="a", checkpoint="best").data["argv"]
-    assert asked[3] == old, "where they are nowhere, it is told where they were"
+    argv = sample(session, run="fox-41", prompt="a", checkpoint="best").data["argv"]
+    assert argv[3] == old, "where they are nowhere, it is told where they were"
     folder.data.mkdir()
-    asked = sample(session, run="fox-41", prompt="a", checkpoint="best").data["argv"]
-    assert asked[3] == str(folder.data)
+    argv = sample(session, run="fox-41", prompt="a", checkpoint="best").data["argv"]
+    assert argv[3] == str(folder.data)

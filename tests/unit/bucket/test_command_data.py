@@ -18,10 +18,12 @@ def put(bucket: Bucket, names: dict[str, bytes]) -> None:
         bucket.put(bucket.address.key("corpus", *name.split("/")), content)
 
 
-def asked(folder: Path, address: str) -> dict[str, bytes]:
-    told = summarize_data(Request(recipe="", data=address), folder, SystemClock(), lambda _: None)
-    files = {one.relative_to(folder / "data").as_posix(): one for one in (folder / "data").rglob("*") if one.is_file()}
-    assert told.bytes == sum(path.stat().st_size for path in files.values())
+def downloaded(folder: Path, address: str) -> dict[str, bytes]:
+    summary = summarize_data(Request(recipe="", data=address), folder, SystemClock(), lambda _: None)
+    files = {
+        path.relative_to(folder / "data").as_posix(): path for path in (folder / "data").rglob("*") if path.is_file()
+    }
+    assert summary.bytes == sum(path.stat().st_size for path in files.values())
     return {name: path.read_bytes() for name, path in files.items()}
 
 
@@ -30,7 +32,7 @@ def test_all_below_the_address_comes_and_nothing_beside_it(bucket: Bucket, tmp_p
     many = {f"part/{number:04d}.txt": b"x" * number for number in range(1, 1105)}  # More than one page has.
     put(bucket, {"a.txt": b"one", "empty": b"", **many})
     bucket.put(bucket.address.key("corpus-2", "b.txt"), b"other")
-    assert asked(tmp_path, "s3://shards/team/gpt/corpus") == {"a.txt": b"one", "empty": b"", **many}
+    assert downloaded(tmp_path, "s3://shards/team/gpt/corpus") == {"a.txt": b"one", "empty": b"", **many}
 
 
 @pytest.mark.parametrize(("name", "code"), [("../../outside", "data.bad_name"), ("", "data.missing")])
@@ -41,6 +43,6 @@ def test_a_name_out_of_the_folder_and_an_empty_url_are_refused(
         put(bucket, {name: b"x"})
     (tmp_path / "run").mkdir()
     with pytest.raises(UsageError) as refused:
-        asked(tmp_path / "run", "s3://shards/team/gpt/corpus")
+        downloaded(tmp_path / "run", "s3://shards/team/gpt/corpus")
     assert refused.value.code == code
     assert not (tmp_path / "outside").exists()

@@ -57,11 +57,11 @@ class Rented:
             ["sh", "-c", text], env={"PATH": os.environ["PATH"], "GPURUN_GUARD_TICK_S": "0.2"}, start_new_session=True
         )
 
-    def trains(self, script: str = SAVES, **told: object) -> None:
+    def trains(self, script: str = SAVES, **changes: object) -> None:
         now = time.time()
         stops = {"soft_stop_s": 60, "hard_stop_s": 60, "soft_stop_wall": now + 60, "hard_stop_wall": now + 60}
         argv = [sys.executable, "-I", "-S", "-c", "import os, time\n" + script]
-        job = {"v": 1, "run": "fox-41", "argv": argv, "cwd": "bundle", "env": {}, "save_s": 5, **stops, **told}
+        job = {"v": 1, "run": "fox-41", "argv": argv, "cwd": "bundle", "env": {}, "save_s": 5, **stops, **changes}
         self.far.start(job)
 
     def lingers(self, script: str = SAVES) -> None:

@@ -44,9 +44,9 @@ def test_what_does_not_go_on_is_given_up() -> None:
 
 
 def raised(ask: Callable[[], object]) -> type[GpurunError]:
-    with pytest.raises(GpurunError) as told:
+    with pytest.raises(GpurunError) as refused:
         ask()
-    return told.type
+    return refused.type
 
 
 @pytest.mark.parametrize(

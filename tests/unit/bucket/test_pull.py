@@ -247,9 +247,9 @@ def _ask(far: FarSide, file: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("digest", ["", "0" * 63, "0" * 65, "../" * 21 + "x", "G" * 64])
 def test_what_is_no_digest_names_no_file_over_there(digest: str, tmp_path: Path) -> None:
-    told = {"sha256": digest, "parts": [], "bytes": 0, "part_bytes": 1, "url": "", "codec": "zstd"}
+    fields = {"sha256": digest, "parts": [], "bytes": 0, "part_bytes": 1, "url": "", "codec": "zstd"}
     with pytest.raises(Refusal, match="digest"):
-        PulledFile(str(tmp_path), told, {})
+        PulledFile(str(tmp_path), fields, {})
     assert list(tmp_path.iterdir()) == []
 
 

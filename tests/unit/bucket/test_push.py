@@ -113,8 +113,8 @@ def test_all_is_there_once_the_last_list_has_latest_and_best(trainer: Trainer) -
     assert trainer.pusher.has_all()
     assert Pusher(str(trainer.root)).has_all(), "a keeper that takes over knows it too"
     manifest = trainer.root / "out" / "MANIFEST.json"
-    told = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**told, "files": told["files"][::-1]}))
+    listed = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**listed, "files": listed["files"][::-1]}))
     assert not trainer.pusher.has_all(), "the list that is there is an older one"
     trainer.save(10, 30, size=1 << 20)
     assert not trainer.pusher.has_all(), "another latest one"
@@ -291,8 +291,8 @@ def test_a_signed_list_that_makes_no_sense_is_not_believed(
     """The machine that has the key is not to be trusted either."""
     trainer.save(10)
     trainer.pusher.push()
-    told = (bucket.get(push_slots.head_key(PLACE), 1 << 20) or b"").partition(b"\n")[2]
-    body = json.dumps({**json.loads(told), **change}).encode()
+    signed = (bucket.get(push_slots.head_key(PLACE), 1 << 20) or b"").partition(b"\n")[2]
+    body = json.dumps({**json.loads(signed), **change}).encode()
     bucket.put(
         push_slots.head_key(PLACE), hmac.new(KEY.encode(), body, hashlib.sha256).hexdigest().encode() + b"\n" + body
     )

@@ -235,7 +235,7 @@ def test_an_archived_object_is_staged_again_before_a_pull_fails(
 
 
 @pytest.mark.parametrize(
-    ("told", "is_there"),
+    ("answer", "is_there"),
     [
         ({"ArchiveStatus": "ARCHIVE_ACCESS"}, False),
         ({"StorageClass": "GLACIER", "Restore": 'ongoing-request="true"'}, False),
@@ -244,9 +244,9 @@ def test_an_archived_object_is_staged_again_before_a_pull_fails(
     ids=["by itself", "on its way", "brought back"],
 )
 def test_what_was_brought_back_from_an_archive_is_there(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, told: dict[str, str], is_there: bool
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, answer: dict[str, str], is_there: bool
 ) -> None:
-    monkeypatch.setattr(bucket, "_call", lambda *_, **__: {"ContentLength": 1, "ETag": '"x"', **told})
+    monkeypatch.setattr(bucket, "_call", lambda *_, **__: {"ContentLength": 1, "ETag": '"x"', **answer})
     assert (bucket.head("x") == Head(1, "x")) is is_there
 
 
@@ -279,9 +279,9 @@ def refusal_of(bucket: Bucket) -> GpurunError:
         bucket.look()
         bucket.put("team/gpt/x", b"x")
 
-    with pytest.raises(GpurunError) as told:
+    with pytest.raises(GpurunError) as refused:
         use()
-    return told.value
+    return refused.value
 
 
 def test_a_missing_bucket_is_named_with_where_it_was_sought(s3: S3Emulator) -> None:

@@ -62,8 +62,8 @@ def test_marks_make_the_same_documents_wherever_a_text_is_cut(stories: list[str]
         path = Path(folder) / "a.txt"
         path.write_text(f"\n{END}\n".join(stories) + f"\n{END}", encoding="utf-8")
         first, *others = path.read_text().split(END)
-        told = [first, *(part.lstrip(" \t").removeprefix("\n") for part in others)]
-        assert in_parts(path, cuts) == [part for part in told if part.strip()]
+        expected = [first, *(part.lstrip(" \t").removeprefix("\n") for part in others)]
+        assert in_parts(path, cuts) == [part for part in expected if part.strip()]
 
 
 @pytest.mark.parametrize("mark", ["line", "end of a line", "start of a line", "start and end"])

@@ -60,10 +60,10 @@ def test_splits_follow_file_names_and_test_is_left_alone(tmp_path: Path, name: s
     said: list[str] = []
     found = made(source, tmp_path / "out", said)
     assert found == {"train": lines(splits[0]), "val": lines(splits[1])}
-    told = " ".join(said)
-    assert f"{'corpus.zip/wiki/' * (form == 'zip')}{pattern.format(splits[1])}" in told
-    assert told.count("test") >= 2
-    assert "1 test" in told
+    output = " ".join(said)
+    assert f"{'corpus.zip/wiki/' * (form == 'zip')}{pattern.format(splits[1])}" in output
+    assert output.count("test") >= 2
+    assert "1 test" in output
 
 
 def test_the_hubs_three_parquet_splits_stay_apart_behind_links(tmp_path: Path) -> None:

@@ -225,13 +225,13 @@ def test_the_logins_proxy_is_used_and_opens_no_private_network(
 
 
 def test_a_commands_files_without_a_digest_are_downloaded_here(hub: HubEmulator, tmp_path: Path) -> None:
-    told = files_of_the_hub("hf:me/tokens", tmp_path / "data", lambda _: None)
-    assert {one.name: one.sha256 for one in told.public} == {
+    data = files_of_the_hub("hf:me/tokens", tmp_path / "data", lambda _: None)
+    assert {file.name: file.sha256 for file in data.public} == {
         name: hashlib.sha256(content).hexdigest() for name, content in hub.files.items()
     }
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["README.md"]
-    assert told.source == f"hf:me/tokens@{COMMIT}"
-    assert told.bytes == 3 + sum(map(len, hub.files.values()))
+    assert data.source == f"hf:me/tokens@{COMMIT}"
+    assert data.bytes == 3 + sum(map(len, hub.files.values()))
     hub.files["../../outside"] = b"x"
     again = files_of_the_hub("hf:me/tokens", tmp_path / "again", lambda _: None)
-    assert not [one for one in again.public if ".." in one.name]
+    assert not [file for file in again.public if ".." in file.name]

@@ -63,8 +63,8 @@ def test_every_verb_of_the_agent_is_where_its_door_looks_for_it() -> None:
 def test_a_poll_loads_nothing_heavy(box: Box) -> None:
     command = box.agent_argv("poll", "--want", "{}")
     command[1:1] = ["-X", "importtime"]
-    told = subprocess.run(command, cwd=box.folder, capture_output=True, check=True, text=True).stderr
-    loaded = {line.rpartition("|")[2].strip() for line in told.splitlines()}
+    printed = subprocess.run(command, cwd=box.folder, capture_output=True, check=True, text=True).stderr
+    loaded = {line.rpartition("|")[2].strip() for line in printed.splitlines()}
     assert not loaded & {"typing", "subprocess", "tarfile", "hashlib", "argparse", "shutil", "platform", "threading"}
     assert {name for name in loaded if "gpurun" in name} <= {"gpurun", "gpurun.remote", "gpurun.remote.agent"} | {
         f"gpurun.remote.agent.{name}" for name in ("job_state", "job_status", "system")

@@ -102,12 +102,12 @@ def test_a_folder_that_is_not_a_runs_own_is_never_removed(box: Box, tmp_path: Pa
     zipped = victim / "agent.pyz" if place != "elsewhere" else box.folder / "agent.pyz"
     if place != "elsewhere":
         shutil.copy(box.folder / "agent.pyz", zipped)
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-I", "-S", str(zipped), "farewell", "--root", str(victim)],
         env={**os.environ, "HOME": str(home if place != "elsewhere" else tmp_path / "nobody")},
         capture_output=True, check=False,
     )  # fmt: skip
-    assert json.loads(told.stdout)["error"]["code"] == "not_a_run"
+    assert json.loads(done.stdout)["error"]["code"] == "not_a_run"
     assert (victim / "thesis.tex").read_text() == "ten years"
 
 

@@ -91,9 +91,9 @@ def test_a_driver_that_says_nothing_useful_has_no_cards(
 
 
 def python_that_tells(path: Path, **torch: object) -> Path:
-    told = {"version": "2.9.0", "numpy": "2.1.0", "cuda": None, "devices": [], **torch}
+    answer = {"version": "2.9.0", "numpy": "2.1.0", "cuda": None, "devices": [], **torch}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!{shutil.which('sh')}\necho '{json.dumps(told)}'\n")
+    path.write_text(f"#!{shutil.which('sh')}\necho '{json.dumps(answer)}'\n")
     path.chmod(0o755)
     return path
 
@@ -125,8 +125,8 @@ def test_the_python_in_a_folder_of_its_own_is_found(
         monkeypatch.setenv("HOME", str(home))
         device = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 79 << 30}
         found = python_that_tells(home / place / "bin" / "python", cuda="12.8", devices=[device])
-        told = json.loads(box.machine.call(box.agent_argv("hello"), timeout_s=60).stdout)["torch"]
-        assert (told["python"], told["devices"]) == (str(found), [device])
+        torch = json.loads(box.machine.call(box.agent_argv("hello"), timeout_s=60).stdout)["torch"]
+        assert (torch["python"], torch["devices"]) == (str(found), [device])
 
 
 def test_a_machine_without_python_says_what_it_lacks() -> None:
@@ -161,10 +161,10 @@ def test_the_jobs_work_on_a_card_is_counted_even_unobserved(
     figures = 'echo "94, 62464, 81920, 71, 607.53"'
     pretend("nvidia-smi", f'case "$1" in *compute-apps*) {holders};; *) {figures};; esac')
     box.far.start(box.job("time.sleep(60)"))
-    told = box.until(lambda: (tally := box.status().gpu_tally) and tally.most_mib and tally)
-    assert (told.looks, told.busy, told.own) == (1, 1, int(is_own))
+    counted = box.until(lambda: (tally := box.status().gpu_tally) and tally.most_mib and tally)
+    assert (counted.looks, counted.busy, counted.own) == (1, 1, int(is_own))
     box.far.stop(now=True, reason="user")
-    assert box.until_exited().gpu_tally.looks >= told.looks
+    assert box.until_exited().gpu_tally.looks >= counted.looks
 
 
 @pytest.mark.parametrize("script", ["exit 6", "echo nonsense", "sleep 60"])

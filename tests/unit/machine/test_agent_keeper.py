@@ -287,9 +287,9 @@ def test_a_job_that_comes_late_has_no_more_time_for_that(box: Box) -> None:
 
 
 def test_hello_notes_the_clock_that_it_tells(box: Box) -> None:
-    told = box.far.hello(python="/no/such/python")
+    facts = box.far.hello(python="/no/such/python")
     noted = box.agent_file("clock.json")
-    assert (told.wall, told.boot_id) == (noted["wall"], noted["boot_id"])
+    assert (facts.wall, facts.boot_id) == (noted["wall"], noted["boot_id"])
     assert abs(noted["mono"] - clocks_now()["mono"]) < 60
 
 

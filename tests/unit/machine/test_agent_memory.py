@@ -33,14 +33,14 @@ def test_a_session_of_a_machine_with_cgroups_of_version_2(cgroups: Path) -> None
     events = "low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\noom_group_kill 0\n"
     wrote(cgroups / "user.slice" / "session-7.scope", memory__events=events, memory__max="max\n")
     wrote(cgroups / "user.slice", memory__max=f"{GIB // 2}\n", memory__events="oom_kill 9\n")
-    told = memory.room(1)
-    assert (told["oom_kills"], told["memory_bytes"]) == (1, GIB // 2)
+    room = memory.room(1)
+    assert (room["oom_kills"], room["memory_bytes"]) == (1, GIB // 2)
 
 
 def test_a_container_sees_its_own_group_as_the_top(cgroups: Path) -> None:
     wrote(cgroups, own="0::/\n", memory__events="oom_kill 5\n", memory__max=f"{GIB // 4}\n")
-    told = memory.room(5)
-    assert (told["oom_kills"], told["memory_bytes"]) == (0, GIB // 4)
+    room = memory.room(5)
+    assert (room["oom_kills"], room["memory_bytes"]) == (0, GIB // 4)
 
 
 def test_a_group_of_version_1(cgroups: Path) -> None:
@@ -49,14 +49,14 @@ def test_a_group_of_version_1(cgroups: Path) -> None:
     limit = f"{GIB // 8}\n"
     wrote(cgroups / "memory" / "docker" / "ab12", memory__oom_control=control, memory__limit_in_bytes=limit)
     wrote(cgroups / "memory", memory__limit_in_bytes="9223372036854771712\n")
-    told = memory.room(0)
-    assert (told["oom_kills"], told["memory_bytes"]) == (1, GIB // 8)
+    room = memory.room(0)
+    assert (room["oom_kills"], room["memory_bytes"]) == (1, GIB // 8)
 
 
 def test_without_figures_kills_are_unknown_memory_the_machines(cgroups: Path) -> None:
     wrote(cgroups, own="0::/\n")
-    told = memory.room(None)
-    assert (told["oom_kills"], told["memory_bytes"]) == (None, PHYSICAL)
+    room = memory.room(None)
+    assert (room["oom_kills"], room["memory_bytes"]) == (None, PHYSICAL)
 
 
 def test_the_end_of_a_job_has_its_memory(box: Box) -> None:

@@ -187,7 +187,7 @@ def test_a_forwarded_port_counts_only_beyond_keep_alives(
             talker.join()
 
 
-def test_what_processes_of_the_box_tell_one_another_is_no_traffic(there: Any, box: Box) -> None:
+def test_traffic_between_processes_of_the_box_does_not_count(there: Any, box: Box) -> None:
     (box.folder / "bundle" / "work").mkdir(exist_ok=True)
     server = there(sys.executable, "-c", SERVES, stdout=subprocess.PIPE)
     port = int(server.stdout.readline())
@@ -205,7 +205,7 @@ def test_idle_off_keeps_a_box_to_its_lease(box: Box) -> None:
     lasts(box)
 
 
-def test_on_a_shared_machine_only_what_runs_below_the_folder_counts(box: Box, there: Any) -> None:
+def test_on_a_shared_machine_only_work_below_the_folder_counts(box: Box, there: Any) -> None:
     (box.folder / "bundle" / "work").mkdir(exist_ok=True)
     inside = there("sleep", "60")
     outside = there("sleep", "60", cwd="/")

@@ -87,16 +87,16 @@ def login(place: Place) -> Login:
 
 
 def test_profile_and_container_exports_reach_the_job_and_no_key(login: Login) -> None:
-    told = login.look()
+    exported = login.look()
     job = login.job_has()
     wanted = {**PROFILE, **CONTAINER}
     assert {name: job.get(name) for name in wanted} == wanted
-    assert set(wanted) <= set(told.passed)
+    assert set(wanted) <= set(exported.passed)
     kept_back = {**KEYS, **WITH_PASSWORD, **OTHERS}
     assert not set(kept_back) & set(job)
-    assert set(told.withheld) >= {"RUNPOD_API_KEY", "HF_TOKEN", *OTHERS}
-    assert set(told.keys) == {"HF_HUB_TOKEN", *WITH_PASSWORD}
-    assert not any(value in str(told) for value in kept_back.values())
+    assert set(exported.withheld) >= {"RUNPOD_API_KEY", "HF_TOKEN", *OTHERS}
+    assert set(exported.keys) == {"HF_HUB_TOKEN", *WITH_PASSWORD}
+    assert not any(value in str(exported) for value in kept_back.values())
 
 
 def test_nothing_that_looks_like_a_key_is_on_the_machines_disk(login: Login) -> None:
@@ -146,14 +146,14 @@ def test_a_hanging_or_exiting_profile_is_reported_without_delay(place: Place, pr
 def test_what_a_profile_leaves_running_is_not_waited_for(place: Place) -> None:
     there = Login(place, "sleep 8 &\nexport NCCL_DEBUG=INFO", {})
     began = time.monotonic()
-    told = there.look()
-    assert (told.note, "NCCL_DEBUG" in told.passed) == ("", True)
+    exported = there.look()
+    assert (exported.note, "NCCL_DEBUG" in exported.passed) == ("", True)
     assert time.monotonic() - began < 8
 
 
 def test_a_key_among_the_families_warns_until_its_name_is_given() -> None:
-    told = Exported(keys=("HTTP_PROXY", "HF_HUB_TOKEN"))
-    (warning,) = login_warnings(told, ())
+    exported = Exported(keys=("HTTP_PROXY", "HF_HUB_TOKEN"))
+    (warning,) = login_warnings(exported, ())
     assert "HTTP_PROXY, HF_HUB_TOKEN" in warning
     assert "--pass-env HTTP_PROXY" in warning
-    assert login_warnings(told, ("HTTP_PROXY", "HF_HUB_TOKEN")) == []
+    assert login_warnings(exported, ("HTTP_PROXY", "HF_HUB_TOKEN")) == []

@@ -210,14 +210,14 @@ def test_pythons_are_asked_in_parallel_and_the_slow_one_is_named(box: LookedAt) 
     box.only_in_home()
     alter_agent(box.place.folder, "LIMIT_S = 180.0", "LIMIT_S = 5.0")
     hanging = [box.has_torch(box.home / f"miniconda3/envs/{name}/bin/python", import_s=600) for name in "abc"]
-    told: list[tuple[int, str]] = []
+    waits: list[tuple[int, str]] = []
     began = time.monotonic()
-    facts = box.far.hello(on_wait=lambda seconds, words: told.append((seconds, words)))
+    facts = box.far.hello(on_wait=lambda seconds, words: waits.append((seconds, words)))
     assert time.monotonic() - began < 3 * 5
     assert [look.python for look in facts.torch.looks] == [str(path) for path in hanging]
     assert not any(look.answered for look in facts.torch.looks)
-    assert told[0][0] >= 2
-    assert str(hanging[0]) in told[0][1]
+    assert waits[0][0] >= 2
+    assert str(hanging[0]) in waits[0][1]
     error = refused(facts, offer())
     assert (error.code, type(error)) == ("box.torch_silent", NoOffer)
     assert "not answer" in error.what
@@ -260,10 +260,10 @@ def test_an_output_disk_that_takes_no_file_is_refused_as_it_says(box: LookedAt) 
 
 def test_the_record_names_no_path_and_no_process_of_the_machine(box: LookedAt) -> None:
     box.has_cards(card(used=12000), apps="GPU-one, 9, /srv/ann/secret-model, 12000")
-    told = str(on_record(box.far.hello(python=str(box.has_torch(init="/srv/ann: Error 802")))))
-    assert "secret-model" not in told
-    assert str(box.home) not in told
-    assert "/srv/ann" not in told
+    record = str(on_record(box.far.hello(python=str(box.has_torch(init="/srv/ann: Error 802")))))
+    assert "secret-model" not in record
+    assert str(box.home) not in record
+    assert "/srv/ann" not in record
 
 
 def test_a_module_the_machine_lacks_is_found_without_running_it(box: LookedAt) -> None:

@@ -81,8 +81,8 @@ def entry(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masters
 
 def settled(own_home: Path, **more: str) -> tuple[Box, list[str]]:
     request = Request(recipe="mini-gpt", host="lab", python=sys.executable, **more)  # type: ignore[arg-type]
-    box, _, told = own_box.reached(request, own_box.login_of("lab"), Home(own_home).prepare(), SystemClock())
-    return box, told
+    box, _, notes = own_box.reached(request, own_box.login_of("lab"), Home(own_home).prepare(), SystemClock())
+    return box, notes
 
 
 def machine(own_home: Path, folder: Path, **more: str) -> OpensshMachine:
@@ -454,8 +454,8 @@ for step in range(1, 10_000):
 
 def incidents(folder: RunFolder) -> list[tuple[str, str]]:
     """What the journal says of a machine that is silent, and is heard again."""
-    told = all_typed(read_journal(folder.journal).records, Incident)
-    return [(one.code, one.message) for one in told if one.code in (SILENT, HEARD)]
+    found = all_typed(read_journal(folder.journal).records, Incident)
+    return [(incident.code, incident.message) for incident in found if incident.code in (SILENT, HEARD)]
 
 
 def until(is_so: Callable[[], bool]) -> None:

@@ -299,5 +299,5 @@ def test_memory_does_not_grow_with_the_pack(tmp_path: Path) -> None:
         "print(own_peak_bytes() - before)"
     )
     argv = [sys.executable, "-c", script, tmp_path]
-    told = subprocess.run(argv, capture_output=True, check=True, cwd=ROOT).stdout
-    assert 0 < int(told) < 100e6
+    printed = subprocess.run(argv, capture_output=True, check=True, cwd=ROOT).stdout
+    assert 0 < int(printed) < 100e6

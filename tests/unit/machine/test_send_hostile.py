@@ -34,7 +34,7 @@ class Lying(FarSide):
     ) -> tuple[bytes, bytes]:
         """One call, and the lie about it."""
         line, content = super().ask(verb, *options, stdin=stdin, site=site, timeout_s=timeout_s)
-        return self._lies.get(verb, lambda *told: told)(line, content)
+        return self._lies.get(verb, lambda *answer: answer)(line, content)
 
 
 def another_pack(line: bytes, content: bytes) -> tuple[bytes, bytes]:
@@ -51,8 +51,8 @@ def says(kind: str, content: bytes) -> Lie:
     """A list of what is there that arrives whole, whatever is in it."""
 
     def lie(line: bytes, _: bytes) -> tuple[bytes, bytes]:
-        told = {"kind": kind, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        return json.dumps({**json.loads(line), **told}).encode(), content
+        fields = {"kind": kind, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        return json.dumps({**json.loads(line), **fields}).encode(), content
 
     return lie
 

@@ -86,14 +86,14 @@ def test_a_damaged_key_is_told_and_never_replaced(tmp_path: Path, content: bytes
 
 
 def test_two_at_once_are_told_the_same_keys(tmp_path: Path) -> None:
-    told: list[str] = []
-    threads = [threading.Thread(target=lambda: told.append(make_keys(tmp_path).client_public)) for _ in range(8)]
+    keys: list[str] = []
+    threads = [threading.Thread(target=lambda: keys.append(make_keys(tmp_path).client_public)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(told) == 8
-    assert len(set(told)) == 1
+    assert len(keys) == 8
+    assert len(set(keys)) == 1
 
 
 def test_the_client_key_can_be_forgotten_and_the_host_key_stays(tmp_path: Path) -> None:
