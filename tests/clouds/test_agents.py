@@ -216,7 +216,7 @@ def test_an_adversary_is_refused_in_a_sentence_with_what_is_left(user: User) -> 
     ended(user)
 
 
-def test_an_expired_edited_revoked_or_foreign_mandate_serves_nobody(user: User, tmp_path: Path) -> None:
+def test_an_expired_edited_revoked_or_foreign_mandate_fails(user: User, tmp_path: Path) -> None:
     over, revoked, edited = written(user, until_wall=CLOCK.wall() - 1), written(user), written(user)
     revoke_mandate(Home(user.home), revoked.id)
     path = file_of(Home(user.home), edited.id)

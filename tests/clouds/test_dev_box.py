@@ -74,7 +74,7 @@ def until_over(user: User, name: str = RUN) -> None:
     assert user.types("wait", name).returncode == 0, user.said(name)
 
 
-def test_a_box_is_worked_on_in_a_terminal_and_ends_by_its_question(user: User) -> None:
+def test_a_box_used_in_a_terminal_ends_by_its_question(user: User) -> None:
     terminal = Terminal(user, *dev(user, "--sync", "10s"))
     try:
         terminal.shows(f"{RUN} is ready", 120)

@@ -101,7 +101,7 @@ def losses(folder: Path) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in told if event["kind"] == "step"}
 
 
-def test_runpod_spot_taken_twice_goes_on_at_aws_with_the_loss_of_an_unbroken_run(
+def test_taken_twice_at_runpod_it_reaches_the_same_loss_at_aws(
     clouds: tuple[User, Cloud, Cloud],
 ) -> None:
     user, first, second = clouds
@@ -134,7 +134,7 @@ def test_runpod_spot_taken_twice_goes_on_at_aws_with_the_loss_of_an_unbroken_run
     assert max(moved) == STEPS
 
 
-def test_the_laptop_that_dies_between_two_legs_goes_on_by_resume_with_one_machine(
+def test_killed_between_two_legs_it_resumes_with_one_machine(
     clouds: tuple[User, Cloud, Cloud],
 ) -> None:
     user, first, second = clouds
@@ -227,9 +227,7 @@ def stop_pods(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("stage", [(), ("--stage", "s3://shards/lab")], ids=["files come home", "files go to a bucket"])
-def test_killed_after_every_record_between_two_machines_of_runpod_it_is_one_run(
-    tmp_path: Path, stage: tuple[str, ...]
-) -> None:
+def test_killed_between_two_runpod_machines_it_is_one_run(tmp_path: Path, stage: tuple[str, ...]) -> None:
     died = tmp_path / "died"
     environment = shim(tmp_path / "shim", DYING, DIED_AT=str(died))
     with runpod(tmp_path / "cloud") as cloud, S3Emulator() as s3:
@@ -246,7 +244,7 @@ def test_killed_after_every_record_between_two_machines_of_runpod_it_is_one_run(
             has_moved_once(user, cloud, [*deaths[-1].splitlines(), "create.observed"])
 
 
-def test_killed_before_an_answer_is_read_between_two_machines_it_is_one_run(tmp_path: Path) -> None:
+def test_killed_before_it_reads_an_answer_it_is_one_run(tmp_path: Path) -> None:
     """The lowest bid is read, and the pod is made; nothing of that is on record."""
     answered = "after create.intended > after runpod graphql > after runpod graphql"
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
@@ -264,7 +262,7 @@ def test_killed_before_an_answer_is_read_between_two_machines_it_is_one_run(tmp_
         has_moved_once(user, cloud, kinds_between(user))
 
 
-def test_while_there_is_no_capacity_it_waits_at_no_cost_and_continues_where_there_is_some(tmp_path: Path) -> None:
+def test_without_capacity_it_waits_at_no_cost_and_continues(tmp_path: Path) -> None:
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
         train = ("train", "mini-gpt", "--max-cost", "20", *SPOT[:6], *SHORT, "--keep-going", "--wait", "10m")
         begun = begin(user, *train)
@@ -325,9 +323,7 @@ def notice_here() -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_notice_of_aws_saves_downloads_and_moves_before_the_machine_is_taken(
-    tmp_path: Path, notice_here: str
-) -> None:
+def test_at_a_notice_of_aws_it_saves_downloads_and_moves(tmp_path: Path, notice_here: str) -> None:
     with aws(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
         train = ("train", "mini-gpt", "--max-cost", "20", "--provider", "aws", *cloud.asks, "--spot", *SHORT)
         begun = begin(user, *train, "--keep-going", **shim(tmp_path / "shim", notice_here))
@@ -353,7 +349,7 @@ def test_a_notice_of_aws_saves_downloads_and_moves_before_the_machine_is_taken(
         assert user.tells("audit")[1]["ok"] is True
 
 
-def test_killed_after_every_record_between_two_machines_of_aws_it_is_one_run(tmp_path: Path, notice_here: str) -> None:
+def test_killed_between_two_aws_machines_it_is_one_run(tmp_path: Path, notice_here: str) -> None:
     """The first is there still while its files come home: AWS has given notice."""
     died = tmp_path / "died"
     environment = shim(tmp_path / "shim", notice_here + DYING, DIED_AT=str(died))
@@ -383,7 +379,7 @@ class Slow(list):
 """
 
 
-def test_a_hugging_face_trainer_continues_from_its_checkpoint_on_another_machine(tmp_path: Path) -> None:
+def test_a_hugging_face_trainer_continues_on_another_machine(tmp_path: Path) -> None:
     lab = tmp_path / "lab"
     lab.mkdir()
     script = HUGGING_FACE.replace("save_steps=10", "save_steps=20").replace("=rows)", "=Slow(rows))")
@@ -413,7 +409,7 @@ def test_a_hugging_face_trainer_continues_from_its_checkpoint_on_another_machine
         assert user.tells("audit")[1]["ok"] is True
 
 
-def test_a_script_of_ones_own_continues_from_its_checkpoint_on_another_machine(tmp_path: Path) -> None:
+def test_a_users_script_continues_on_another_machine(tmp_path: Path) -> None:
     lab = tmp_path / "lab"
     lab.mkdir()
     (lab / "train.py").write_text(NANOGPT.replace("i % 10", "i % 300"))

@@ -153,9 +153,7 @@ def test_both_damaged_are_missing_and_never_called_left_there(world: World) -> N
     assert "left" not in collected(world)
 
 
-def test_a_small_file_that_differs_from_the_list_is_fetched_again_alone(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_file_unlike_the_list_is_fetched_again_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many small files come in one stream: the receipt would vouch for bytes that the machine never listed."""
     texts = {f"samples/{step:06d}-0.txt": b"The def %06d" % step for step in range(20)}
     names, manifest, spoilt = fetched(world), world.far.manifest, "samples/000007-0.txt"

@@ -113,7 +113,7 @@ def test_a_program_other_than_the_planned_one_rents_no_machine(program: tuple[Wo
     assert not world.all_of(Event.SHIP_INTENDED)
 
 
-def test_a_program_that_changes_while_its_machine_boots_is_not_uploaded(
+def test_a_program_that_changes_during_the_boot_is_not_uploaded(
     program: tuple[World, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, code = program

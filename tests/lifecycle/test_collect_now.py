@@ -230,7 +230,7 @@ def test_a_file_replaced_meanwhile_is_a_refusal_to_retry(
         bring(instance, folder, "all")
 
 
-def test_a_disk_that_takes_nothing_more_is_told_as_that(
+def test_a_disk_that_takes_nothing_more_is_reported_so(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -546,7 +546,7 @@ def test_a_broken_newest_at_home_yields_to_the_buckets_older_one(
 
 
 @pytest.mark.parametrize("is_empty", [False, True], ids=["is not there any more", "was never written to"])
-def test_what_came_home_is_told_and_copied_though_the_bucket(
+def test_what_came_home_is_listed_and_copied_despite_the_bucket(
     session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_empty: bool
 ) -> None:
     pushed_run(session, monkeypatch, "through_training", "death", missing=["samples/000060.txt"])

@@ -167,7 +167,7 @@ sys.exit("torch.OutOfMemoryError: CUDA out of memory.\\n" + "=" * 60)
 """
 
 
-def test_a_script_that_fails_is_told_of_by_what_it_said_itself(person: Person) -> None:
+def test_a_script_that_fails_is_reported_in_its_own_words(person: Person) -> None:
     (person.folder / "train.py").write_text(FAILING)
     done = person.types("run", "--provider", "local", "--name", "fox-41", "train.py")
     assert done.returncode == 6, done.stderr
@@ -230,7 +230,7 @@ def test_a_rehearsal_runs_it_here_for_so_long_and_then_stops_it(person: Person) 
     assert person.holds()
 
 
-def test_a_run_is_told_of_to_a_program_and_at_a_terminal(person: Person) -> None:
+def test_a_run_notifies_a_program_and_a_terminal(person: Person) -> None:
     (person.folder / "train.py").write_text("print('step 1 | loss 2.0')")
     (person.folder / "tell.sh").write_text(f"cat >> {person.folder}/told.jsonl; echo >> {person.folder}/told.jsonl")
     command = [sys.executable, "-m", "gpurun.cli.app", "run", "--provider", "local", "--name", "fox-41",

@@ -237,7 +237,7 @@ def test_a_checkpoint_that_came_home_in_part_is_passed_over(home: Home) -> None:
     assert with_earlier_checkpoint(RECIPE, FROM, home).first_step == 60
 
 
-def test_a_trials_checkpoint_that_differs_from_its_own_list_is_passed_over(home: Home) -> None:
+def test_a_trials_checkpoint_unlike_its_list_is_passed_over(home: Home) -> None:
     """A trial that is stopped while it saves leaves a list that is older than its newest files."""
     own = resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.002",), 1)
     best = "outputs/gpurun-sweep/best/002/"
@@ -316,7 +316,7 @@ def test_a_checkpoint_that_is_not_what_came_home_is_refused(home: Home, name: st
     assert refused_code(home) == "continue.altered"
 
 
-def test_a_dev_box_whose_uploaded_folder_was_altered_is_not_continued(home: Home, tmp_path: Path) -> None:
+def test_a_dev_box_with_an_altered_folder_is_not_continued(home: Home, tmp_path: Path) -> None:
     """Its receipt has the digest of the folder: what somebody put there since was never on the box."""
     command = Command(argv=KEEP, outputs=EVERYTHING)
 

@@ -91,7 +91,7 @@ def test_a_user_can_end_a_machine_without_its_provider(world: World) -> None:
     assert world.clock.monotonic() - asked_s < 120, "five minutes of asking with a dead key say no more than one"
 
 
-def test_a_machine_that_cannot_be_reached_either_is_told_as_that(world: World) -> None:
+def test_a_machine_that_cannot_be_reached_either_is_reported_so(world: World) -> None:
     def cut_off() -> None:
         deaf(world.cloud)
         world.far.broken["end"] = MachineLost("no route to host")

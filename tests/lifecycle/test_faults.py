@@ -172,7 +172,7 @@ def test_a_duplicate_ends_before_anything_is_shipped(world: World) -> None:
 
 @pytest.mark.parametrize("verb", ["create", "read"])
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_higher_rate_is_refused_whenever_it_is_told(world: World, verb: str, killed: bool) -> None:
+def test_a_higher_rate_is_refused_whenever_it_is_reported(world: World, verb: str, killed: bool) -> None:
     world.cloud.rate = usd(3)
     world.cloud.told_rate = lambda asked: usd(3) if verb in (asked, "create") or asked == "find" else None
     world.cloud.killing = "after create" if killed else ""

@@ -185,7 +185,7 @@ def test_a_destroy_is_heard_while_a_supervisor_waits_for_room(world: World, disk
     assert died_s(world) < began_s + 120
 
 
-def test_where_nothing_was_asked_for_a_full_disk_is_only_told(world: World, disk: Disk) -> None:
+def test_with_nothing_requested_a_full_disk_is_only_reported(world: World, disk: Disk) -> None:
     disk.is_full = True
     with pytest.raises(SetupError) as told:
         once(world)

@@ -148,7 +148,7 @@ def test_a_provider_whose_key_is_gone_leaves_it_red(left: World, monkeypatch: py
     assert settled(left)
 
 
-def test_it_is_told_once_however_often_it_is_tried(left: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_reported_once_however_often_it_is_tried(left: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(left.cloud, "remove", lambda leftover: None)
         assert left.drive() == "destroy.leftover"

@@ -294,7 +294,7 @@ def test_a_possible_unwatched_life_counts_against_the_cap(world: World) -> None:
     assert world.cloud.metered() <= (world.plan.cap_micros or 0)
 
 
-def test_older_than_spares_a_machine_whose_age_is_not_told(world: World) -> None:
+def test_older_than_spares_a_machine_whose_age_is_unknown(world: World) -> None:
     """Lambda tells no age: `reap --destroy --older-than 2d` must not end what was made a minute ago elsewhere."""
     world.cloud.killing = "before far.poll"
     world.drive()

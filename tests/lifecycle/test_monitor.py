@@ -209,7 +209,7 @@ def test_too_many_requests_double_the_pause_up_to_ten_minutes(tmp_path: Path) ->
     assert all(590 <= gap_s <= 730 for gap_s in pauses[2:])
 
 
-def test_a_machine_that_its_provider_calls_ill_is_told_once(world: World) -> None:
+def test_a_machine_that_its_provider_calls_ill_is_reported_once(world: World) -> None:
     read = world.cloud.read
 
     def unhealthy(instance_id: str) -> Instance:

@@ -155,7 +155,7 @@ def voyage(tmp_path: Path) -> Voyage:
     return Voyage(tmp_path)
 
 
-def test_taken_twice_it_continues_from_its_newest_checkpoint_as_one_run(voyage: Voyage) -> None:
+def test_taken_twice_it_continues_from_its_newest_checkpoint(voyage: Voyage) -> None:
     voyage.take_at(12, 23)
     assert voyage.drive() == "DONE"
     assert [leg["step"] for leg in voyage.legs] == [10, 20]
@@ -170,7 +170,7 @@ def test_taken_twice_it_continues_from_its_newest_checkpoint_as_one_run(voyage: 
     assert voyage.problems() == []
 
 
-def test_the_receipt_has_what_was_trained_twice_and_what_on_demand_would_have_cost_in_dollars(tmp_path: Path) -> None:
+def test_the_receipt_has_repeated_steps_and_the_on_demand_cost(tmp_path: Path) -> None:
     moved, unbroken = Voyage(tmp_path / "moved"), Voyage(tmp_path / "unbroken")
     moved.on_spot(3)
     moved.take_at(12, 23)
@@ -193,7 +193,7 @@ def test_the_receipt_has_what_was_trained_twice_and_what_on_demand_would_have_co
 
 
 @pytest.mark.parametrize("above", [0, 1], ids=["as agreed", "a micro-dollar more"])
-def test_where_only_the_most_per_hour_is_reported_the_receipt_states_a_bound(voyage: Voyage, above: int) -> None:
+def test_a_reported_maximum_price_makes_the_cost_a_bound(voyage: Voyage, above: int) -> None:
     """AWS, on spot. What was planned, what is reported as a limit and what is reported as the price stay apart."""
     (cloud,) = voyage.played.clouds.values()
     agreed, read = cloud.stock[0].rate_micros_per_hour, cloud.read
@@ -216,7 +216,7 @@ def test_where_only_the_most_per_hour_is_reported_the_receipt_states_a_bound(voy
     assert [row.problems for row in audit(voyage.played.home).rows] == [()]
 
 
-def test_a_spot_run_that_never_moved_has_what_on_demand_would_have_cost(voyage: Voyage) -> None:
+def test_a_spot_run_that_never_moved_has_its_on_demand_cost(voyage: Voyage) -> None:
     voyage.on_spot(3)
     assert voyage.drive() == "DONE"
     cost = voyage.receipt["cost"]
@@ -248,7 +248,7 @@ def receipt_text(voyage: Voyage) -> str:
     return " ".join("".join(span.text for span in line).strip() for line in lines)
 
 
-def test_after_ten_receipts_the_plan_has_how_often_machines_of_its_kind_were_taken(voyage: Voyage) -> None:
+def test_ten_receipts_let_a_plan_state_how_often_spot_is_taken(voyage: Voyage) -> None:
     voyage.on_spot(3)
     voyage.take_at(12, 23)
     assert voyage.drive() == "DONE"
@@ -317,7 +317,7 @@ def compiling(voyage: Voyage) -> list[list[str]]:
     return sent
 
 
-def test_what_was_compiled_goes_along_to_such_cards_of_that_cloud_and_to_no_other(tmp_path: Path) -> None:
+def test_compiled_code_goes_only_to_the_same_cards_and_cloud(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, "runpod", "aws")
     sent = compiling(voyage)
     voyage.take_at(12, 23)
@@ -342,7 +342,7 @@ def test_what_was_compiled_and_is_damaged_at_home_stays_at_home(voyage: Voyage) 
     assert sent == [[], []]
 
 
-def test_without_the_flag_a_machine_that_is_taken_ends_the_run_as_ever(tmp_path: Path) -> None:
+def test_without_the_flag_a_machine_taken_away_ends_the_run(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, legs=0)
     reach = voyage.stage._reach
 
@@ -368,7 +368,7 @@ def test_without_a_checkpoint_it_starts_again_once_and_then_ends(voyage: Voyage)
     assert voyage.problems() == []
 
 
-def test_two_machines_without_a_new_checkpoint_end_it_and_one_does_not(tmp_path: Path) -> None:
+def test_two_machines_without_a_new_checkpoint_end_the_run(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, legs=9, machines=9)
     voyage.take_at(7, 8, 12, 13, 14)
     assert voyage.drive() == "TRAINING_FAILED"
@@ -376,7 +376,7 @@ def test_two_machines_without_a_new_checkpoint_end_it_and_one_does_not(tmp_path:
     assert voyage.failures[-1] == "move.fruitless"
 
 
-def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(voyage: Voyage) -> None:
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(voyage: Voyage) -> None:
     def spoil_and_take() -> None:
         (voyage.played.folder.artifacts / "checkpoints" / "000015.optim.safetensors").write_bytes(b"spoilt")
         voyage.take()
@@ -391,7 +391,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(voyage: Voya
 @pytest.mark.parametrize(
     "newer", ["checkpoint-40/model.pt", "checkpoint-20/model.pt"], ids=["beside it", "in its place"]
 )
-def test_while_a_scripts_newer_checkpoint_is_under_way_the_one_before_counts(tmp_path: Path, newer: str) -> None:
+def test_a_checkpoint_that_is_still_on_its_way_does_not_count(tmp_path: Path, newer: str) -> None:
     """Its machine is taken in the minutes that the download takes: the list has the newer one, which is not here."""
 
     def file(name: str, content: bytes, kind: str, step: int) -> ManifestFile:
@@ -433,7 +433,7 @@ def test_what_ends_it_is_why_it_did_not_move(tmp_path: Path) -> None:
     assert voyage.problems() == []
 
 
-def test_a_cap_that_pays_no_further_start_up_ends_it_and_says_what_is_left(tmp_path: Path) -> None:
+def test_a_cap_that_pays_no_further_start_up_ends_the_run(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, machines=1)
     voyage.take_at(7)
     assert voyage.drive() == "TRAINING_FAILED"
@@ -442,7 +442,7 @@ def test_a_cap_that_pays_no_further_start_up_ends_it_and_says_what_is_left(tmp_p
     assert voyage.problems() == []
 
 
-def test_sold_out_for_ten_minutes_it_waits_at_no_cost_and_continues(voyage: Voyage) -> None:
+def test_sold_out_for_a_while_it_waits_at_no_cost_and_continues(voyage: Voyage) -> None:
     (cloud,) = voyage.played.clouds.values()
     stock, shown = list(cloud.stock), []
 
@@ -475,7 +475,7 @@ def test_sold_out_for_ten_minutes_it_waits_at_no_cost_and_continues(voyage: Voya
 
 
 @pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0], ids=["a day ahead", "a day back"])
-def test_a_clock_that_is_set_while_it_waits_changes_nothing_of_the_wait(voyage: Voyage, jump_s: float) -> None:
+def test_a_clock_that_is_set_does_not_change_the_wait(voyage: Voyage, jump_s: float) -> None:
     (cloud,) = voyage.played.clouds.values()
     stock, offers, asked_s = list(cloud.stock), cloud.offers, list[float]()
 
@@ -498,7 +498,7 @@ def test_a_clock_that_is_set_while_it_waits_changes_nothing_of_the_wait(voyage: 
     assert voyage.problems() == []
 
 
-def test_sold_out_for_longer_than_it_may_wait_it_ends_and_says_why(voyage: Voyage) -> None:
+def test_sold_out_for_too_long_it_ends_and_says_why(voyage: Voyage) -> None:
     (cloud,) = voyage.played.clouds.values()
 
     def sell_out() -> None:
@@ -526,7 +526,7 @@ def test_refused_creates_are_asked_for_again_until_one_is_taken(voyage: Voyage) 
     assert voyage.problems() == []
 
 
-def test_after_the_time_until_which_it_may_wait_no_machine_is_asked_for(voyage: Voyage) -> None:
+def test_after_the_end_of_the_wait_no_machine_is_requested(voyage: Voyage) -> None:
     until_wall = voyage.stage.laptop.wall() + 100.0
     choices = voyage.played.plan.choices.model_copy(update={"until_wall": until_wall})
     voyage.played.folder.plan.write_text(changed_plan(voyage.played.plan, {"choices": choices}).to_json())
@@ -537,7 +537,7 @@ def test_after_the_time_until_which_it_may_wait_no_machine_is_asked_for(voyage: 
     assert len(voyage.boxes) == 1
 
 
-def test_a_machine_that_shows_itself_while_another_is_waited_for_is_ended_soon(voyage: Voyage) -> None:
+def test_a_machine_that_appears_during_the_wait_is_ended_soon(voyage: Voyage) -> None:
     choices = voyage.played.plan.choices.model_copy(update={"wait_s": 3600})
     voyage.played.folder.plan.write_text(changed_plan(voyage.played.plan, {"choices": choices}).to_json())
     (cloud,) = voyage.played.clouds.values()
@@ -575,7 +575,7 @@ def test_creates_that_are_refused_for_too_long_end_it(voyage: Voyage) -> None:
     assert voyage.problems() == []
 
 
-def test_the_next_lease_is_as_long_as_what_is_left_of_the_cap_pays(tmp_path: Path) -> None:
+def test_the_next_lease_is_as_long_as_the_rest_of_the_cap_pays(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, machines=2)
     voyage.take_at(12)
     assert voyage.drive() == "DONE"
@@ -586,7 +586,7 @@ def test_the_next_lease_is_as_long_as_what_is_left_of_the_cap_pays(tmp_path: Pat
     assert voyage.problems() == []
 
 
-def test_a_create_without_a_clear_answer_counts_whole_for_the_next_machine(tmp_path: Path) -> None:
+def test_a_create_without_a_clear_answer_counts_in_full(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, machines=9)
     (cloud,) = voyage.played.clouds.values()
     cloud.script["create"] = [Fault.DROPPED]
@@ -611,7 +611,7 @@ def test_no_machine_is_taken_that_nothing_but_this_laptop_ends(tmp_path: Path) -
     assert len(voyage.boxes) == 1
 
 
-def test_a_region_that_took_two_machines_within_an_hour_is_passed_over(tmp_path: Path) -> None:
+def test_a_region_that_took_two_machines_in_an_hour_is_skipped(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, "runpod", "aws")
     voyage.take_at(7, 12)
     assert voyage.drive() == "DONE"
@@ -659,7 +659,7 @@ def test_a_stop_while_it_looks_for_a_machine_ends_the_run(voyage: Voyage, how: A
     assert voyage.problems() == []
 
 
-def test_a_second_machine_of_the_first_leg_that_shows_late_is_ended_and_paid(tmp_path: Path) -> None:
+def test_a_late_machine_of_the_first_leg_is_ended_and_paid(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path)
     (cloud,) = voyage.played.clouds.values()
     orders = []
@@ -702,7 +702,7 @@ def continued_in(voyage: Voyage, home: Home) -> None:
 
 
 @pytest.mark.parametrize("next_cloud", ["runpod", "aws"])
-def test_a_copied_home_rents_nothing_while_the_first_is_on_its_next_machine(tmp_path: Path, next_cloud: str) -> None:
+def test_a_copied_home_rents_nothing_once_the_first_has_moved(tmp_path: Path, next_cloud: str) -> None:
     """The copy knows the first machine, and not that the run has moved; the next one may be in another cloud."""
     voyage = Voyage(tmp_path, "runpod", "aws", machines=9)
     clouds, first = voyage.played.clouds, voyage.played.home
@@ -732,7 +732,7 @@ def test_a_copied_home_rents_nothing_while_the_first_is_on_its_next_machine(tmp_
     assert [row.problems for row in audit(first).rows] == [()]
 
 
-def test_of_two_homes_that_ask_at_once_the_one_that_sees_the_other_ends_its_machine(tmp_path: Path) -> None:
+def test_of_two_homes_at_once_one_sees_the_other_and_ends(tmp_path: Path) -> None:
     """A list lags, so that a look before the create shows neither to the other; the look before the upload does."""
     voyage = Voyage(tmp_path, machines=9)
     (cloud,) = voyage.played.clouds.values()
@@ -749,7 +749,7 @@ def test_of_two_homes_that_ask_at_once_the_one_that_sees_the_other_ends_its_mach
     assert Event.SHIP_INTENDED not in [one.event for one in voyage.played.records][-20:], "nothing was uploaded"
 
 
-def test_a_run_that_was_copied_alone_into_another_home_sees_the_first_ones_machine(tmp_path: Path) -> None:
+def test_a_run_copied_alone_sees_the_machine_of_its_first_home(tmp_path: Path) -> None:
     """Its tokens have the home that opened the run, and not the one where it lies now."""
     voyage = Voyage(tmp_path, machines=9)
     copy = copied(voyage, (1, 12), voyage.take)
@@ -837,7 +837,7 @@ def deaths_between(voyage: Voyage) -> list[tuple[int, str, str]]:
     return [(numbers[n], label(records[n - 1]), label(records[n])) for n in range(begun + 1, made + 1)]
 
 
-def test_killed_at_every_record_between_two_machines_it_is_one_run() -> None:
+def test_killed_at_any_record_between_two_machines_it_is_one_run() -> None:
     """The records are those of the same run undisturbed; the dying supervisor leaves half of its next one."""
     seen: set[tuple[str, str]] = set()
     met: set[str] = {Event.JOURNAL_REPAIRED}
@@ -866,7 +866,7 @@ def test_killed_at_every_record_between_two_machines_it_is_one_run() -> None:
     assert {*Event} - met == {*itertools.chain.from_iterable(NEVER_BETWEEN.values())}
 
 
-def test_each_machine_is_settled_in_the_months_budget_once_it_is_proven_gone(voyage: Voyage) -> None:
+def test_the_month_settles_each_machine_once_it_is_proven_gone(voyage: Voyage) -> None:
     budget = MonthBudget(voyage.played.home, voyage.stage.laptop)
     held: list[tuple[int, bool]] = []
 
@@ -882,7 +882,7 @@ def test_each_machine_is_settled_in_the_months_budget_once_it_is_proven_gone(voy
     assert sum(one.micros for one in budget.entries()) == voyage.receipt["cost"]["upper_bound_micros"]
 
 
-def test_the_plan_of_a_leg_that_is_lost_still_lets_its_machine_be_ended(voyage: Voyage) -> None:
+def test_the_machine_of_a_leg_whose_plan_is_lost_is_ended(voyage: Voyage) -> None:
     def lose_plan() -> None:
         for path in voyage.played.folder.legs.iterdir():
             path.unlink()
@@ -894,7 +894,7 @@ def test_the_plan_of_a_leg_that_is_lost_still_lets_its_machine_be_ended(voyage: 
     assert all(box.died_s is not None for box in voyage.boxes)
 
 
-def test_the_audit_finds_a_second_machine_that_was_asked_for_before_the_first_was_gone(voyage: Voyage) -> None:
+def test_the_audit_finds_a_second_machine_requested_too_early(voyage: Voyage) -> None:
     voyage.take_at(12)
     assert voyage.drive() == "DONE"
     records = list(voyage.played.records)

@@ -151,7 +151,7 @@ def failing_between_steps(world: World, monkeypatch: pytest.MonkeyPatch, until_s
     monkeypatch.setattr(driver, "read_stop_request", failing)
 
 
-def test_a_failure_between_two_steps_is_told_once_and_waited_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_between_two_steps_is_shown_once_and_outwaited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     failing_between_steps(world, monkeypatch, until_s=150.0)
     assert world.drive() is ExitCode.DONE
     (incident,) = world.all_of(Event.INCIDENT)

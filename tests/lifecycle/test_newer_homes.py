@@ -221,7 +221,7 @@ def test_a_machine_with_a_damaged_plan_is_destroyed_and_proven(
 
 
 @pytest.mark.parametrize("cap_micros", [12_000_000, 900_000_000], ids=["its own", "another"])
-def test_a_plan_of_a_further_machine_counts_only_as_the_journal_has_it(own: Home, cap_micros: int) -> None:
+def test_the_plan_of_a_later_machine_must_match_the_journal(own: Home, cap_micros: int) -> None:
     """Another plan in its place would be followed, with a cap that the user never agreed to."""
     run = CloudRun(own)
     agreed, leg = plan_of("fox-41").to_json(), run.folder.legs / "2.json"

@@ -58,7 +58,7 @@ def test_notebook_cells_run_in_plain_python_and_import_as_a_run(tmp_path: Path) 
         ("https://gist.github.com/ada/0a1b2c", "gist/ada/0a1b2c"),
     ],
 )
-def test_a_notebook_with_a_known_address_opens_in_colab_by_its_badge(tmp_path: Path, url: str, opened: str) -> None:
+def test_a_notebook_with_an_address_has_a_badge_for_colab(tmp_path: Path, url: str, opened: str) -> None:
     told = json.loads(written(tmp_path, "colab", "--url", url).read_text())
     first = "".join(told["cells"][0]["source"]).splitlines()
     site = "https://colab.research.google.com"

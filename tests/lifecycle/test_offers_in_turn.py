@@ -90,7 +90,7 @@ def test_refusals_of_every_offer_are_listed_and_the_last_decides(market: Market)
     assert market.cloud.metered() == 0
 
 
-def test_one_reason_for_all_offers_is_told_once(market: Market) -> None:
+def test_one_reason_for_all_offers_is_shown_once(market: Market) -> None:
     refusing(market, *[Rejected("HTTP 400: no such rule.", of_offer=True)] * 3)
     assert market.supervise() is ExitCode.NO_OFFER
     (failed,) = market.all_of(Event.STEP_FAILED)

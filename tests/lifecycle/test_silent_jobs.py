@@ -146,7 +146,7 @@ def error_of(home: Home) -> GpurunError:
     return error
 
 
-def test_git_is_told_in_the_environment_as_its_folder_stays_here(tmp_path: Path) -> None:
+def test_the_git_commit_is_in_the_environment_without_its_folder(tmp_path: Path) -> None:
     (lab := tmp_path / "lab").mkdir()
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
         git(lab, *words)
@@ -171,7 +171,7 @@ def test_git_is_told_in_the_environment_as_its_folder_stays_here(tmp_path: Path)
     ],
     ids=["killed for memory", "shared memory", "the trainer needs no git", "killed by somebody"],
 )
-def test_a_failure_is_told_with_the_cure_of_its_own_cause_alone(
+def test_a_failure_is_shown_with_the_cure_of_its_own_cause_alone(
     world: World, words: str, status: dict[str, int], cure: str
 ) -> None:
     poll = world.far.poll

@@ -115,7 +115,7 @@ MOMENTS: dict[str, Callable[[Engine, RunFolder], bool]] = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_cancelled_by_root_the_run_continues_with_the_loss_of_an_unbroken_one(
+def test_cancelled_by_root_it_continues_to_the_same_loss(
     engine: Engine, tmp_path: Path, lab: Path, moment: str
 ) -> None:
     home = Home(tmp_path / "home").prepare()

@@ -136,7 +136,7 @@ def test_a_login_node_over_ssh_is_all_that_is_reached(home: Home, slurm: Scripte
 
 
 @pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
-def test_a_login_node_that_refuses_the_key_leads_to_the_line_to_add(home: Home, tmp_path: Path) -> None:
+def test_a_login_node_that_refuses_the_key_shows_the_line_to_add(home: Home, tmp_path: Path) -> None:
     (key, _), (host, let_in) = (
         (tmp_path / name, make_keys(tmp_path / name).client_public) for name in ("own", "another")
     )
@@ -392,7 +392,7 @@ def test_a_table_that_leads_to_another_cluster_proves_no_death(
     assert [row.problems for row in audit(home).rows] == [()]
 
 
-def test_a_workdir_that_is_not_shared_is_told_as_what_it_may_be(home: Home, slurm: ScriptedSlurm) -> None:
+def test_a_hint_says_that_the_workdir_may_not_be_shared(home: Home, slurm: ScriptedSlurm) -> None:
     folder = opened(home, slurm)
     slurm.set("hold", "Priority")
     child = begin(home)

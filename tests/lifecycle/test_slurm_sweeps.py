@@ -149,7 +149,7 @@ def test_killed_at_a_record_and_resumed_no_trial_runs_twice(
     assert sorted(begun) == [1, 2, 3, 4]
 
 
-def test_killed_in_the_middle_of_a_trial_and_resumed_no_trial_runs_twice(
+def test_killed_during_a_trial_and_resumed_no_trial_runs_twice(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path
 ) -> None:
     folder = opened(home, tmp_path, pause="0.1")
@@ -178,9 +178,7 @@ def test_a_stop_reaches_the_trial_in_the_other_job(home: Home, slurm: ScriptedSl
     assert jobs_used(folder) == ["1", "2"]
 
 
-def test_a_trial_whose_job_ends_under_it_is_begun_again_in_another(
-    home: Home, slurm: ScriptedSlurm, tmp_path: Path
-) -> None:
+def test_a_trial_whose_job_ends_is_begun_again_in_another(home: Home, slurm: ScriptedSlurm, tmp_path: Path) -> None:
     folder = opened(home, tmp_path, values=TWELVE[:4], pause="0.4")
     child = begin(home)
     until(folder, 2, "running")
@@ -204,7 +202,7 @@ def test_where_the_job_that_leads_ends_the_others_are_ended_too(
     assert [row.problems for row in audit(home).rows] == [()]
 
 
-def test_with_the_laptop_lost_the_others_end_with_the_work_of_the_first(
+def test_with_the_laptop_lost_the_other_jobs_end_with_the_first(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path
 ) -> None:
     folder = opened(home, tmp_path, values=TWELVE[:4], pause="0.1")
@@ -220,7 +218,7 @@ def test_with_the_laptop_lost_the_others_end_with_the_work_of_the_first(
     check_promises(home, folder, slurm, 4)
 
 
-def test_a_secret_and_a_variable_reach_the_other_job_and_no_shared_disk(
+def test_secrets_and_variables_reach_jobs_and_no_shared_disk(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "canary-77")
@@ -235,9 +233,7 @@ def test_a_secret_and_a_variable_reach_the_other_job_and_no_shared_disk(
     assert [(best / name / "found.txt").read_text() for name in ("001", "002")] == ["", ""]
 
 
-def test_jobs_of_an_image_are_refused_before_anything_is_asked_for(
-    home: Home, slurm: ScriptedSlurm, tmp_path: Path
-) -> None:
+def test_jobs_of_an_image_are_refused_before_any_request(home: Home, slurm: ScriptedSlurm, tmp_path: Path) -> None:
     command = Command(argv=("sh", "-c", "{lr}"), folder=str(tmp_path), outputs=("*.txt",))
     request = Request(
         recipe="",

@@ -114,7 +114,7 @@ def test_a_resume_after_the_fifth_trial_ends_with_twelve_rows(person: Person) ->
     assert person.holds()
 
 
-def test_a_stop_keeps_the_best_and_another_sweep_tries_what_is_left(person: Person) -> None:
+def test_a_stop_keeps_the_best_and_another_sweep_does_the_rest(person: Person) -> None:
     words = (*TWELVE, "python", "train.py", "--lr", "{lr}", "--width", "{width}", "--pause", "0.05")
     assert sweeps(person, "--detach", *words).returncode == 0
     until(lambda: trials_over(person) >= 3)
@@ -183,7 +183,7 @@ def test_a_sweep_in_a_folders_file_has_a_name(person: Person) -> None:
         (("--set", "lr=1,2", "python", "train.py"), "sweep.words"),
     ],
 )  # fmt: skip
-def test_what_no_trial_could_be_is_refused_before_anything_begins(
+def test_an_impossible_sweep_is_refused_before_anything_begins(
     person: Person, words: tuple[str, ...], code: str
 ) -> None:
     data = ("--data", "text.txt") if words[:1] == ("course-lab",) else ()
