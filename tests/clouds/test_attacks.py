@@ -149,7 +149,7 @@ def timers(user: User) -> list[Path]:
 def over(user: User) -> None:
     """Nothing lives, the meter is within the cap and the receipt no cheaper than the meter; the audit agrees."""
     assert user.cloud.alive() == []
-    code, told = user.tells("audit")
-    (row,) = told["data"]["rows"]
-    assert (code, row["problems"]) == (0, []), told
+    code, envelope = user.envelope("audit")
+    (row,) = envelope["data"]["rows"]
+    assert (code, row["problems"]) == (0, []), envelope
     assert user.cloud.meter.total_micros() <= row["measured_micros"] <= usd(5)

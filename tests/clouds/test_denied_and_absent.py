@@ -170,6 +170,6 @@ def test_an_end_at_launch_is_passed_over_in_the_clouds_words(rental: Rental, mon
     after_create(rental, monkeypatch, lambda name: ends(account, name))
     assert rental.drive() is ExitCode.DONE
     assert [one["offer"]["region"] for one in rental.all_of(Event.CREATE_INTENDED)] == list(account.regions)
-    (told,) = [one["message"] for one in rental.all_of(Event.INCIDENT) if one["code"] == "boot.gone"]
-    assert (BY_KEY if account.provider.name == "aws" else "erminated") in told.replace("TERMINATED", "terminated")
+    (message,) = [one["message"] for one in rental.all_of(Event.INCIDENT) if one["code"] == "boot.gone"]
+    assert (BY_KEY if account.provider.name == "aws" else "erminated") in message.replace("TERMINATED", "terminated")
     assert rental.ended()

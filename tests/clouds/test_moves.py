@@ -62,8 +62,8 @@ def drive(user: User, **more: str) -> int:
     """Drive the run by a supervisor of its own, to its end or to the supervisor's; its exit status."""
     command = [sys.executable, "-m", "gpurun.lifecycle.supervisor", str(user.home), "fox-41"]
     quiet = subprocess.DEVNULL
-    told = {**user.environment(), **more}
-    return subprocess.run(command, env=told, stdin=quiet, stdout=quiet, stderr=quiet, timeout=PATIENCE_S).returncode
+    env = {**user.environment(), **more}
+    return subprocess.run(command, env=env, stdin=quiet, stdout=quiet, stderr=quiet, timeout=PATIENCE_S).returncode
 
 
 def records(user: User) -> list[Any]:
@@ -96,9 +96,9 @@ def legs(user: User) -> list[dict[str, Any]]:
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """The last told loss of each step."""
-    told = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return {event["step"]: event["loss"] for event in told if event["kind"] == "step"}
+    """The last loss that was reported for each step."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return {event["step"]: event["loss"] for event in events if event["kind"] == "step"}
 
 
 def test_taken_twice_at_runpod_it_reaches_the_same_loss_at_aws(
@@ -114,15 +114,15 @@ def test_taken_twice_at_runpod_it_reaches_the_same_loss_at_aws(
             first.emulator.world.act(pod.id, "stop")
         wait_for(user, f"leg {number + 1}", lambda: len(legs(user)) >= number, begun)  # noqa: B023
     assert begun.wait(PATIENCE_S) == 0, user.said()
-    asked = [one.data["provider"] for one in records(user) if one.event is Event.CREATE_INTENDED]
-    assert asked == ["runpod", "runpod", "aws"]
+    providers = [record.data["provider"] for record in records(user) if record.event is Event.CREATE_INTENDED]
+    assert providers == ["runpod", "runpod", "aws"]
     assert (first.alive(), second.alive()) == ([], [])
-    told = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
-    bound = told["cost"]["upper_bound_micros"]
+    receipt = user.envelope("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+    bound = receipt["cost"]["upper_bound_micros"]
     assert first.meter.total_micros() + second.meter.total_micros() <= bound <= usd(20)
-    assert [leg["leg"] for leg in told["legs"]] == [1, 2, 3]
-    assert "took it back" in told["legs"][0]["why"]
-    code, audit = user.tells("audit")
+    assert [leg["leg"] for leg in receipt["legs"]] == [1, 2, 3]
+    assert "took it back" in receipt["legs"][0]["why"]
+    code, audit = user.envelope("audit")
     assert (code, audit["ok"]) == (0, True), json.dumps(audit)
 
     unbroken = user.types(
@@ -150,7 +150,7 @@ def test_killed_between_two_legs_it_resumes_with_one_machine(
     intents = [one for one in records(user) if one.event is Event.CREATE_INTENDED]
     assert len(intents) == 2
     assert (first.alive(), second.alive()) == ([], [])
-    assert user.tells("audit")[1]["ok"] is True
+    assert user.envelope("audit")[1]["ok"] is True
 
 
 DYING = """\
@@ -183,10 +183,10 @@ def shim(folder: Path, text: str, **more: str) -> dict[str, str]:
 
 def kinds_between(user: User) -> list[str]:
     """The kinds of the records from the end of the first machine's work to the second machine, by the journal."""
-    told = records(user)
-    ended = next(place for place, one in enumerate(told) if one.event is Event.TRAIN_OBSERVED)
-    made = [place for place, one in enumerate(told) if one.event is Event.CREATE_OBSERVED][1]
-    kinds = [" ".join([one.event, str(one.data.get("code", ""))]).strip() for one in told[ended : made + 1]]
+    journal = records(user)
+    ended = next(place for place, record in enumerate(journal) if record.event is Event.TRAIN_OBSERVED)
+    made = [place for place, record in enumerate(journal) if record.event is Event.CREATE_OBSERVED][1]
+    kinds = [" ".join([record.event, str(record.data.get("code", ""))]).strip() for record in journal[ended : made + 1]]
     return list(dict.fromkeys(kinds))
 
 
@@ -207,11 +207,11 @@ def dies_on_its_way(user: User, died: Path, environment: dict[str, str], between
 def has_moved_once(user: User, cloud: Cloud, deaths: list[str]) -> None:
     """It was two machines, one after the other, paid for within the cap, and each kind of record was died at."""
     assert cloud.alive() == []
-    told = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
-    assert [leg["leg"] for leg in told["legs"]] == [1, 2]
-    assert told["legs"][1]["step"] > 0
-    assert cloud.meter.total_micros() <= told["cost"]["upper_bound_micros"] <= usd(20)
-    code, audit = user.tells("audit")
+    receipt = user.envelope("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+    assert [leg["leg"] for leg in receipt["legs"]] == [1, 2]
+    assert receipt["legs"][1]["step"] > 0
+    assert cloud.meter.total_micros() <= receipt["cost"]["upper_bound_micros"] <= usd(20)
+    code, audit = user.envelope("audit")
     assert (code, audit["ok"]) == (0, True), json.dumps(audit)
     assert set(kinds_between(user)) <= {*deaths}
     assert {"collect.intended", "death.proven", "leg.planned", "create.intended"} <= {*deaths}
@@ -274,12 +274,12 @@ def test_without_capacity_it_waits_at_no_cost_and_continues(tmp_path: Path) -> N
             for kind in kinds:
                 kind.stock = dict.fromkeys(kind.stock, "NONE")
             cloud.emulator.world.act(pod.id, "stop")
-        waits = lambda: user.tells("ps")[1]["data"]["runs"][0]["is_waiting"]  # noqa: E731
+        waits = lambda: user.envelope("ps")[1]["data"]["runs"][0]["is_waiting"]  # noqa: E731
         wait_for(user, "the wait", waits, begun)
-        spent = user.tells("ps")[1]["data"]["runs"][0]["spent_micros"]
+        spent = user.envelope("ps")[1]["data"]["runs"][0]["spent_micros"]
         since = SystemClock().monotonic()
         wait_for(user, "two looks", lambda: SystemClock().monotonic() - since > 70, begun)
-        row = user.tells("ps")[1]["data"]["runs"][0]
+        row = user.envelope("ps")[1]["data"]["runs"][0]
         assert (row["is_waiting"], row["spent_micros"], row["may_be_billing"]) == (True, spent, False)
         assert "$0.00/h" in user.types("ps").stdout
         assert cloud.alive() == []
@@ -288,7 +288,7 @@ def test_without_capacity_it_waits_at_no_cost_and_continues(tmp_path: Path) -> N
                 kind.stock = before
         assert begun.wait(PATIENCE_S) == 0, user.said()
         assert [leg["number"] for leg in legs(user)] == [2]
-        assert user.tells("audit")[1]["ok"] is True
+        assert user.envelope("audit")[1]["ok"] is True
 
 
 class Notice(BaseHTTPRequestHandler):
@@ -329,24 +329,24 @@ def test_at_a_notice_of_aws_it_saves_downloads_and_moves(tmp_path: Path, notice_
         begun = begin(user, *train, "--keep-going", **shim(tmp_path / "shim", notice_here))
         wait_for(user, "a checkpoint", lambda: whole_at_home(user) > 0, begun)
         Notice.is_given = True
-        ended = lambda: any(one.event is Event.TRAIN_OBSERVED for one in records(user))  # noqa: E731
+        ended = lambda: any(record.event is Event.TRAIN_OBSERVED for record in records(user))  # noqa: E731
         wait_for(user, "the end of the first machine's work", ended, begun)
         Notice.is_given = False
         assert begun.wait(PATIENCE_S) == 0, user.said()
         (leg,) = legs(user)
-        saved = next(one.data for one in records(user) if one.event is Event.TRAIN_OBSERVED)
+        saved = next(record.data for record in records(user) if record.event is Event.TRAIN_OBSERVED)
         assert saved["reason"] == "preempted"
         assert leg["step"] == leg["reached"] > 0, "all that was trained was saved, and came home"
         assert leg["step"] % EVERY, "it was saved for the notice, between two checkpoints"
-        told = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
-        assert [leg["again"] for leg in told["legs"]] == [0, 0]
+        receipt = user.envelope("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+        assert [leg["again"] for leg in receipt["legs"]] == [0, 0]
         bids = {form["InstanceMarketOptions.SpotOptions.SpotInstanceType"] for form in cloud.emulator.launches}
         assert bids == {"one-time"}
-        assert all("on_demand_micros" in leg for leg in told["legs"])
-        assert {one["rate_is"] for one in told["cost"]["rentals"]} == {"provider-limit"}
-        assert told["cost"]["is"] == "bound", "AWS bills the price of the zone, which moves below the maximum"
+        assert all("on_demand_micros" in leg for leg in receipt["legs"])
+        assert {rental["rate_is"] for rental in receipt["cost"]["rentals"]} == {"provider-limit"}
+        assert receipt["cost"]["is"] == "bound", "AWS bills the price of the zone, which moves below the maximum"
         assert cloud.alive() == []
-        assert user.tells("audit")[1]["ok"] is True
+        assert user.envelope("audit")[1]["ok"] is True
 
 
 def test_killed_between_two_aws_machines_it_is_one_run(tmp_path: Path, notice_here: str) -> None:
@@ -406,7 +406,7 @@ def test_a_hugging_face_trainer_continues_on_another_machine(tmp_path: Path) -> 
         logged = [entry["step"] for entry in last["log_history"] if "loss" in entry]
         assert logged == list(range(5, 161, 5)), "its own state came along: it went on where it was saved"
         assert cloud.alive() == []
-        assert user.tells("audit")[1]["ok"] is True
+        assert user.envelope("audit")[1]["ok"] is True
 
 
 def test_a_users_script_continues_on_another_machine(tmp_path: Path) -> None:
@@ -427,13 +427,13 @@ def test_a_users_script_continues_on_another_machine(tmp_path: Path) -> None:
         assert begun.wait(PATIENCE_S) == 0, user.said()
         assert json.loads(home.read_text()) == {"iter": 1499}
         (leg,) = legs(user)
-        told = [
+        lines = [
             line for line in (user.home / "runs/fox-41/run.log").read_text().splitlines() if line.startswith("iter")
         ]
-        iters = [int(line.split()[1].rstrip(":")) for line in told]
+        iters = [int(line.split()[1].rstrip(":")) for line in lines]
         again = [number for number, before in zip(iters[1:], iters, strict=False) if number <= before]
         assert len(again) == 1, "it began once more, and not at the beginning"
         assert again[0] % 300 == 1
         assert [file["name"] for file in leg["files"]] == ["outputs/out-char/ckpt.pt"]
         assert cloud.alive() == []
-        assert user.tells("audit")[1]["ok"] is True
+        assert user.envelope("audit")[1]["ok"] is True
