@@ -38,8 +38,8 @@ class Slow(World):
         offer = self.plan.offer.model_copy(update={"provider": "runpod", "boot_s": self.lease.boot_s})
         home_bytes = KEPT_CHECKPOINTS * self.plan.job.checkpoint_bytes
         self.worst = worst_case(offer, self.lease, Load(ship_bytes=0, collect_bytes=home_bytes, disk_gb=50))
-        told = {"offer": offer, "lease": self.lease, "cap_micros": self.worst, "worst_micros": self.worst}
-        self.plan = changed_plan(self.plan, told)
+        changes = {"offer": offer, "lease": self.lease, "cap_micros": self.worst, "worst_micros": self.worst}
+        self.plan = changed_plan(self.plan, changes)
         self.folder.plan.write_text(self.plan.to_json())
         self.cloud.profile = replace(self.cloud.profile, boot_s=boot_s)
 
@@ -143,9 +143,9 @@ def test_a_machine_that_stopped_in_its_boot_is_not_waited_for(home: Home) -> Non
     read = world.cloud.read
 
     def stopped(instance_id: str) -> Instance:
-        told = read(instance_id)
+        instance = read(instance_id)
         is_ending = bool(world.all_of(Event.DESTROY_INTENDED))
-        return told if is_ending else told.model_copy(update={"state": InstanceState.STOPPED, "said": "EXITED"})
+        return instance if is_ending else instance.model_copy(update={"state": InstanceState.STOPPED, "said": "EXITED"})
 
     world.cloud.read = stopped  # type: ignore[method-assign]
     assert world.drive() is ExitCode.NO_OFFER

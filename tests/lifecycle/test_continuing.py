@@ -60,12 +60,12 @@ class StoppedRun(CloudRun):
 
     def trainer_files(self) -> None:
         super().trainer_files()
-        told = {"resolved": RECIPE.record, "recipe": "gpt2-124m", "mode": self.mode}
-        self.folder.plan.write_text(changed_plan(plan_of(self.folder.name), told).to_json())
-        asked = Request(recipe="gpt2-124m", overrides=("optim.lr=0.001",), gpu=GpuNeed(count=1, name="H100"))
+        changes = {"resolved": RECIPE.record, "recipe": "gpt2-124m", "mode": self.mode}
+        self.folder.plan.write_text(changed_plan(plan_of(self.folder.name), changes).to_json())
+        request = Request(recipe="gpt2-124m", overrides=("optim.lr=0.001",), gpu=GpuNeed(count=1, name="H100"))
         choices = OUTFIT.model_copy(update={"spot": True, "weak_lease": True, "accept_cpu": True})
-        asked = asked.model_copy(update={"data": "/srv/shards", "choices": choices})
-        self.folder.request.write_text(asked.to_json())
+        request = request.model_copy(update={"data": "/srv/shards", "choices": choices})
+        self.folder.request.write_text(request.to_json())
 
     def contents(self) -> dict[str, bytes]:  # type: ignore[override]
         return {
@@ -82,8 +82,8 @@ class StoppedRun(CloudRun):
         ]
 
     def opened(self) -> Note:
-        event, told = super().opened()
-        return event, {**told, "mode": self.mode}
+        event, data = super().opened()
+        return event, {**data, "mode": self.mode}
 
 
 def stopped_run(home: Home, name: str = "fox-41", **kinds: Any) -> CloudRun:
@@ -406,8 +406,8 @@ class Going(StoppedRun):
     claims: Earlier
 
     def plan(self) -> dict[str, Any]:
-        told: dict[str, Any] = self.claims.model_dump(mode="json", include={"run", "step", "steps", "receipt_sha256"})
-        return {**super().plan(), "continues": told}
+        signed = {"run", "step", "steps", "receipt_sha256"}
+        return {**super().plan(), "continues": self.claims.model_dump(mode="json", include=signed)}
 
     def trainer_files(self) -> None:
         CloudRun.trainer_files(self)
@@ -426,8 +426,8 @@ def test_the_receipt_names_the_checkpoint_for_the_audit_to_check(home: Home) -> 
     receipt = hashlib.sha256(home.run("fox-41").receipt.read_bytes()).hexdigest()
     before = Earlier(run="fox-41", step=120, steps=500, bytes=1, receipt_sha256=receipt)
     assert went_on(home, "owl-07", before) == []
-    told = read_receipt(home, home.run("owl-07")).predicate["asked"]["continues"]
-    assert told == {"run": "fox-41", "step": 120, "steps": 500, "receipt_sha256": receipt}
+    continues = read_receipt(home, home.run("owl-07")).predicate["asked"]["continues"]
+    assert continues == {"run": "fox-41", "step": 120, "steps": 500, "receipt_sha256": receipt}
     (problem,) = went_on(home, "bee-10", before, before.model_copy(update={"step": 60}))
     assert "not opened" in problem
 

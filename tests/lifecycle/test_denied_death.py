@@ -33,8 +33,8 @@ def deny(world: World, seconds: float) -> None:
         return [] if is_denied() else found
 
     def denying_read(instance_id: str) -> Instance:
-        told = read(instance_id)
-        return told.model_copy(update={"state": InstanceState.GONE}) if is_denied() else told
+        instance = read(instance_id)
+        return instance.model_copy(update={"state": InstanceState.GONE}) if is_denied() else instance
 
     def denying_destroy(instance_id: str) -> None:
         begun.append(cloud.now)

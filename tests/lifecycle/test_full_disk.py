@@ -187,9 +187,9 @@ def test_a_destroy_is_heard_while_a_supervisor_waits_for_room(world: World, disk
 
 def test_with_nothing_requested_a_full_disk_is_only_reported(world: World, disk: Disk) -> None:
     disk.is_full = True
-    with pytest.raises(SetupError) as told:
+    with pytest.raises(SetupError) as refused:
         once(world)
-    assert told.value.exit_code is ExitCode.SETUP
+    assert refused.value.exit_code is ExitCode.SETUP
     assert world.cloud.history == []
 
 
@@ -385,10 +385,10 @@ def test_destroy_ends_the_machine_though_no_request_is_written(world: World, dis
     leased_for_an_hour(world)
     killed_in_training(world)
     disk.is_full = True
-    told = verb(world, "destroy")
+    outcome = verb(world, "destroy")
     assert world.cloud.alive == []
-    assert world.state.token in told.text
-    assert (told.exit_code, told.errors[0].code) == (ExitCode.SETUP, "control.unwritable")
+    assert world.state.token in outcome.text
+    assert (outcome.exit_code, outcome.errors[0].code) == (ExitCode.SETUP, "control.unwritable")
 
 
 @pytest.mark.parametrize("verb_of_cloud", ["find", "destroy"])
@@ -417,9 +417,9 @@ def test_destroy_without_a_key_and_without_room_may_be_billing(
 def test_stop_says_that_nobody_was_asked(world: World, disk: Disk) -> None:
     killed_in_training(world)
     disk.is_full = True
-    with pytest.raises(GpurunError) as told:
+    with pytest.raises(GpurunError) as refused:
         verb(world, "save")
-    assert told.value.exit_code is ExitCode.SETUP
+    assert refused.value.exit_code is ExitCode.SETUP
     assert len(world.cloud.alive) == 1
 
 

@@ -85,13 +85,13 @@ def test_a_failed_digest_is_exit_11_and_holds_within_the_lease(world: World) -> 
     assert world.all_of(Event.HOLD_OBSERVED)[-1]["how"] == "over"
     assert held_s(world) > 60
     created, deadline = world.records[1], world.all_of(Event.CREATE_INTENDED)[0]["deadline_wall"]
-    asked = next(one for one in world.records if one.event is Event.DESTROY_ASKED)
-    assert asked.wall <= deadline - world.plan.lease.destroy_s
-    assert asked.wall - created.wall <= 900 + 600
-    told = receipt(world)
-    assert told["checkpoint"]["missing"] == [DAMAGED]
-    assert DAMAGED in told["training"]["failed_step"]["message"]
-    assert told["runtime"]["phases_s"]["hold"] == pytest.approx(held_s(world), abs=1)
+    request = next(record for record in world.records if record.event is Event.DESTROY_ASKED)
+    assert request.wall <= deadline - world.plan.lease.destroy_s
+    assert request.wall - created.wall <= 900 + 600
+    predicate = receipt(world)
+    assert predicate["checkpoint"]["missing"] == [DAMAGED]
+    assert DAMAGED in predicate["training"]["failed_step"]["message"]
+    assert predicate["runtime"]["phases_s"]["hold"] == pytest.approx(held_s(world), abs=1)
     proven_and_audited(world)
 
 
@@ -100,9 +100,9 @@ def test_a_later_collect_ends_the_hold_and_counts_as_the_first(world: World) -> 
     assert world.drive() == ExitCode.DONE
     assert world.all_of(Event.HOLD_OBSERVED)[-1]["how"] == "home"
     assert held_s(world) < 60
-    told = receipt(world)
-    assert (told["checkpoint"]["missing"], told["training"]["failed_step"]) == ([], None)
-    assert {one["name"] for one in told["checkpoint"]["files"]} >= {name for name, _, _ in WEIGHTS}
+    predicate = receipt(world)
+    assert (predicate["checkpoint"]["missing"], predicate["training"]["failed_step"]) == ([], None)
+    assert {file["name"] for file in predicate["checkpoint"]["files"]} >= {name for name, _, _ in WEIGHTS}
     proven_and_audited(world)
 
 
@@ -185,9 +185,9 @@ def outputs(world: World, **more: Any) -> None:
     before = world.far._events
 
     def events() -> list[dict[str, Any]]:
-        *told, last = before()
+        *earlier, last = before()
         left = {"kind": "outputs", "step": 0, "published": {"files": 3, "bytes": 15_000}, "matched": {"**": 3}, **more}
-        return [*told, left, last] if last["kind"] == "stop" else [*told, last]
+        return [*earlier, left, last] if last["kind"] == "stop" else [*earlier, last]
 
     world.far._events = events  # type: ignore[method-assign]
 
@@ -218,17 +218,17 @@ def test_finished_but_unlisted_files_are_exit_11_and_held(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "reason", "words"),
+    ("left", "reason", "words"),
     [
         ({"still_working": ["python train.py"]}, "still_working", "drop the &"),
         ({"unmatched": ["--outputs out/**"]}, "no_outputs", "--outputs out/**"),
     ],
 )
 def test_a_command_that_did_nothing_is_exit_6_and_is_not_held(
-    home: Home, told: dict[str, Any], reason: str, words: str
+    home: Home, left: dict[str, Any], reason: str, words: str
 ) -> None:
     world = World(home)
-    outputs(world, **told)
+    outputs(world, **left)
     assert world.drive() == ExitCode.TRAINING_FAILED
     (ended,) = world.all_of(Event.TRAIN_OBSERVED)
     assert (ended["reason"], words in ended["message"]) == (reason, True)
@@ -238,8 +238,8 @@ def test_a_command_that_did_nothing_is_exit_6_and_is_not_held(
 
 def test_a_notice_says_that_a_machine_is_held_and_what_to_do(world: World) -> None:
     world.drive()
-    told = {notice: message for notice, message, _ in Noticed(world.folder, 0).news(world.records, world.clock.wall())}
-    assert "gpurun collect fox-41" in told["held"]
+    news = {notice: message for notice, message, _ in Noticed(world.folder, 0).news(world.records, world.clock.wall())}
+    assert "gpurun collect fox-41" in news["held"]
 
 
 def test_what_a_hostile_machine_says_of_its_outputs_is_bounded(home: Home, tmp_path: Path) -> None:

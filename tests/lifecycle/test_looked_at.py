@@ -31,14 +31,14 @@ def looks(world: World, **changes: Any) -> list[str]:
     """Let the machine's look wait for a Python, and change its facts; return the lines shown meanwhile."""
     hello, shown = world.far.hello, list[str]()
 
-    def told(python: str | None = None, on_wait: Any = None) -> MachineFacts:
+    def changed_hello(python: str | None = None, on_wait: Any = None) -> MachineFacts:
         on_wait(12, "waits for ~/conda/bin/python to import torch")
         moving = read_moving(world.folder, world.clock.wall())
         assert moving is not None
         shown.append(moving_words(moving))
         return hello(python).model_copy(update=changes)
 
-    world.far.hello = told  # type: ignore[method-assign]
+    world.far.hello = changed_hello  # type: ignore[method-assign]
     return shown
 
 

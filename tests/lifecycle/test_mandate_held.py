@@ -66,9 +66,9 @@ def test_killed_before_its_create_it_settles_what_was_paid(
 ) -> None:
     hold = MandateBudget.hold
 
-    def killed(budget: MandateBudget, *told: object) -> bool:
+    def killed(budget: MandateBudget, *arguments: object) -> bool:
         if moment == "after the hold":
-            hold(budget, *told)  # type: ignore[arg-type]
+            hold(budget, *arguments)  # type: ignore[arg-type]
         raise Killed
 
     with monkeypatch.context() as patch:

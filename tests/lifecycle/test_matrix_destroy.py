@@ -36,14 +36,14 @@ def test_only_gone_is_dead_even_where_the_list_is_empty(world: World, state: Ins
     """A machine that only stopped has a disk, and that is billed."""
     read, find = world.cloud.read, world.cloud.find
 
-    def told(instance_id: str) -> Instance:
+    def changed_read(instance_id: str) -> Instance:
         changed = {"state": state} if world.all_of(Event.DESTROY_INTENDED) else {}
         return read(instance_id).model_copy(update=changed)
 
     def empty(token: str | None) -> list[Instance]:
         return [] if world.all_of(Event.DESTROY_INTENDED) else find(token)
 
-    world.cloud.read, world.cloud.find = told, empty  # type: ignore[method-assign]
+    world.cloud.read, world.cloud.find = changed_read, empty  # type: ignore[method-assign]
     assert world.drive() == "destroy.not_gone"
     assert world.state.may_be_billing
     assert not world.all_of(Event.DEATH_PROVEN)
@@ -89,8 +89,8 @@ def test_a_cloud_that_lists_its_dead_is_believed_about_them(world: World) -> Non
     find = world.cloud.find
 
     def with_the_dead(token: str | None) -> list[Instance]:
-        told = [box for box in world.cloud.boxes if box.died_s is not None and token in (None, box.order.token)]
-        return [*find(token), *(world.cloud.read(box.id) for box in told)]
+        dead = [box for box in world.cloud.boxes if box.died_s is not None and token in (None, box.order.token)]
+        return [*find(token), *(world.cloud.read(box.id) for box in dead)]
 
     world.cloud.find = with_the_dead  # type: ignore[method-assign]
     assert world.drive() is ExitCode.DONE

@@ -31,14 +31,14 @@ def world(tmp_path: Path) -> World:
     return World(Home(tmp_path))
 
 
-def tells(world: World, **changes: Any) -> None:
+def change_facts(world: World, **changes: Any) -> None:
     """The machine's own word about itself, other than it was ordered."""
     hello = world.far.hello
 
-    def told(python: str | None = None, **_: Any) -> MachineFacts:
+    def changed_hello(python: str | None = None, **_: Any) -> MachineFacts:
         return hello(python).model_copy(update=changes)
 
-    world.far.hello = told  # type: ignore[method-assign]
+    world.far.hello = changed_hello  # type: ignore[method-assign]
 
 
 def one_card(name: str, gigabytes: int) -> Torch:
@@ -79,7 +79,7 @@ def test_a_machine_not_as_ordered_is_refused_before_the_upload(world: World, wro
     changes, code = WRONG[wrong]
     offer = world.plan.offer.model_copy(update={"vram_gb": 80})
     world.folder.plan.write_text(changed_plan(world.plan, {"offer": offer}).to_json())
-    tells(world, **changes)
+    change_facts(world, **changes)
     assert world.drive() is ExitCode.NO_OFFER
     assert world.state.failure.code == code
     assert not world.all_of(Event.SHIP_INTENDED)

@@ -199,9 +199,9 @@ def test_a_machine_with_a_damaged_token_is_never_called_nothing(world: World, mo
     monkeypatch.setattr("gpurun.providers.registry.open_provider", lambda *_, **__: world.cloud)
     sight = look_at_run(world.home, world.folder.name)
     assert sight.damage
-    told = run_control.sweep_damaged(Session(home=world.home, clock=world.clock), sight)  # type: ignore[arg-type]
-    assert told.exit_code is ExitCode.MAY_BE_BILLING
-    assert world.cloud.alive[0].id in told.errors[0].what
+    outcome = run_control.sweep_damaged(Session(home=world.home, clock=world.clock), sight)  # type: ignore[arg-type]
+    assert outcome.exit_code is ExitCode.MAY_BE_BILLING
+    assert world.cloud.alive[0].id in outcome.errors[0].what
 
 
 def test_a_damaged_journal_also_ends_the_readable_part_of_a_list(world: World) -> None:
@@ -325,11 +325,11 @@ def test_a_machine_without_its_deadline_is_not_within_its_lease(world: World) ->
     world.drive()
     find = world.cloud.find
     world.cloud.find = lambda token: [  # type: ignore[method-assign]
-        one.model_copy(update={"deadline_wall": None}) for one in find(token)
+        instance.model_copy(update={"deadline_wall": None}) for instance in find(token)
     ]
     world.clock.sleep(world.plan.lease.total_s + 60)
-    (told,) = sweep([world.cloud], world.home, world.clock, destroy_all=False, older_than_s=0, look_only=True)
-    assert told.fate == "overdue"
+    (machine,) = sweep([world.cloud], world.home, world.clock, destroy_all=False, older_than_s=0, look_only=True)
+    assert machine.fate == "overdue"
 
 
 def test_a_simultaneous_milder_request_does_not_undo_destroy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

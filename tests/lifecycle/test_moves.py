@@ -58,8 +58,8 @@ class Voyage:
     """One run on simulated clouds. `at` has what happens once the trainer has come to a step, on the nth machine."""
 
     def __init__(self, root: Path, *profiles: str, **more: Any) -> None:
-        told: dict[str, Any] = {"train_s": 120.0, "machines": 5, "legs": 5, **more}
-        self.stage = Stage(Scenario(0, profiles or ("runpod",), **told), root)
+        scenario: dict[str, Any] = {"train_s": 120.0, "machines": 5, "legs": 5, **more}
+        self.stage = Stage(Scenario(0, profiles or ("runpod",), **scenario), root)
         self.played = self.stage.played
         self.at: dict[tuple[int, int], Callable[[], None]] = {}
 
@@ -159,14 +159,14 @@ def test_taken_twice_it_continues_from_its_newest_checkpoint(voyage: Voyage) -> 
     voyage.take_at(12, 23)
     assert voyage.drive() == "DONE"
     assert [leg["step"] for leg in voyage.legs] == [10, 20]
-    told = voyage.receipt
-    assert [leg["leg"] for leg in told["legs"]] == [1, 2, 3]
-    assert [leg["again"] for leg in told["legs"]] == [0, 2, 3]
-    assert "taken" in told["legs"][0]["why"] or "ended" in told["legs"][0]["why"]
-    assert "why" not in told["legs"][2]
-    assert sum(leg["micros"] for leg in told["legs"]) == told["cost"]["upper_bound_micros"]
-    assert told["cost"]["cap_kept"] is True
-    assert len(told["teardown"]["evidence"]) == 3
+    receipt = voyage.receipt
+    assert [leg["leg"] for leg in receipt["legs"]] == [1, 2, 3]
+    assert [leg["again"] for leg in receipt["legs"]] == [0, 2, 3]
+    assert "taken" in receipt["legs"][0]["why"] or "ended" in receipt["legs"][0]["why"]
+    assert "why" not in receipt["legs"][2]
+    assert sum(leg["micros"] for leg in receipt["legs"]) == receipt["cost"]["upper_bound_micros"]
+    assert receipt["cost"]["cap_kept"] is True
+    assert len(receipt["teardown"]["evidence"]) == 3
     assert voyage.problems() == []
 
 
@@ -200,8 +200,8 @@ def test_a_reported_maximum_price_makes_the_cost_a_bound(voyage: Voyage, above: 
 
     def limited(instance_id: str) -> Any:
         known = read(instance_id)
-        told = {} if known.rate_micros_per_hour is None else {"rate_micros_per_hour": agreed + above}
-        return known.model_copy(update={**told, "rate_is_limit": bool(told)})
+        price = {} if known.rate_micros_per_hour is None else {"rate_micros_per_hour": agreed + above}
+        return known.model_copy(update={**price, "rate_is_limit": bool(price)})
 
     cloud.read = limited  # type: ignore[method-assign]
     assert voyage.drive() == ("NO_OFFER" if above else "DONE")
@@ -212,7 +212,7 @@ def test_a_reported_maximum_price_makes_the_cost_a_bound(voyage: Voyage, above: 
     assert "may bill" in cost["says"]
     if above:
         assert voyage.failures == ["price.rose"]
-        assert Event.SHIP_INTENDED not in [one.event for one in voyage.played.records]
+        assert Event.SHIP_INTENDED not in [record.event for record in voyage.played.records]
     assert [row.problems for row in audit(voyage.played.home).rows] == [()]
 
 
@@ -294,7 +294,7 @@ def compiling(voyage: Voyage) -> list[list[str]]:
         manifest, fetch, unpack = far.manifest, far.fetch, far.unpack
         digest = hashlib.sha256(CODE).hexdigest()
 
-        def told(most_bytes: int) -> Manifest:
+        def listed(most_bytes: int) -> Manifest:
             known = manifest(most_bytes)
             named = {"name": CACHE, "bytes": len(CODE), "sha256": digest, "kind": "compile_cache"}
             return known.model_copy(update={"files": (*known.files, ManifestFile(step=known.latest or 0, **named))})
@@ -310,7 +310,7 @@ def compiling(voyage: Voyage) -> list[list[str]]:
             sent.append([file.name for file in pack.survey.files if "compile-cache" in file.name])
             return unpack(pack, *of, **more)
 
-        far.manifest, far.fetch, far.unpack = told, fetched, unpacked
+        far.manifest, far.fetch, far.unpack = listed, fetched, unpacked
         return far
 
     voyage.stage._reach = compiles  # type: ignore[method-assign]
@@ -466,11 +466,11 @@ def test_sold_out_for_a_while_it_waits_at_no_cost_and_continues(voyage: Voyage) 
 
     cloud.offers = watched  # type: ignore[method-assign]
     assert voyage.drive() == "DONE"
-    row, told = shown[-1]
+    row, data = shown[-1]
     assert row.state.startswith("waiting, $0.00/h")
-    assert told["is_waiting"] is True
-    gone, asked = (box for box in voyage.boxes)
-    assert asked.born_s - (gone.died_s or 0.0) > 600
+    assert data["is_waiting"] is True
+    gone, second = (box for box in voyage.boxes)
+    assert second.born_s - (gone.died_s or 0.0) > 600
     assert voyage.problems() == []
 
 
@@ -674,10 +674,10 @@ def test_a_late_machine_of_the_first_leg_is_ended_and_paid(tmp_path: Path) -> No
     late = cloud.boxes[2]
     assert late.order.token == cloud.boxes[0].order.token
     assert late.died_s is not None
-    told = voyage.receipt["cost"]
-    assert [len(one.get("extras", [])) for one in told["rentals"]] == [1, 0]
-    assert cloud.metered() <= told["upper_bound_micros"]
-    assert cloud.metered() <= told["cap_micros"]
+    cost = voyage.receipt["cost"]
+    assert [len(rental.get("extras", [])) for rental in cost["rentals"]] == [1, 0]
+    assert cloud.metered() <= cost["upper_bound_micros"]
+    assert cloud.metered() <= cost["cap_micros"]
 
 
 def copied(voyage: Voyage, at: tuple[int, int], then: Callable[[], None]) -> Home:
@@ -899,11 +899,11 @@ def test_the_audit_finds_a_second_machine_requested_too_early(voyage: Voyage) ->
     assert voyage.drive() == "DONE"
     records = list(voyage.played.records)
     assert list(order_problems(records)) == []
-    events = [one.event for one in records]
+    events = [record.event for record in records]
     proof = events.index(Event.DEATH_PROVEN)
-    told = " ".join(order_problems([*records[:proof], *records[proof + 1 :]]))
-    assert "the machine before it was not proven gone" in told
-    assert "a second machine was requested before the first was proven gone" in told
+    problems = " ".join(order_problems([*records[:proof], *records[proof + 1 :]]))
+    assert "the machine before it was not proven gone" in problems
+    assert "a second machine was requested before the first was proven gone" in problems
 
 
 def test_the_audit_finds_more_machines_than_were_agreed_to(voyage: Voyage) -> None:
@@ -936,7 +936,7 @@ _FULL = StepFailed(step="create", code="create.no_capacity", message="", exit_co
 
 
 @pytest.mark.parametrize(
-    ("told", "moves"),
+    ("fields", "moves"),
     [
         ({"outcome": "lost", "reason": "lost", "failure": _LOST}, True),
         ({"outcome": "failed", "reason": "preempted"}, True),
@@ -954,8 +954,8 @@ _FULL = StepFailed(step="create", code="create.no_capacity", message="", exit_co
         ({"failure": _FULL}, False),
     ],
 )
-def test_only_the_journals_outcome_decides_what_moves(told: dict[str, Any], moves: bool) -> None:
-    state = RunState(**{"run": RUN, "phase": Phase.GONE, "legs": 5, **told})
+def test_only_the_journals_outcome_decides_what_moves(fields: dict[str, Any], moves: bool) -> None:
+    state = RunState(**{"run": RUN, "phase": Phase.GONE, "legs": 5, **fields})
     assert may_move(state) is moves
     assert next_step(state) is (Step.MOVE if moves else Step.SETTLE)
 

@@ -295,11 +295,11 @@ def test_what_came_late_and_will_not_go_is_red_until_it_is_gone(world: World) ->
     assert world.cloud.alive == []
 
 
-@pytest.mark.parametrize(("ahead_s", "told"), [(90.0, "90 s ahead of"), (-3600.0, "3600 s behind"), (20.0, "")])
+@pytest.mark.parametrize(("ahead_s", "words"), [(90.0, "90 s ahead of"), (-3600.0, "3600 s behind"), (20.0, "")])
 def test_a_clock_that_is_wrong_stands_in_the_receipt(
-    world: World, monkeypatch: pytest.MonkeyPatch, ahead_s: float, told: str
+    world: World, monkeypatch: pytest.MonkeyPatch, ahead_s: float, words: str
 ) -> None:
     monkeypatch.setattr(type(world.cloud), "clock_ahead_s", ahead_s)
     assert world.drive() is ExitCode.DONE
-    incidents = [one for one in receipt_of(world)["incidents"] if one["code"] == "clock.wrong"]
-    assert [told in one["message"] for one in incidents] == ([True] if told else [])
+    incidents = [incident for incident in receipt_of(world)["incidents"] if incident["code"] == "clock.wrong"]
+    assert [words in incident["message"] for incident in incidents] == ([True] if words else [])

@@ -115,11 +115,11 @@ def renamed(world: World, name: str) -> None:
     """Somebody gave the machine another name in the provider's console."""
     find, read = world.cloud.find, world.cloud.read
 
-    def told(one: Instance) -> Instance:
-        return one.model_copy(update={"token": name, "run": ""})
+    def with_name(instance: Instance) -> Instance:
+        return instance.model_copy(update={"token": name, "run": ""})
 
-    world.cloud.find = lambda token: [told(one) for one in find(None) if name and token in (None, name)]  # type: ignore[method-assign]
-    world.cloud.read = lambda instance_id: told(read(instance_id))  # type: ignore[method-assign]
+    world.cloud.find = lambda token: [with_name(box) for box in find(None) if name and token in (None, name)]  # type: ignore[method-assign]
+    world.cloud.read = lambda instance_id: with_name(read(instance_id))  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("name", ["", "gpurun-abcdef-4000000000-c4deb1-owl-7"])

@@ -91,17 +91,17 @@ def as_own(mine: RunFolder, theirs: RunFolder) -> None:
 
 def without_first_steps(mine: RunFolder) -> None:
     """Delete the events that a replay compares."""
-    told = [json.loads(line) for line in mine.events.read_text().splitlines()]
-    kept = [one for one in told if one["kind"] != "step" or one["step"] > 20]
-    mine.events.write_text("".join(json.dumps(one) + "\n" for one in kept))
+    events = [json.loads(line) for line in mine.events.read_text().splitlines()]
+    kept = [event for event in events if event["kind"] != "step" or event["step"] > 20]
+    mine.events.write_text("".join(json.dumps(event) + "\n" for event in kept))
 
 
 def with_state(mine: RunFolder, theirs: RunFolder, **edits: Any) -> None:
     """Make the checkpoint's own word fit, but for what is edited in it."""
     name = "checkpoints/000300.state.json"
-    state, other = (json.loads((one.artifacts / name).read_bytes()) for one in (mine, theirs))
-    told = {key: other[key] for key in ("loss", "val_loss") if key in other}
-    (mine.artifacts / name).write_text(json.dumps({**state, **told, **edits}))
+    state, other = (json.loads((folder.artifacts / name).read_bytes()) for folder in (mine, theirs))
+    losses = {key: other[key] for key in ("loss", "val_loss") if key in other}
+    (mine.artifacts / name).write_text(json.dumps({**state, **losses, **edits}))
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_a_classmates_training_under_ones_own_challenge_is_found(
     as_own(mine, theirs)
     with_state(mine, theirs, **edits)
     if not edits:  # It says that it went on from where nothing shows.
-        told = [json.loads(line) for line in mine.events.read_text().splitlines()]
-        told.append({**next(one for one in told if one["kind"] == "start"), "step": 150, "resumed_from": 150})
-        mine.events.write_text("".join(json.dumps(one) + "\n" for one in told))
+        events = [json.loads(line) for line in mine.events.read_text().splitlines()]
+        events.append({**next(event for event in events if event["kind"] == "start"), "step": 150, "resumed_from": 150})
+        mine.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     if hides:
         without_first_steps(mine)
     for name in ("000300.model.safetensors", "000300.state.json"):

@@ -1,4 +1,4 @@
-"""The script of --setup in a run: paid once, seen while it works, told in its own words where it fails."""
+"""The script of --setup in a run: paid once, seen while it works, quoted where it fails."""
 
 from __future__ import annotations
 

@@ -165,8 +165,8 @@ def test_only_the_current_token_of_a_run_is_driven(world: World) -> None:
     box, token = world.cloud.boxes[0], make_token(world.home.id, world.cloud.boxes[0].order.deadline_wall, "fox-41")
     with RunLock(world.folder.lock):
         assert looked_at(world, world.home).fate == "owned"
-        told = {"code": "create.duplicate", "message": "A second machine.", "id": box.id, "token": token}
-        Journal.open(world.folder.journal, world.clock).write(Event.INCIDENT, told)
+        incident = {"code": "create.duplicate", "message": "A second machine.", "id": box.id, "token": token}
+        Journal.open(world.folder.journal, world.clock).write(Event.INCIDENT, incident)
         box.order = box.order.model_copy(update={"token": token})
         found = looked_at(world, world.home)
     assert (found.fate, found.owner.whose, found.owner.run) == ("within lease", "here", "fox-41")
@@ -176,8 +176,8 @@ def test_an_overdue_second_machine_ends_without_its_run(world: World, reap: Reap
     own, past = world.cloud.boxes[0], world.clock.wall() - 60
     token = make_token(world.home.id, past, "fox-41")
     extra = world.cloud.create(own.order.model_copy(update={"token": token, "deadline_wall": past}))
-    told = {"code": "create.duplicate", "message": "A second machine.", "id": extra.id, "token": token}
-    Journal.open(world.folder.journal, world.clock).write(Event.INCIDENT, told)
+    incident = {"code": "create.duplicate", "message": "A second machine.", "id": extra.id, "token": token}
+    Journal.open(world.folder.journal, world.clock).write(Event.INCIDENT, incident)
     assert reap(world.home)[0] == 0
     assert [box.id for box in world.cloud.alive] == [own.id]
 

@@ -1,4 +1,4 @@
-"""A job that writes nothing: told on record, in `ps` and by a notice, and ended as --idle and --silent have it."""
+"""A job that writes nothing: shown on record, in `ps` and by a notice, and ended as --idle and --silent have it."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def incidents(world: World) -> list[dict[str, Any]]:
 def test_a_silence_is_recorded_once_with_cards_and_its_limit(world: World) -> None:
     silent_between(world, [(2, 6)], percent=100)
     assert world.drive() is ExitCode.DONE
-    told, over = incidents(world)
-    assert (told["code"], over["code"]) == ("job.silent", "job.heard")
-    assert "100 %" in told["message"]
-    assert lacking(told["message"], "1 h 00 m", "--idle") == []
+    silence, over = incidents(world)
+    assert (silence["code"], over["code"]) == ("job.silent", "job.heard")
+    assert "100 %" in silence["message"]
+    assert lacking(silence["message"], "1 h 00 m", "--idle") == []
     assert kept(world)
 
 

@@ -80,10 +80,10 @@ def test_a_steps_secrets_are_in_no_file_of_the_shared_disk(engine: Engine, tmp_p
     made = provider.create(order(provider, lease_s=600))
     waited(provider, made.id, InstanceState.RUNNING, 20)
     step = job_step(engine.cluster, provider.read(made.id), Home(tmp_path / "home").prepare(), CLOCK)
-    told = step.call(
+    done = step.call(
         ["sh", "-c", 'grep -rl canary . ; cat; echo " in job $SLURM_JOB_ID"'], stdin=[b"canary"], timeout_s=60
     )
-    assert (told.exit_code, told.stdout.decode()) == (0, f"canary in job {made.id.partition('/')[2]}\n")
+    assert (done.exit_code, done.stdout.decode()) == (0, f"canary in job {made.id.partition('/')[2]}\n")
     assert [path for path in engine.work.rglob("*") if path.is_file() and b"canary" in path.read_bytes()] == []
 
 
@@ -196,8 +196,8 @@ def test_a_failing_node_ends_the_run_as_lost_and_proven_dead(engine: Engine, tmp
     _, errors = driven.communicate(timeout=300)
     assert driven.returncode == ExitCode.TRAINING_FAILED, errors
     check_one_job(engine, home, folder)
-    told = next(one for one in read_journal(folder.journal).records if one.event is Event.TRAIN_OBSERVED)
-    assert (told.data["outcome"], "NODE_FAIL" in told.data["message"]) == ("lost", True)
+    observed = next(record for record in read_journal(folder.journal).records if record.event is Event.TRAIN_OBSERVED)
+    assert (observed.data["outcome"], "NODE_FAIL" in observed.data["message"]) == ("lost", True)
     assert list(folder.artifacts.rglob("*.safetensors")), "what was finished comes from its folder"
 
 
@@ -242,8 +242,8 @@ def training(engine: Engine, home: Home, gpu: str, run: str, steps: int) -> subp
 
 def last_loss(events: Path) -> float:
     """The training loss of the last step."""
-    told = [json.loads(line) for line in events.read_text().splitlines()]
-    return float(next(one["loss"] for one in reversed(told) if one["kind"] == "step"))
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    return float(next(event["loss"] for event in reversed(lines) if event["kind"] == "step"))
 
 
 def test_one_node_and_two_reach_the_loss_of_two_processes_here(engine: Engine, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_failing_second_node_is_lost_with_checkpoints_here(engine: Engine, tmp
             break
     engine.break_second_node()
     assert training_two.wait(timeout=400) == ExitCode.TRAINING_FAILED
-    told = next(one for one in read_journal(folder.journal).records if one.event is Event.TRAIN_OBSERVED)
-    assert (told.data["outcome"], "NODE_FAIL" in told.data["message"]) == ("lost", True)
+    observed = next(record for record in read_journal(folder.journal).records if record.event is Event.TRAIN_OBSERVED)
+    assert (observed.data["outcome"], "NODE_FAIL" in observed.data["message"]) == ("lost", True)
     assert list(folder.artifacts.rglob("*.model.safetensors"))
     check_one_job(engine, home, folder)

@@ -126,14 +126,14 @@ def test_cancelled_by_root_it_continues_to_the_same_loss(
         if MOMENTS[moment](engine, folder):
             break
     engine.ask("scancel", "-u", "root")
-    told = lambda: [f"{one.event} {dict(one.data)}"[:400] for one in records(folder)]  # noqa: E731
-    assert child.wait(timeout=500) == ExitCode.DONE, told()
+    story = lambda: [f"{record.event} {dict(record.data)}"[:400] for record in records(folder)]  # noqa: E731
+    assert child.wait(timeout=500) == ExitCode.DONE, story()
     assert json.loads((folder.artifacts / "outputs/out/ckpt.json").read_text()) == unbroken(tmp_path)
     assert [row.problems for row in audit(home).rows] == [()]
     assert list(engine.work.iterdir()) == []
-    intents = [one for one in records(folder) if one.event is Event.CREATE_INTENDED]
+    intents = [record for record in records(folder) if record.event is Event.CREATE_INTENDED]
     if moment != "collecting":  # By then all was done, and comes from its folder.
-        assert len(intents) == 2, told()
+        assert len(intents) == 2, story()
     if moment == "a checkpoint":
         assert read_receipt(home, folder).predicate["legs"][1]["step"] >= 20
 

@@ -129,8 +129,8 @@ def test_every_node_runs_the_command_in_the_image(
     words = ("sh", "-c", 'echo "$APPTAINER_CONTAINER" >$NODE_RANK.txt')
     folder = plan_of(home, tmp_path, *words, image=images.good, nodes=2)
     assert drive(home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
-    told = {path.name: path.read_text().strip() for path in (folder.artifacts / "outputs").iterdir()}
-    assert told == {"0.txt": str(images.good), "1.txt": str(images.good)}
+    written = {path.name: path.read_text().strip() for path in (folder.artifacts / "outputs").iterdir()}
+    assert written == {"0.txt": str(images.good), "1.txt": str(images.good)}
 
 
 def test_an_image_that_lacks_something_is_refused_early(

@@ -107,10 +107,10 @@ def check_moved(home: Home, folder: RunFolder, slurm: ScriptedSlurm, jobs: int =
     assert len(slurm.jobs) == jobs
     assert one_at_a_time(slurm)
     assert list(slurm.work.iterdir()) == []
-    told = read_receipt(home, folder).predicate
-    assert [leg["leg"] for leg in told["legs"]] == list(range(1, jobs + 1))
-    assert len([one for one in told["cost"]["rentals"] if one["end"] != "refused"]) == jobs
-    assert told["cost"]["gpu_hours"] <= 4
+    receipt = read_receipt(home, folder).predicate
+    assert [leg["leg"] for leg in receipt["legs"]] == list(range(1, jobs + 1))
+    assert len([rental for rental in receipt["cost"]["rentals"] if rental["end"] != "refused"]) == jobs
+    assert receipt["cost"]["gpu_hours"] <= 4
     assert [row.problems for row in audit(home).rows] == [()]
 
 

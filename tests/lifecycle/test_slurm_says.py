@@ -87,8 +87,8 @@ def rows_of(provider: SlurmProvider, ask: Callable[..., str]) -> dict[InstanceSt
 def test_lists_of_the_scripted_slurm_have_the_real_ones_columns(engine: Engine, tmp_path: Path) -> None:
     def ask_in(environment: dict[str, str]) -> Callable[..., str]:
         def ask(*argv: str) -> str:
-            told = subprocess.run(argv, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
-            return told.stdout.strip()
+            done = subprocess.run(argv, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+            return done.stdout.strip()
 
         return ask
 

@@ -107,29 +107,29 @@ def check_promises(home: Home, folder: RunFolder, slurm: ScriptedSlurm, count: i
     assert list(slurm.work.iterdir()) == []
     events = [record.event for record in read_journal(folder.journal).records]
     assert events.count(Event.DEATH_PROVEN) == 1
-    told: dict[str, Any] = read_receipt(home, folder).predicate
-    rows = told["training"]["trials"]["rows"]
+    receipt: dict[str, Any] = read_receipt(home, folder).predicate
+    rows = receipt["training"]["trials"]["rows"]
     assert [row["trial"] for row in rows] == list(range(1, count + 1))
     assert len({row["params"]["lr"] for row in rows}) == count
-    assert told["cost"]["cap_kept"]
+    assert receipt["cost"]["cap_kept"]
     assert [row.problems for row in audit(home).rows] == [()]
-    return told
+    return receipt
 
 
 def test_twelve_trials_are_two_jobs_under_one_cap(home: Home, slurm: ScriptedSlurm, tmp_path: Path) -> None:
     home.config.write_text(home.config.read_text() + "price_per_gpu_hour = 1.5\n")
     folder = opened(home, tmp_path)
     assert drive(home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
-    told = check_promises(home, folder, slurm)
-    assert {row["state"] for row in told["training"]["trials"]["rows"]} == {"done"}
+    receipt = check_promises(home, folder, slurm)
+    assert {row["state"] for row in receipt["training"]["trials"]["rows"]} == {"done"}
     used = jobs_used(folder)
     assert len(used) == 12
     assert min(used.count("1"), used.count("2")) >= 3
     assert [(slurm.state / "jobs" / job / "word").read_text() for job in ("1", "2")] == ["COMPLETED"] * 2
-    assert (told["instance"]["id"], told["instance"]["jobs"]) == ("lab/1_0", 2)
-    (rental,) = told["cost"]["rentals"]
+    assert (receipt["instance"]["id"], receipt["instance"]["jobs"]) == ("lab/1_0", 2)
+    (rental,) = receipt["cost"]["rentals"]
     assert rental["rate_micros_per_hour"] == usd(3)
-    assert told["cost"]["gpu_hours"] == pytest.approx(2 * rental["billable_s"] / 3600, abs=1e-4)
+    assert receipt["cost"]["gpu_hours"] == pytest.approx(2 * rental["billable_s"] / 3600, abs=1e-4)
 
 
 OFTEN = ("create.observed", "train.started")
@@ -171,8 +171,8 @@ def test_a_stop_reaches_the_trial_in_the_other_job(home: Home, slurm: ScriptedSl
     CLOCK.sleep(1.0)
     ask_to_stop(folder, "save", by="user", reason="enough")
     assert ended(child, home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
-    told = check_promises(home, folder, slurm, 2)
-    assert [row["state"] for row in told["training"]["trials"]["rows"]] == ["stopped"] * 2
+    receipt = check_promises(home, folder, slurm, 2)
+    assert [row["state"] for row in receipt["training"]["trials"]["rows"]] == ["stopped"] * 2
     best = folder.artifacts / "outputs" / "gpurun-sweep" / "best"
     assert sorted(path.parent.name for path in best.glob("*/saved.txt")) == ["001", "002"]
     assert jobs_used(folder) == ["1", "2"]
@@ -184,8 +184,8 @@ def test_a_trial_whose_job_ends_is_begun_again_in_another(home: Home, slurm: Scr
     until(folder, 2, "running")
     slurm.end_job("2", "NODE_FAIL")
     assert ended(child, home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
-    told = check_promises(home, folder, slurm, 4)
-    assert {row["state"] for row in told["training"]["trials"]["rows"]} == {"done"}
+    receipt = check_promises(home, folder, slurm, 4)
+    assert {row["state"] for row in receipt["training"]["trials"]["rows"]} == {"done"}
     assert "stopped" in [event["state"] for event in trials(folder)]
     assert "1" in jobs_used(folder)
 

@@ -125,9 +125,9 @@ def test_what_a_user_may_not_have_is_refused_with_a_hint(
 ) -> None:
     before = user.engine.ask("sacct", "-X", "-n", "-a", "-o", "JobID").stdout
     ran = gpurun(home, *RUN, *words, "--json", "--", "sh", "t.sh", cwd=tmp_path / "lab")
-    told = json.loads(ran.stdout)
-    assert ran.returncode == ExitCode.NO_OFFER, told
-    assert hint in told["errors"][0]["hint"]
+    envelope = json.loads(ran.stdout)
+    assert ran.returncode == ExitCode.NO_OFFER, envelope
+    assert hint in envelope["errors"][0]["hint"]
     assert user.engine.ask("sacct", "-X", "-n", "-a", "-o", "JobID").stdout == before
 
 

@@ -117,9 +117,9 @@ def test_a_late_machine_is_settled_first_even_in_a_closed_run(count: int) -> Non
     assert next_step(state_after(count, LATE, LATE_GONE)) is NEXT[count - 1]
 
 
-@pytest.mark.parametrize(("told", "is_red"), [({}, False), ({"token": "gr-x-1", "billed": True}, True)])
-def test_what_was_left_is_settled_first_where_it_is_billed(told: dict[str, Any], is_red: bool) -> None:
-    left = (Event.INCIDENT, {"code": "leftover", "message": "", **told})
+@pytest.mark.parametrize(("fields", "is_red"), [({}, False), ({"token": "gr-x-1", "billed": True}, True)])
+def test_what_was_left_is_settled_first_where_it_is_billed(fields: dict[str, Any], is_red: bool) -> None:
+    left = (Event.INCIDENT, {"code": "leftover", "message": "", **fields})
     gone = (Event.INCIDENT, {"code": "leftover_gone", "message": "", "token": "gr-x-1"})
     assert state_after(10, left).may_be_billing is is_red
     assert next_step(state_after(11, left)) is (Step.SETTLE if is_red else Step.CLOSE)
@@ -156,7 +156,7 @@ def test_stopped_before_anything_was_made_is_130() -> None:
     ],
 )
 def test_a_signal_sets_the_exit_code_and_a_users_stop_does_not(how: str, by: str, outcome: str, code: int) -> None:
-    told = {"signal": by} if by else {}
-    stop = (Event.STOP_REQUESTED, {"how": how, "by": "signal" if by else "user", "reason": "", **told})
+    signal = {"signal": by} if by else {}
+    stop = (Event.STOP_REQUESTED, {"how": how, "by": "signal" if by else "user", "reason": "", **signal})
     ends = [(Event.TRAIN_OBSERVED, {"outcome": outcome, "reason": ""})] if outcome else []
     assert exit_code_of(state_after(1, stop, *ends, (Event.RECEIPT_OBSERVED, {}))) == code

@@ -34,8 +34,8 @@ class CompiledRun(CloudRun):
     cache, provider = CACHE, "runpod"
 
     def opened(self) -> Note:
-        event, told = super().opened()
-        return event, {**told, "provider": self.provider}
+        event, data = super().opened()
+        return event, {**data, "provider": self.provider}
 
     def trainer_files(self) -> None:
         super().trainer_files()
