@@ -278,11 +278,11 @@ def test_the_page_is_a_tutorial_that_does_what_it_says(tmp_path: Path) -> None:
         lines = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0].splitlines()
         begins = f"{sys.executable} -m gpurun"
         # What a reader is asked, and what an emulated cloud lacks: a card that torch can use.
-        asked = f'dev) shift; {begins} dev --yes --accept-cpu --provider runpod "$@" ;; *) {begins} "$@" ;;'
+        cases = f'dev) shift; {begins} dev --yes --accept-cpu --provider runpod "$@" ;; *) {begins} "$@" ;;'
         said = {}
         for line in lines:
             done = subprocess.run(
-                ["bash", "-c", f'gpurun() {{ case "$1" in {asked} esac; }}; {line}'], cwd=place, env=user.environment(),
+                ["bash", "-c", f'gpurun() {{ case "$1" in {cases} esac; }}; {line}'], cwd=place, env=user.environment(),
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240,
             )  # fmt: skip
             assert done.returncode == 0, f"{line}\n{done.stderr}"

@@ -92,7 +92,7 @@ def whole_at_home(user: User) -> int:
 
 
 def legs(user: User) -> list[dict[str, Any]]:
-    return [one.data for one in records(user) if one.event is Event.LEG_PLANNED]
+    return [record.data for record in records(user) if record.event is Event.LEG_PLANNED]
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -143,11 +143,11 @@ def test_killed_between_two_legs_it_resumes_with_one_machine(
     (pod,) = first.alive()
     with first.emulator.world.lock:
         first.emulator.world.act(pod.id, "stop")
-    wait_for(user, "the proof", lambda: any(one.event is Event.DEATH_PROVEN for one in records(user)), begun)
+    wait_for(user, "the proof", lambda: any(record.event is Event.DEATH_PROVEN for record in records(user)), begun)
     begun.kill()
     kill_supervisors(user.home)
     assert user.types("resume", "fox-41", "--json", timeout_s=PATIENCE_S).returncode == 0, user.said()
-    intents = [one for one in records(user) if one.event is Event.CREATE_INTENDED]
+    intents = [record for record in records(user) if record.event is Event.CREATE_INTENDED]
     assert len(intents) == 2
     assert (first.alive(), second.alive()) == ([], [])
     assert user.envelope("audit")[1]["ok"] is True
@@ -253,7 +253,7 @@ def test_killed_before_it_reads_an_answer_it_is_one_run(tmp_path: Path) -> None:
         assert begin(user, *train, "--detach", GPURUN_CRASH_AT="after train.observed").wait(PATIENCE_S) == 0
         wait_for(user, "a checkpoint", lambda: whole_at_home(user) > 0)
         stop_pods(cloud)
-        lost = lambda: any(one.event is Event.TRAIN_OBSERVED for one in records(user))  # noqa: E731
+        lost = lambda: any(record.event is Event.TRAIN_OBSERVED for record in records(user))  # noqa: E731
         wait_for(user, "the loss", lambda: lost() and not supervisors(user.home))
         assert drive(user, GPURUN_CRASH_AT=answered) == -9, user.said()
         assert len(cloud.alive()) == 1

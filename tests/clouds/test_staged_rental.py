@@ -65,7 +65,7 @@ def test_a_staged_run_pulls_and_pushes_and_the_next_uploads_none(user: User, s3:
 
     secrets = [value.encode() for name, value in user.cloud.environment.items() if "KEY" in name]
     written = [path.read_bytes() for path in user.home.rglob("*") if path.is_file()]
-    assert not [one for one in written if b"X-Amz-Signature" in one or any(secret in one for secret in secrets)]
+    assert not [data for data in written if b"X-Amz-Signature" in data or any(secret in data for secret in secrets)]
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +106,8 @@ def place(user: User, s3: S3Emulator, name: str) -> str:
 
 
 def test_a_new_rental_continues_what_a_lost_machine_brought_home(user: User, taken_away: str) -> None:
-    asked = ("--max-cost", "5", "--hours", "0.005", "--provider", "runpod", "--accept-cpu", *STAGE)
-    done = user.types("train", "--from", taken_away, *asked, "--yes", "--json", "--name", "cow-5")
+    words = ("--max-cost", "5", "--hours", "0.005", "--provider", "runpod", "--accept-cpu", *STAGE)
+    done = user.types("train", "--from", taken_away, *words, "--yes", "--json", "--name", "cow-5")
     assert done.returncode == 7, done.stderr + user.said("cow-5")
     before = user.envelope("receipt", taken_away)[1]["data"]["statement"]["predicate"]
     after = user.envelope("receipt", "cow-5")[1]["data"]["statement"]["predicate"]
@@ -134,9 +134,9 @@ def test_a_run_that_moves_takes_its_shards_from_the_bucket_again(user: User, s3:
     resumed = user.types("resume", "elk-9", "--json", timeout_s=400.0)
     assert resumed.returncode == 0, user.said("elk-9")
     records = read_journal(user.home / "runs/elk-9/journal.jsonl").records
-    first, second = (one.data for one in records if one.event is Event.SHIP_OBSERVED)
+    first, second = (record.data for record in records if record.event is Event.SHIP_OBSERVED)
     assert second["pulled_files"] == first["pulled_files"] > 0
-    (leg,) = (one.data for one in records if one.event is Event.LEG_PLANNED)
+    (leg,) = (record.data for record in records if record.event is Event.LEG_PLANNED)
     assert leg["step"] >= 100, "its checkpoint came home from the bucket"
     checkpoint = sum(file["bytes"] for file in leg["files"])
     assert second["sent_bytes"] <= first["sent_bytes"] + checkpoint + 20_000, "beside it only the checkpoint is sent"

@@ -277,7 +277,7 @@ def test_a_key_revoked_in_mid_run_is_exit_9_until_it_is_back(tmp_path: Path) -> 
         (error,) = json.loads(red.stdout.splitlines()[-1])["errors"]
         words = f"{error['message']} {error['hint']}"
         records = read_journal(user.home / "runs" / "fox-41" / "journal.jsonl").records
-        assert next(str(one.data["id"]) for one in records if one.event is Event.DESTROY_INTENDED) in words
+        assert next(str(record.data["id"]) for record in records if record.event is Event.DESTROY_INTENDED) in words
         assert not re.search(r"[.,;:][.;]", words)
         assert "https://" in words
         assert "gpurun destroy fox-41" in words

@@ -42,7 +42,7 @@ def opened(engine: Engine, home: Home, steps: int, *, train_s: int = 240) -> Run
 def seen(folder: RunFolder, event: Event) -> None:
     """Wait until an event is on record."""
     for _ in ticks(CLOCK, 0.1, 120):
-        if folder.journal.exists() and any(one.event is event for one in read_journal(folder.journal).records):
+        if folder.journal.exists() and any(record.event is event for record in read_journal(folder.journal).records):
             return
     raise AssertionError(f"there is no {event}")
 

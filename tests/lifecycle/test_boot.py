@@ -71,11 +71,11 @@ def test_lateness_moves_neither_the_deadline_nor_the_worst_case(home: Home, tmp_
     late, quick = Slow(home, 1.5 * PLANNED_S), Slow(Home(tmp_path_factory.mktemp("quick")), 10.0)
     assert late.drive() is quick.drive() is ExitCode.DONE
     for world in (late, quick):
-        (asked,) = [record for record in world.records if record.event is Event.CREATE_INTENDED]
-        assert asked.data["deadline_wall"] - asked.wall == pytest.approx(LEASE.total_s, abs=1)
-        assert asked.data["worst_micros"] == world.worst
+        (intent,) = [record for record in world.records if record.event is Event.CREATE_INTENDED]
+        assert intent.data["deadline_wall"] - intent.wall == pytest.approx(LEASE.total_s, abs=1)
+        assert intent.data["worst_micros"] == world.worst
         (order,) = [box.order for box in world.cloud.boxes]
-        assert (order.deadline_wall, order.lease_s) == (asked.data["deadline_wall"], LEASE.total_s)
+        assert (order.deadline_wall, order.lease_s) == (intent.data["deadline_wall"], LEASE.total_s)
     stops = [world.all_of(Event.TRAIN_INTENDED)[0]["hard_stop_wall"] for world in (late, quick)]
     ends = [world.all_of(Event.CREATE_INTENDED)[0]["deadline_wall"] for world in (late, quick)]
     kept = [end - stop for end, stop in zip(ends, stops, strict=True)]

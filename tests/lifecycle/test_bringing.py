@@ -397,11 +397,11 @@ def test_nobody_waits_for_room_for_what_a_dead_machine_had(world: World, room: d
 
 def test_more_than_any_disk_takes_is_refused_with_the_list(world: World) -> None:
     """2^60 bytes are not waited for."""
-    asked: list[int] = []
+    limits: list[int] = []
     manifest = world.far.manifest
-    world.far.manifest = lambda most: asked.append(most) or manifest(most)  # type: ignore
+    world.far.manifest = lambda most: limits.append(most) or manifest(most)  # type: ignore
     assert world.drive() is ExitCode.DONE
-    assert set(asked) == {MOST_ANNOUNCED_BYTES}
+    assert set(limits) == {MOST_ANNOUNCED_BYTES}
     assert MOST_ANNOUNCED_BYTES < 2**60
 
 

@@ -396,7 +396,7 @@ def test_a_supervisor_that_is_killed_misses_nothing_of_a_command(person: Person)
     until(lambda: person.types("resume", "fox-41").returncode == 0)
     assert person.kinds().count("start") == 1
     assert json.loads(person.brought()["out-char/ckpt.pt"])["iter"] == 399
-    assert [str(one.event) for one in read_journal(person.home / "runs/fox-41/journal.jsonl").records].count(
+    assert [str(record.event) for record in read_journal(person.home / "runs/fox-41/journal.jsonl").records].count(
         "train.intended"
     ) == 1
     assert person.holds()

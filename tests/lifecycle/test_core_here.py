@@ -67,7 +67,7 @@ def test_a_core_score_without_tasks_and_tasks_alone_are_refused(
     own_home: Path, words: tuple[str, ...], error: str
 ) -> None:
     refused = data_of("plan", "mini-gpt", "--provider", "local", *words, code=2)
-    assert [one["code"] for one in refused["errors"]] == [error]
+    assert [refusal["code"] for refusal in refused["errors"]] == [error]
 
 
 def test_a_recipes_rehearsal_may_leave_it_out(own_home: Path, tmp_path: Path) -> None:

@@ -142,4 +142,4 @@ def test_a_plan_with_another_challenge_does_not_hold(
         return {**files, "plan.json": content, "card.json": json.dumps(index).encode()}
 
     pack_again(other, put)
-    assert any(problem in one for one in of_class(other, a_class()).problems)
+    assert any(problem in found for found in of_class(other, a_class()).problems)

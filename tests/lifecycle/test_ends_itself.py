@@ -49,7 +49,7 @@ def died_s(world: World) -> float:
 
 
 def incidents(world: World) -> list[str]:
-    return [one["code"] for one in world.all_of(Event.INCIDENT)]
+    return [incident["code"] for incident in world.all_of(Event.INCIDENT)]
 
 
 def test_with_a_dead_key_the_machine_ends_once_files_are_home(world: World) -> None:
@@ -86,7 +86,7 @@ def test_a_user_can_end_a_machine_without_its_provider(world: World) -> None:
 
     world.far.during = stops
     assert world.drive() == "destroy.not_gone"
-    asked_s = next(one.mono for one in world.records if one.event is Event.STOP_REQUESTED)
+    asked_s = next(record.mono for record in world.records if record.event is Event.STOP_REQUESTED)
     assert died_s(world) - asked_s < ANSWER_S + 5
     assert world.clock.monotonic() - asked_s < 120, "five minutes of asking with a dead key say no more than one"
 
@@ -131,7 +131,7 @@ def test_a_coming_self_end_is_a_plan_that_names_who_grants_it(world: World) -> N
     """It said "It ends at 01:22:35, at most $1.31 in all" five minutes later, of a machine that lived."""
     world.far.during = lambda: deaf(world.cloud)
     assert world.drive() == "destroy.not_gone"
-    (ends_wall,) = [one["ends_wall"] for one in world.all_of(Event.INCIDENT) if one["code"] == "machine.ends_itself"]
+    (ends_wall,) = [data["ends_wall"] for data in world.all_of(Event.INCIDENT) if data["code"] == "machine.ends_itself"]
     seen = look_at_run(world.home, "fox-41")
     before, after = gave_up(seen, ends_wall - 1), gave_up(seen, ends_wall)
     assert lacking(before, f"ask {world.cloud.name} ", "$") == []

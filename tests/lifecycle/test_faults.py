@@ -166,7 +166,8 @@ def test_a_duplicate_ends_before_anything_is_shipped(world: World) -> None:
     assert world.drive() is ExitCode.DONE
     assert set(ends) == {1}, "no second machine is paid for while the first one trains"
     assert world.cloud.boxes[0].died_s != world.cloud.boxes[1].died_s
-    assert [one["code"] for one in world.all_of(Event.INCIDENT)] == ["create.duplicate", "create.duplicate_gone"]
+    codes = [incident["code"] for incident in world.all_of(Event.INCIDENT)]
+    assert codes == ["create.duplicate", "create.duplicate_gone"]
     assert kept(world)
 
 

@@ -41,7 +41,8 @@ def world(home: Home) -> World:
 def held_s(world: World) -> float:
     """For how long the machine was held, by the journal."""
     (begun,), (ended,) = (
-        [one for one in world.records if one.event is event] for event in (Event.HOLD_INTENDED, Event.HOLD_OBSERVED)
+        [record for record in world.records if record.event is event]
+        for event in (Event.HOLD_INTENDED, Event.HOLD_OBSERVED)
     )
     return ended.wall - begun.wall
 
@@ -116,7 +117,7 @@ def test_what_could_not_even_be_listed_may_come_while_it_is_held(home: Home) -> 
 
     while_held(world, mended)
     assert world.drive() == ExitCode.DONE
-    assert {one["name"] for one in receipt(world)["checkpoint"]["files"]} >= {name for name, _, _ in WEIGHTS}
+    assert {file["name"] for file in receipt(world)["checkpoint"]["files"]} >= {name for name, _, _ in WEIGHTS}
     proven_and_audited(world)
 
 
@@ -128,7 +129,7 @@ def test_a_killed_supervisors_hold_lasts_to_the_same_moment(world: World) -> Non
     world.clock.sleep(30)
     assert world.drive() == ExitCode.COLLECT_FAILED
     assert len(world.all_of(Event.HOLD_INTENDED)) == 1
-    ended = next(one for one in world.records if one.event is Event.HOLD_OBSERVED)
+    ended = next(record for record in world.records if record.event is Event.HOLD_OBSERVED)
     assert until_wall is not None
     assert ended.wall == pytest.approx(until_wall, abs=3)
     proven_and_audited(world)
@@ -148,11 +149,11 @@ def test_destroy_ends_the_hold_at_once(world: World) -> None:
     while_held(world, lambda: ask_to_stop(world.folder, "destroy", by="user", reason="it is not worth it"))
     assert world.drive() == ExitCode.COLLECT_FAILED
     assert world.all_of(Event.HOLD_OBSERVED) == []
-    stopped, asked = (
-        next(one for one in world.records if one.event is event)
+    stopped, request = (
+        next(record for record in world.records if record.event is event)
         for event in (Event.STOP_REQUESTED, Event.DESTROY_ASKED)
     )
-    assert asked.wall - stopped.wall < 5
+    assert request.wall - stopped.wall < 5
     proven_and_audited(world)
 
 

@@ -158,7 +158,7 @@ def test_a_20_gb_log_holds_no_machine_and_no_stop_restarts_it(world: World, name
     assert world.drive() is (ExitCode.DONE if name == "trainer.log" else ExitCode.TRAINING_FAILED)
     assert ended_s[-1] - ended_s[0] <= LEASE.collect_s / 4 + 1
     assert len(world.at_home) == 3
-    left = [one.data["message"] for one in world.records if one.data.get("code") == "log.left"]
+    left = [record.data["message"] for record in world.records if record.data.get("code") == "log.left"]
     assert len(left) == 1
     assert lacking(left[0], name, " bytes") == []
 
@@ -456,7 +456,7 @@ def test_collecting_waits_for_a_full_laptop_disk_losing_nothing(world: World) ->
     world.far.broken, world.far.broken_times = {f"get {HALF}": full}, {f"get {HALF}": 4}
     assert world.drive() is ExitCode.DONE
     assert len(world.at_home) == 3
-    assert {one["code"] for one in world.all_of(Event.INCIDENT)} == {"collect.disk_full"}
+    assert {incident["code"] for incident in world.all_of(Event.INCIDENT)} == {"collect.disk_full"}
     assert kept(world)
 
 
@@ -536,7 +536,7 @@ def test_a_never_matching_file_is_missing_and_the_rest_is_home(world: World) -> 
 def test_the_bucket_is_asked_beside_a_lost_machines_old_list(world: World) -> None:
     """The laptop was closed for hours: what it remembers is at home, and the bucket has newer checkpoints."""
     assert world.drive() is ExitCode.DONE
-    (record,) = [one for one in world.records if one.event is Event.COLLECT_OBSERVED]
+    (record,) = [record for record in world.records if record.event is Event.COLLECT_OBSERVED]
     pushed = world.state.model_copy(update={"pushed": "runs/fox-41"})
     old = record.typed.model_copy(update={"remembered": True})
     assert "pushed" not in _EFFECTS[Event.COLLECT_OBSERVED](pushed, record, old)

@@ -244,7 +244,7 @@ def test_sharing_a_runs_name_does_not_make_a_machine_ours(world: World, tmp_path
     assert here.folder.name == world.folder.name
     with RunLock(here.folder.lock):
         found = list(sweep([world.cloud], here.home, world.clock, destroy_all=False, older_than_s=0, look_only=False))
-    assert [one.fate for one in found] == ["destroyed"]
+    assert [machine.fate for machine in found] == ["destroyed"]
     assert world.cloud.alive == []
 
 
@@ -300,7 +300,7 @@ def test_older_than_spares_a_machine_whose_age_is_unknown(world: World) -> None:
     world.drive()
     find = world.cloud.find
     world.cloud.find = lambda token: [  # type: ignore[method-assign]
-        one.model_copy(update={"created_wall": None}) for one in find(token)
+        instance.model_copy(update={"created_wall": None}) for instance in find(token)
     ]
     list(sweep([world.cloud], world.home, world.clock, destroy_all=True, older_than_s=2 * 86400, look_only=False))
     assert len(world.cloud.alive) == 1

@@ -40,7 +40,7 @@ def capped(world: World, machines: int) -> None:
 
 
 def incidents(world: World) -> list[str]:
-    return [one["code"] for one in world.all_of(Event.INCIDENT)]
+    return [incident["code"] for incident in world.all_of(Event.INCIDENT)]
 
 
 def kept(world: World) -> bool:
@@ -226,7 +226,7 @@ def test_what_boot_and_upload_did_not_need_is_trained_for(world: World) -> None:
     """Both took some seconds of the three minutes that they had."""
     assert world.drive() is ExitCode.BUDGET_STOP
     job = world.all_of(Event.TRAIN_INTENDED)[0]
-    began_wall = next(one.wall for one in world.records if one.event is Event.TRAIN_INTENDED)
+    began_wall = next(record.wall for record in world.records if record.event is Event.TRAIN_INTENDED)
     assert job["soft_stop_wall"] - began_wall > LEASE.train_s + 60
     assert kept(world)
 
@@ -236,7 +236,7 @@ def test_hours_that_the_user_named_are_not_made_more(tmp_path: Path) -> None:
     world.far.train_s = 1e6
     world.drive()
     job = world.all_of(Event.TRAIN_INTENDED)[0]
-    began_wall = next(one.wall for one in world.records if one.event is Event.TRAIN_INTENDED)
+    began_wall = next(record.wall for record in world.records if record.event is Event.TRAIN_INTENDED)
     assert job["soft_stop_wall"] - began_wall == pytest.approx(200, abs=1)
 
 

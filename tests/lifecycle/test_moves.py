@@ -75,7 +75,7 @@ class Voyage:
             return offer.model_copy(update={"spot": True, "on_demand_micros_per_hour": price})
 
         plan = self.played.plan
-        found = tuple(one.model_copy(update={"offer": spot(one.offer)}) for one in plan.candidates)
+        found = tuple(candidate.model_copy(update={"offer": spot(candidate.offer)}) for candidate in plan.candidates)
         choices = plan.choices.model_copy(update={"spot": True})
         changed = changed_plan(plan, {"candidates": found, "offer": found[0].offer, "choices": choices})
         self.played.folder.plan.write_text(changed.to_json())
@@ -134,11 +134,11 @@ class Voyage:
 
     @property
     def legs(self) -> list[dict[str, Any]]:
-        return [one.data for one in self.played.records if one.event is Event.LEG_PLANNED]
+        return [record.data for record in self.played.records if record.event is Event.LEG_PLANNED]
 
     @property
     def failures(self) -> list[str]:
-        return [one.data["code"] for one in self.played.records if one.event is Event.STEP_FAILED]
+        return [record.data["code"] for record in self.played.records if record.event is Event.STEP_FAILED]
 
     @property
     def receipt(self) -> Any:
@@ -237,7 +237,7 @@ def test_where_no_price_on_demand_was_known_none_is_claimed(voyage: Voyage, take
 
 
 def legs_rate(voyage: Voyage) -> int:
-    (rate,) = {one["rate_micros_per_hour"] for one in voyage.receipt["cost"]["rentals"]}
+    (rate,) = {rental["rate_micros_per_hour"] for rental in voyage.receipt["cost"]["rentals"]}
     return int(rate)
 
 
@@ -322,8 +322,8 @@ def test_compiled_code_goes_only_to_the_same_cards_and_cloud(tmp_path: Path) -> 
     sent = compiling(voyage)
     voyage.take_at(12, 23)
     assert voyage.drive() == "DONE"
-    asked = [one.data["provider"] for one in voyage.played.records if one.event is Event.CREATE_INTENDED]
-    assert list(zip(asked, sent, strict=True)) == [("runpod", []), ("runpod", [f"data/{CACHE}"]), ("aws", [])]
+    providers = [record.data["provider"] for record in voyage.played.records if record.event is Event.CREATE_INTENDED]
+    assert list(zip(providers, sent, strict=True)) == [("runpod", []), ("runpod", [f"data/{CACHE}"]), ("aws", [])]
     first = read_plan(voyage.played.folder).ship_bytes
     second = json.loads((voyage.played.folder.legs / "1.json").read_text())
     carried = sum(file["bytes"] for file in second["leg"]["files"]) + len(CODE)
@@ -404,8 +404,8 @@ def test_a_checkpoint_that_is_still_on_its_way_does_not_count(tmp_path: Path, ne
     (folder.artifacts / saved.name).parent.mkdir(parents=True)
     (folder.artifacts / saved.name).write_bytes(b"twenty")
     inventory.note(step=20, whole=(saved,))
-    listed = {one.name: one for one in (file("checkpoint-20/model.pt", b"twenty", "output", 20),
-                                        file(newer, b"forty", "checkpoint", 40))}  # fmt: skip
+    entries = (file("checkpoint-20/model.pt", b"twenty", "output", 20), file(newer, b"forty", "checkpoint", 40))
+    listed = {entry.name: entry for entry in entries}
     inventory.remember(Manifest(latest=40, best=None, files=tuple(listed.values())))
     terms = SimpleNamespace(job=SimpleNamespace(terms=COMMAND))
     context: Any = SimpleNamespace(folder=folder, plan=terms)
@@ -579,7 +579,7 @@ def test_the_next_lease_is_as_long_as_the_rest_of_the_cap_pays(tmp_path: Path) -
     voyage = Voyage(tmp_path, machines=2)
     voyage.take_at(12)
     assert voyage.drive() == "DONE"
-    first, second = (one.data for one in voyage.played.records if one.event is Event.CREATE_INTENDED)
+    first, second = (record.data for record in voyage.played.records if record.event is Event.CREATE_INTENDED)
     (leg,) = voyage.legs
     assert first["worst_micros"] < second["worst_micros"] <= leg["left_micros"]
     assert second["worst_micros"] > 0.99 * leg["left_micros"], "it is not cut shorter than that"
@@ -592,7 +592,7 @@ def test_a_create_without_a_clear_answer_counts_in_full(tmp_path: Path) -> None:
     cloud.script["create"] = [Fault.DROPPED]
     voyage.take_at(12)
     assert voyage.drive() == "DONE"
-    first, _, _ = (one.data for one in voyage.played.records if one.event is Event.CREATE_INTENDED)
+    first, _, _ = (record.data for record in voyage.played.records if record.event is Event.CREATE_INTENDED)
     (leg,) = voyage.legs
     assert leg["spent_micros"] == first["worst_micros"] + voyage.receipt["legs"][0]["micros"]
     assert voyage.problems() == []
@@ -615,8 +615,8 @@ def test_a_region_that_took_two_machines_in_an_hour_is_skipped(tmp_path: Path) -
     voyage = Voyage(tmp_path, "runpod", "aws")
     voyage.take_at(7, 12)
     assert voyage.drive() == "DONE"
-    asked = [one.data["provider"] for one in voyage.played.records if one.event is Event.CREATE_INTENDED]
-    assert asked == ["runpod", "runpod", "aws"]
+    providers = [record.data["provider"] for record in voyage.played.records if record.event is Event.CREATE_INTENDED]
+    assert providers == ["runpod", "runpod", "aws"]
     assert voyage.problems() == []
 
 
@@ -627,7 +627,7 @@ def test_a_dearer_offer_than_was_agreed_to_is_not_taken(tmp_path: Path) -> None:
     def take_and_raise() -> None:
         voyage.take()
         rate = cloud.stock[0].rate_micros_per_hour
-        cloud.stock = [one.model_copy(update={"rate_micros_per_hour": rate + 1}) for one in cloud.stock]
+        cloud.stock = [offer.model_copy(update={"rate_micros_per_hour": rate + 1}) for offer in cloud.stock]
 
     voyage.at[1, 7] = take_and_raise
     assert voyage.drive() == "TRAINING_FAILED"
@@ -644,17 +644,17 @@ def test_a_stop_while_it_looks_for_a_machine_ends_the_run(voyage: Voyage, how: A
         cloud.stock = ()
 
     voyage.at[1, 7] = sell_out
-    offers, asked = cloud.offers, []
+    offers, needs = cloud.offers, []
 
     def stopped(*need: Any) -> Any:
-        asked.append(need)
-        if len(asked) == 3:
+        needs.append(need)
+        if len(needs) == 3:
             ask_to_stop(voyage.played.folder, how, by="user", reason="enough")
         return offers(*need)
 
     cloud.offers = stopped  # type: ignore[method-assign]
     assert voyage.drive() in ("INTERRUPTED", "TRAINING_FAILED")
-    assert len(asked) == 3
+    assert len(needs) == 3
     assert voyage.legs == []
     assert voyage.problems() == []
 
@@ -746,7 +746,7 @@ def test_of_two_homes_at_once_one_sees_the_other_and_ends(tmp_path: Path) -> Non
     assert voyage.drive() == "RUN_HELD"
     assert [box.died_s is None for box in cloud.boxes] == [False, True, False]
     assert cloud.alive == [first]
-    assert Event.SHIP_INTENDED not in [one.event for one in voyage.played.records][-20:], "nothing was uploaded"
+    assert Event.SHIP_INTENDED not in [record.event for record in voyage.played.records][-20:], "nothing was uploaded"
 
 
 def test_a_run_copied_alone_sees_the_machine_of_its_first_home(tmp_path: Path) -> None:
@@ -832,8 +832,8 @@ def deaths_between(voyage: Voyage) -> list[tuple[int, str, str]]:
     events = {f"after {event}" for event in Event}
     numbers = [number for number, (_, place) in enumerate(voyage.played.points, start=1) if place in events]
     records = voyage.played.records
-    begun = next(place for place, one in enumerate(records) if one.event is Event.TRAIN_STARTED)
-    made = [place for place, one in enumerate(records) if one.event is Event.CREATE_OBSERVED][-1]
+    begun = next(place for place, record in enumerate(records) if record.event is Event.TRAIN_STARTED)
+    made = [place for place, record in enumerate(records) if record.event is Event.CREATE_OBSERVED][-1]
     return [(numbers[n], label(records[n - 1]), label(records[n])) for n in range(begun + 1, made + 1)]
 
 
@@ -862,7 +862,7 @@ def test_killed_at_any_record_between_two_machines_it_is_one_run() -> None:
                         journal.write(TORN)
                     came_to = killed.drive_to_the_end(), killed.problems()
                     assert came_to == ("DONE", []), f"{order}: killed after {name}, which came after {before}"
-                    assert Event.JOURNAL_REPAIRED in [one.event for one in killed.played.records]
+                    assert Event.JOURNAL_REPAIRED in [record.event for record in killed.played.records]
     assert {*Event} - met == {*itertools.chain.from_iterable(NEVER_BETWEEN.values())}
 
 
@@ -871,7 +871,7 @@ def test_the_month_settles_each_machine_once_it_is_proven_gone(voyage: Voyage) -
     held: list[tuple[int, bool]] = []
 
     def look() -> None:
-        held.extend((one.micros, one.is_spent) for one in budget.entries())
+        held.extend((entry.micros, entry.is_spent) for entry in budget.entries())
 
     voyage.take_at(12)
     voyage.at[2, 14] = look
@@ -879,7 +879,7 @@ def test_the_month_settles_each_machine_once_it_is_proven_gone(voyage: Voyage) -
     assert sorted(is_spent for _, is_spent in held) == [False, True]
     (spent,) = [micros for micros, is_spent in held if is_spent]
     assert spent == voyage.receipt["legs"][0]["micros"]
-    assert sum(one.micros for one in budget.entries()) == voyage.receipt["cost"]["upper_bound_micros"]
+    assert sum(entry.micros for entry in budget.entries()) == voyage.receipt["cost"]["upper_bound_micros"]
 
 
 def test_the_machine_of_a_leg_whose_plan_is_lost_is_ended(voyage: Voyage) -> None:
@@ -923,7 +923,7 @@ def test_the_audit_finds_a_leg_that_the_cap_did_not_pay(voyage: Voyage) -> None:
     voyage.take_at(12)
     assert voyage.drive() == "DONE"
     records = list(voyage.played.records)
-    place = [i for i, one in enumerate(records) if one.event is Event.CREATE_INTENDED][-1]
+    place = [i for i, record in enumerate(records) if record.event is Event.CREATE_INTENDED][-1]
     dear = records[place].model_copy(
         update={"data": {**records[place].data, "worst_micros": voyage.played.plan.cap_micros}}
     )

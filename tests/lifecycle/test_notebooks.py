@@ -19,10 +19,10 @@ LONG_S = 300
 def written(folder: Path, platform: str, *more: str) -> Path:
     """The notebook of a tiny lab."""
     (folder / "text.txt").write_text("".join(f"{number} bottles of milk\n" for number in range(60)))
-    asked = [word for one in TINY for word in ("--set", one)]
+    flags = [word for setting in TINY for word in ("--set", setting)]
     path = folder / f"{platform}.ipynb"
     done = gpurun(
-        "notebook", "course-lab", "--for", platform, "--data", str(folder / "text.txt"), "-o", str(path), *asked, *more
+        "notebook", "course-lab", "--for", platform, "--data", str(folder / "text.txt"), "-o", str(path), *flags, *more
     )
     assert done.returncode == 0, done.stderr
     return path

@@ -69,7 +69,7 @@ def test_a_refusal_of_this_offer_alone_takes_the_next_one(market: Market) -> Non
     assert market.supervise() is ExitCode.DONE
     assert market.regions == ["here", "second", "third"]
     assert len({intent["token"] for intent in market.all_of(Event.CREATE_INTENDED)}) == 3
-    assert [one["reason"] for one in market.all_of(Event.CREATE_REFUSED)] == ["offer_rejected"] * 2
+    assert [data["reason"] for data in market.all_of(Event.CREATE_REFUSED)] == ["offer_rejected"] * 2
     assert len(market.cloud.boxes) == 1
 
 

@@ -48,10 +48,10 @@ class Older:
             events = self.folder.events.read_bytes()
             self.folder.events.write_bytes(events.replace(b'"parameters":4848', b'"parameters":null'))
         self.clock = VirtualClock(start=self.records[-1].wall + 30)
-        asked = self.all_of(Event.CREATE_INTENDED)[-1]
-        self.cloud = FakeCloud(PROFILES["runpod"], self.clock, account=asked["account"])
-        self.token = asked["token"]
-        self.box = self._box(asked)
+        intent = self.all_of(Event.CREATE_INTENDED)[-1]
+        self.cloud = FakeCloud(PROFILES["runpod"], self.clock, account=intent["account"])
+        self.token = intent["token"]
+        self.box = self._box(intent)
         if kind != "finished":
             self.cloud.boxes.append(self.box)
         self.far = OlderFar(self.cloud, self.folder.events if kind == "training" else None)

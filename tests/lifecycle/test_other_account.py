@@ -123,7 +123,7 @@ def test_a_new_key_that_sees_nothing_needs_the_users_word(world: World) -> None:
     ask_to_stop(world.folder, "destroy", by="user", reason="", same_account=True)
     world.drive()
     assert world.state.phase is Phase.CLOSED
-    assert [one["code"] for one in receipt_of(world)["incidents"]].count("account.vouched") == 1
+    assert [incident["code"] for incident in receipt_of(world)["incidents"]].count("account.vouched") == 1
 
 
 def test_nobody_can_vouch_for_an_account_that_its_provider_names(world: World) -> None:

@@ -48,7 +48,7 @@ def risen(world: World) -> World:
 
 def reap(world: World, **flags: Any) -> tuple[int, list[str]]:
     result = reap_verb.reap(Session(home=world.home, clock=world.clock, json=True), **flags)
-    return int(result.exit_code), [one["fate"] for one in result.data["found"]]  # type: ignore[index,call-overload]
+    return int(result.exit_code), [machine["fate"] for machine in result.data["found"]]  # type: ignore[index,call-overload]
 
 
 def listed(world: World) -> ExitCode:

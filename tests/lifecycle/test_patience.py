@@ -201,7 +201,7 @@ def test_an_agent_killed_every_time_is_left_within_minutes(world: World) -> None
 
 
 def silences(world: World) -> list[tuple[str, str]]:
-    return [(one["code"], one["message"]) for one in world.all_of(Event.INCIDENT) if one["code"] in (SILENT, HEARD)]
+    return [(data["code"], data["message"]) for data in world.all_of(Event.INCIDENT) if data["code"] in (SILENT, HEARD)]
 
 
 def test_a_silent_machine_is_reported_once_with_time_and_cost(

@@ -72,7 +72,7 @@ def test_a_rate_that_suffices_is_shown_once_with_end_and_dollars(world: World) -
     assert (rates[0]["finishes"], rates[0]["ends_at_step"], rates[0]["needed_micros"]) == (True, 1000, None)
     assert rates[0]["tokens_per_s"] == pytest.approx(819_200)
     assert 0 < rates[0]["expected_micros"] < world.plan.cap_micros
-    record = next(one for one in world.records if one.event is Event.RATE_OBSERVED)
+    record = next(record for record in world.records if record.event is Event.RATE_OBSERVED)
     assert lacking(tell_record(record), "819 k tok/s", format_usd(world.plan.worst_micros)) == []
     assert not is_alarming(record)
     assert kept(world)
@@ -100,7 +100,7 @@ def test_a_rate_too_slow_says_how_far_and_what_would_finish(world: World) -> Non
     assert rates[0]["finishes"] is False
     assert 60 <= rates[0]["ends_at_step"] < 1000
     assert rates[0]["needed_micros"] > world.plan.cap_micros
-    record = next(one for one in world.records if one.event is Event.RATE_OBSERVED)
+    record = next(record for record in world.records if record.event is Event.RATE_OBSERVED)
     needed = format_usd(Micros(rates[0]["needed_micros"]))
     ends, steps = format_whole(rates[0]["ends_at_step"]), format_whole(1000)
     assert lacking(tell_record(record), f"{ends} of {steps}", needed) == []
@@ -146,10 +146,10 @@ def test_a_trained_run_informs_later_plans_once_if_settled_twice(world: World) -
     world.drive()
     known, damage = load_priors(world.home)
     assert (len(known.runs), damage) == (1, "")
-    one = known.runs[0]
-    assert (one.run, one.card, one.gpu_count, one.micro_batch, one.torch) == ("fox-41", "A100", 1, 64, "2.9.1")
-    assert (one.machine, one.memory_peak_bytes, one.val_losses) == ("", 9 << 30, ((60, 2.5),))
-    assert one.tokens_per_s == pytest.approx(819_200, rel=0.01)
+    past = known.runs[0]
+    assert (past.run, past.card, past.gpu_count, past.micro_batch, past.torch) == ("fox-41", "A100", 1, 64, "2.9.1")
+    assert (past.machine, past.memory_peak_bytes, past.val_losses) == ("", 9 << 30, ((60, 2.5),))
+    assert past.tokens_per_s == pytest.approx(819_200, rel=0.01)
     context = world.context
     add_prior(world.state, context.plan, context.folder, context.home, context.clock.wall())
     assert len(load_priors(world.home)[0].runs) == 1
@@ -185,7 +185,7 @@ def test_a_run_that_failed_shows_nothing(world: World) -> None:
     let_it_say(world, step_s=0.01)
     ended = world.far._events
     world.far._events = lambda: [  # type: ignore[method-assign]
-        one if one["kind"] != "stop" else {**one, "reason": "nonfinite"} for one in ended()
+        event if event["kind"] != "stop" else {**event, "reason": "nonfinite"} for event in ended()
     ]
     assert world.drive() is ExitCode.TRAINING_FAILED
     assert load_priors(world.home) == (Priors(), "")

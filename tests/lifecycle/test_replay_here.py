@@ -36,7 +36,7 @@ def sign_again(home: Home, folder: RunFolder, name: str) -> None:
     for record in records:
         for file in record["data"].get("files", []) if isinstance(record["data"].get("files"), list) else []:
             file.update(now if file["name"] == name else {})
-    kept = [one for one in records if one["event"] not in ("receipt.observed", "run.closed")]
+    kept = [record for record in records if record["event"] not in ("receipt.observed", "run.closed")]
     chain_anew(folder.journal, kept)
     folder.receipt.unlink()
     home.ledger.unlink()
@@ -49,8 +49,8 @@ def sign_again(home: Home, folder: RunFolder, name: str) -> None:
 @pytest.mark.parametrize("moved", [0.0, 1e-3])
 def test_moved_and_re_signed_weights_are_found_by_replay_alone(own_home: Path, tmp_path: Path, moved: float) -> None:
     (tmp_path / "text.txt").write_text(TEXT * 3)
-    asked = ("course-lab", "--data", str(tmp_path / "text.txt"), "--provider", "local", "--challenge", "ml-2026-word")
-    assert gpurun("train", *asked, "--yes", "--name", "fox-41", "--no-progress").returncode == 0
+    words = ("course-lab", "--data", str(tmp_path / "text.txt"), "--provider", "local", "--challenge", "ml-2026-word")
+    assert gpurun("train", *words, "--yes", "--name", "fox-41", "--no-progress").returncode == 0
     home, name = Home(own_home), "checkpoints/000300.model.safetensors"
     folder = home.run("fox-41")
     nudge(folder.artifacts / name, moved)
@@ -69,8 +69,8 @@ def test_moved_and_re_signed_weights_are_found_by_replay_alone(own_home: Path, t
 
 def trained(home: Path, text: Path, word: str, *more: str) -> RunFolder:
     """A learner's honest run in a home of his own."""
-    asked = ("course-lab", "--data", str(text), "--provider", "local", "--challenge", word, "--yes", "--no-progress")
-    done = gpurun("train", *asked, "--name", "fox-41", *more, "--home", str(home))
+    words = ("course-lab", "--data", str(text), "--provider", "local", "--challenge", word, "--yes", "--no-progress")
+    done = gpurun("train", *words, "--name", "fox-41", *more, "--home", str(home))
     assert done.returncode == 0, done.stderr
     return Home(home).run("fox-41")
 
@@ -82,8 +82,8 @@ def as_own(mine: RunFolder, theirs: RunFolder) -> None:
     nudge(mine.artifacts / name, 1e-9)
     own = [json.loads(line) for line in mine.events.read_text().splitlines()]
     copied = [json.loads(line) for line in theirs.events.read_text().splitlines()]
-    losses = {(one["kind"], one["step"]): one for one in copied if one["kind"] in ("step", "eval")}
-    mine.events.write_text("".join(json.dumps(losses.get((one["kind"], one["step"]), one)) + "\n" for one in own))
+    losses = {(event["kind"], event["step"]): event for event in copied if event["kind"] in ("step", "eval")}
+    mine.events.write_text("".join(json.dumps(losses.get((line["kind"], line["step"]), line)) + "\n" for line in own))
     log = {line.split(" | ")[0]: line for line in theirs.log.read_text().splitlines() if line.startswith("step ")}
     lines = [log.get(line.split(" | ")[0], line) for line in mine.log.read_text().splitlines()]
     mine.log.write_text("\n".join(lines) + "\n")

@@ -72,7 +72,7 @@ def looked_at(world: World, home: Home) -> Orphan:
 def tag_as(world: World, **changed: object) -> None:
     """The provider's list has the machine with other tags."""
     find = world.cloud.find
-    world.cloud.find = lambda token: [one.model_copy(update=changed) for one in find(token)]  # type: ignore
+    world.cloud.find = lambda token: [instance.model_copy(update=changed) for instance in find(token)]  # type: ignore
 
 
 def test_destroy_ends_no_training_of_another_home_and_says_whose(world: World, other: Home, reap: Reap) -> None:
@@ -202,9 +202,9 @@ def test_side_resources_of_another_home_stay_within_their_lease(world: World, ot
     order = world.cloud.boxes[0].order
     world.cloud._leave_things(order)
 
-    def fates(home: Home, **asked: bool) -> list[str]:
-        asks = {"remove_all": False, "look_only": False, **asked}
-        return [one.fate for one in sweep_leftovers([world.cloud], home, world.clock, **asks)]
+    def fates(home: Home, **changes: bool) -> list[str]:
+        options = {"remove_all": False, "look_only": False, **changes}
+        return [leftover.fate for leftover in sweep_leftovers([world.cloud], home, world.clock, **options)]
 
     assert fates(other, remove_all=True, anyones=True) == ["kept"], "its machine lives"
     world.cloud.boxes[0].died_s = world.clock.monotonic()

@@ -81,7 +81,7 @@ def test_a_silence_is_recorded_once_with_cards_and_its_limit(world: World) -> No
 def test_a_sparse_writer_is_silent_only_after_twice_its_pause(world: World) -> None:
     silent_between(world, [(2, 6), (8, 14), (16, 50)], percent=0)
     assert world.drive() is ExitCode.DONE
-    assert [one["code"] for one in incidents(world)] == ["job.silent", "job.heard"] * 2
+    assert [incident["code"] for incident in incidents(world)] == ["job.silent", "job.heard"] * 2
 
 
 def test_ps_and_a_notice_tell_of_it_while_it_lasts(world: World) -> None:
@@ -192,7 +192,7 @@ def test_a_failure_is_shown_with_the_cure_of_its_own_cause_alone(
     assert cure in error.hint
     if cure == "more memory":
         assert "memory of 17 GB" in error.what
-    assert len([one for one in cures if one in error.hint]) == (1 if cure else 0), error.hint
+    assert len([known for known in cures if known in error.hint]) == (1 if cure else 0), error.hint
 
 
 def git(folder: Path, *words: str) -> str:

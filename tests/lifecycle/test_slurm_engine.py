@@ -61,16 +61,16 @@ def waited(provider: SlurmProvider, instance_id: str, state: InstanceState, with
 def test_one_job_of_a_name_runs_at_a_time_and_goes_with_its_node(engine: Engine) -> None:
     provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
     assert "(probe)" in provider.verify().identity
-    asked = order(provider, lease_s=600)
-    first, second = provider.create(asked), provider.create(asked)
+    wish = order(provider, lease_s=600)
+    first, second = provider.create(wish), provider.create(wish)
     waited(provider, first.id, InstanceState.RUNNING, 20)
     assert provider.read(second.id).state is InstanceState.PENDING
-    (found, _) = provider.find(asked.token)
-    assert (found.run, found.deadline_wall, found.region) == ("fox-41", asked.deadline_wall, "lab")
+    (found, _) = provider.find(wish.token)
+    assert (found.run, found.deadline_wall, found.region) == ("fox-41", wish.deadline_wall, "lab")
     assert provider.read("lab/9999").state is InstanceState.GONE
-    for one in (second, first):
-        provider.destroy(one.id)
-        provider.destroy(one.id)
+    for instance in (second, first):
+        provider.destroy(instance.id)
+        provider.destroy(instance.id)
     waited(provider, first.id, InstanceState.GONE, 40)
     assert provider.read(second.id).state is InstanceState.GONE
 
@@ -232,10 +232,10 @@ def training(engine: Engine, home: Home, gpu: str, run: str, steps: int) -> subp
     """`gpurun train` of a small model, with torch, on so many nodes."""
     home.prepare()
     home.config.write_text(f'[slurm.lab]\nhost = "local"\nworkdir = "{engine.work}"\npython = "{sys.executable}"\n')
-    words = [word for one in (*SMALL, f"train.steps={steps}") for word in ("--set", one)]
-    asked = ["train", "mini-gpt", "--provider", "slurm", "--gpu", gpu, "--name", run, "--yes", *words]
+    words = [word for setting in (*SMALL, f"train.steps={steps}") for word in ("--set", setting)]
+    command = ["train", "mini-gpt", "--provider", "slurm", "--gpu", gpu, "--name", run, "--yes", *words]
     return subprocess.Popen(
-        [sys.executable, "-m", "gpurun", *asked], env={**os.environ, "GPURUN_HOME": str(home.root)},
+        [sys.executable, "-m", "gpurun", *command], env={**os.environ, "GPURUN_HOME": str(home.root)},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
@@ -251,7 +251,7 @@ def test_one_node_and_two_reach_the_loss_of_two_processes_here(engine: Engine, t
     for gpu, run in (("2xcpu", "two-1"), ("cpu", "one-1")):
         assert training(engine, home, gpu, run, 20).wait(timeout=300) == ExitCode.DONE
     folder, own = home.run("two-1"), tmp_path / "own"
-    ready = next(one for one in read_journal(folder.journal).records if one.event is Event.READY_OBSERVED)
+    ready = next(record for record in read_journal(folder.journal).records if record.event is Event.READY_OBSERVED)
     assert [node["name"] for node in ready.data["network"]["nodes"]] == ["n1", "n2"]
     assert ready.data["network"]["gigabytes_per_s"] > 0
     plan = Plan.from_json(folder.plan.read_bytes())

@@ -93,7 +93,7 @@ def records(folder: RunFolder) -> list[Record]:
 
 
 def recorded(event: Event) -> Callable[[Engine, RunFolder], bool]:
-    return lambda engine, folder: any(one.event is event for one in records(folder))
+    return lambda engine, folder: any(record.event is event for record in records(folder))
 
 
 def runs(engine: Engine, folder: RunFolder) -> bool:
@@ -164,7 +164,7 @@ def test_taken_by_one_cluster_the_run_continues_on_another(engine: Engine, tmp_p
             taken = first.data["offer"]["region"]
             clusters[taken].ask("/usr/bin/scontrol", "update", "partitionname=main", "state=down")
             clusters[taken].ask("/usr/bin/scancel", "-u", "root")
-            story = lambda: [f"{one.event} {dict(one.data)}"[:400] for one in records(folder)]  # noqa: E731
+            story = lambda: [f"{record.event} {dict(record.data)}"[:400] for record in records(folder)]  # noqa: E731
             assert child.wait(timeout=500) == ExitCode.DONE, story()
         finally:
             engine.ask("/usr/bin/scontrol", "update", "partitionname=main", "state=up")

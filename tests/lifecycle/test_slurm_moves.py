@@ -91,14 +91,14 @@ def saved(slurm: ScriptedSlurm) -> bool:
 
 def legs(folder: RunFolder) -> list[dict[str, Any]]:
     records = read_journal(folder.journal).records
-    return [dict(one.data) for one in records if one.event is Event.LEG_PLANNED]
+    return [dict(record.data) for record in records if record.event is Event.LEG_PLANNED]
 
 
 def one_at_a_time(slurm: ScriptedSlurm) -> bool:
     """Whether each job was over before the next one was submitted."""
     ends = [(slurm.state / "jobs" / job / "ended").read_text() for job in slurm.jobs]
-    asked = [(slurm.state / "jobs" / job / "submitted").read_text() for job in slurm.jobs]
-    return all(int(end) <= int(next_one) for end, next_one in zip(ends, asked[1:], strict=False))
+    submitted = [(slurm.state / "jobs" / job / "submitted").read_text() for job in slurm.jobs]
+    return all(int(end) <= int(next_one) for end, next_one in zip(ends, submitted[1:], strict=False))
 
 
 def check_moved(home: Home, folder: RunFolder, slurm: ScriptedSlurm, jobs: int = 2) -> None:
@@ -347,8 +347,8 @@ def test_the_next_job_is_on_the_cluster_that_takes_it(home: Home, slurm: Scripte
     sinfo(slurm, "down")
     slurm.cancel("1")
     assert ended(child, home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
-    intents = [one.data for one in read_journal(folder.journal).records if one.event is Event.CREATE_INTENDED]
-    assert [one["offer"]["region"] for one in intents] == ["lab", "annex"]
+    intents = [record.data for record in read_journal(folder.journal).records if record.event is Event.CREATE_INTENDED]
+    assert [intent["offer"]["region"] for intent in intents] == ["lab", "annex"]
     assert legs(folder)[0]["region"] == "lab"
     assert list(Path(f"{slurm.work}-annex").iterdir()) == []
     check_moved(home, folder, slurm)

@@ -111,7 +111,7 @@ def test_two_nodes_are_one_job_that_starts_and_saves_together(home: Home, slurm:
     assert (folder.artifacts / f"checkpoints/{stop['step']:06d}.model.safetensors").exists()
     assert "--nodes=2" in slurm.options_of("1")
     records = read_journal(folder.journal).records
-    ready = next(one for one in records if one.event is Event.READY_OBSERVED)
+    ready = next(record for record in records if record.event is Event.READY_OBSERVED)
     assert [node["name"] for node in ready.data["network"]["nodes"]] == ["n1", "n2"]
     assert lacking(tell_record(ready), "2 nodes", "0.5 GB/s") == []
     receipt = payload_of(json.loads(folder.receipt.read_bytes()))
@@ -289,8 +289,8 @@ def test_an_unreadable_folder_goes_only_when_the_user_says_so(
     assert drive(home) == ExitCode.BUDGET_STOP
     assert not at_home(folder)
     (left,) = slurm.work.iterdir()
-    incidents = [one.data for one in read_journal(folder.journal).records if one.event is Event.INCIDENT]
-    assert [one["code"] for one in incidents][-1] == "folder.kept"
+    incidents = [record.data for record in read_journal(folder.journal).records if record.event is Event.INCIDENT]
+    assert [incident["code"] for incident in incidents][-1] == "folder.kept"
     assert left.name in incidents[-1]["message"]
     assert sweep(home, slurm, remove_all=False) == ["kept"]
     assert (left / "out" / "MANIFEST.json").exists()
@@ -402,7 +402,7 @@ def test_a_hint_says_that_the_workdir_may_not_be_shared(home: Home, slurm: Scrip
     (slurm.state / "jobs" / "1" / "command").write_text("/nowhere/pilot.sh")
     slurm.clear("hold")
     assert ended(child, home) == ExitCode.NO_OFFER
-    failed = next(one for one in read_journal(folder.journal).records if one.event is Event.STEP_FAILED)
+    failed = next(record for record in read_journal(folder.journal).records if record.event is Event.STEP_FAILED)
     assert "FAILED" in failed.data["message"]
     assert "share" in failed.data["hint"]
 

@@ -74,14 +74,14 @@ def rows_of(provider: SlurmProvider, ask: Callable[..., str]) -> dict[InstanceSt
     second = provider.create(wish)
     try:
         return {
-            one.state: ask(
-                "squeue", "-h", "-r", "--me", "-t", "all", "-o", SQUEUE, "-j", one.id.rpartition("/")[2]
+            instance.state: ask(
+                "squeue", "-h", "-r", "--me", "-t", "all", "-o", SQUEUE, "-j", instance.id.rpartition("/")[2]
             ).splitlines()[-1]
-            for one in (provider.read(first.id), provider.read(second.id))
+            for instance in (provider.read(first.id), provider.read(second.id))
         }
     finally:
-        for one in (second, first):
-            provider.destroy(one.id)
+        for instance in (second, first):
+            provider.destroy(instance.id)
 
 
 def test_lists_of_the_scripted_slurm_have_the_real_ones_columns(engine: Engine, tmp_path: Path) -> None:

@@ -69,8 +69,8 @@ def test_a_failed_collect_is_not_tried_for_ever() -> None:
 
 
 def test_an_unanswered_create_is_looked_for_despite_a_stop() -> None:
-    asked = (Event.STOP_REQUESTED, {"how": "now", "by": "user", "reason": ""})
-    assert next_step(state_after(2, asked)) is Step.CREATE
+    stop = (Event.STOP_REQUESTED, {"how": "now", "by": "user", "reason": ""})
+    assert next_step(state_after(2, stop)) is Step.CREATE
 
 
 @pytest.mark.parametrize("how", ["save", "now"])
@@ -79,9 +79,9 @@ def test_a_stop_in_training_watches_on_until_the_trainer_ends(how: str) -> None:
 
 
 def test_destroy_collects_nothing() -> None:
-    asked = (Event.STOP_REQUESTED, {"how": "destroy", "by": "user", "reason": ""})
-    assert next_step(state_after(6, asked)) is Step.DESTROY
-    assert next_step(state_after(7, asked)) is Step.DESTROY
+    stop = (Event.STOP_REQUESTED, {"how": "destroy", "by": "user", "reason": ""})
+    assert next_step(state_after(6, stop)) is Step.DESTROY
+    assert next_step(state_after(7, stop)) is Step.DESTROY
 
 
 @given(count=st.integers(3, 8), extra=st.lists(st.sampled_from(list(Step)), max_size=4))
@@ -139,8 +139,8 @@ def test_a_run_closed_red_gets_its_exit_code_once_all_is_gone() -> None:
 
 
 def test_stopped_before_anything_was_made_is_130() -> None:
-    asked = (Event.STOP_REQUESTED, {"how": "now", "by": "signal", "reason": ""})
-    state = state_after(1, asked, (Event.RECEIPT_OBSERVED, {}))
+    stop = (Event.STOP_REQUESTED, {"how": "now", "by": "signal", "reason": ""})
+    state = state_after(1, stop, (Event.RECEIPT_OBSERVED, {}))
     assert exit_code_of(state) is ExitCode.INTERRUPTED
     assert state.phase is Phase.SETTLED
 

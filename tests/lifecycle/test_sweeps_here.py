@@ -89,7 +89,7 @@ def test_twelve_trials_of_a_script_are_one_run_with_twelve_rows(person: Person) 
     assert weights[f"gpurun-sweep/best/{best:03d}/weights.bin"] == "1.0"
     assert len(weights) == 2
     listed = json.loads(person.types("report", "fox-41", "--json").stdout.splitlines()[-1])["data"]["runs"]
-    assert next(one["run"] for one in listed) == f"fox-41/{best:03d}"
+    assert next(listed_run["run"] for listed_run in listed) == f"fox-41/{best:03d}"
     assert len(listed) == 12
     shown = person.types("receipt", "fox-41").stdout
     assert shown.count(" done ") + shown.count(" best ") >= 12
@@ -257,7 +257,7 @@ def test_the_page_about_sweeps_holds_as_it_is_typed(person: Person) -> None:
     assert done.returncode == 0, done.stderr
     drawn = [float(row["params"]["lr"]) for row in rows(person, "fox-2")]
     assert len(drawn) == 20
-    assert all(1e-4 <= one <= 1e-2 for one in drawn)
+    assert all(1e-4 <= rate <= 1e-2 for rate in drawn)
 
     named = find_named("rates", person.folder, ())
     assert named is not None
