@@ -211,10 +211,10 @@ class Rental:
     def ended(self) -> bool:
         """Nothing lives, the receipt is no cheaper than the meter nor dearer than the cap, and the audit agrees."""
         statement = json.loads(base64.b64decode(json.loads(self.folder.receipt.read_bytes())["payload"]))
-        told = statement["predicate"]["cost"]
+        cost = statement["predicate"]["cost"]
         assert self.account.alive == []
-        assert self.account.meter.total_micros() <= told["upper_bound_micros"] <= usd(5)
-        assert told["cap_kept"] is True
+        assert self.account.meter.total_micros() <= cost["upper_bound_micros"] <= usd(5)
+        assert cost["cap_kept"] is True
         assert [row.problems for row in audit(self.home).rows] == [()]
         return True
 

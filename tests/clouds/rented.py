@@ -66,9 +66,9 @@ class User:
 
     def types(self, *words: str, timeout_s: float = 240.0, **more: str) -> subprocess.CompletedProcess[str]:
         """Run one command to its end; `more` is for its environment."""
-        command, told = [sys.executable, "-m", "gpurun.cli.app", *words], {**self.environment(), **more}
+        command, environment = [sys.executable, "-m", "gpurun.cli.app", *words], {**self.environment(), **more}
         return subprocess.run(
-            command, env=told, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+            command, env=environment, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
         )
 
     def trains(self, *more: str, name: str = "fox-41", timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
@@ -94,7 +94,7 @@ class User:
         return ["train", "mini-gpt", "--provider", self.cloud.name, "--max-cost", "5", "--yes", "--json",
                 "--name", name, *self.cloud.asks, *SMALL, *more]  # fmt: skip
 
-    def tells(self, *words: str) -> tuple[int, Any]:
+    def envelope(self, *words: str) -> tuple[int, Any]:
         """The exit code and the envelope of one command with --json."""
         done = self.types(*words, "--json")
         assert done.stdout, done.stderr

@@ -114,8 +114,8 @@ def test_of_forty_calls_at_once_as_many_rent_as_the_sum_pays_for(user: User, sum
 
     async def session() -> list[tuple[bool, Any]]:
         async with agent(user, mandate) as client:
-            asked = {**RUN, "max_cost_usd": cap}
-            return await asyncio.gather(*(calls(client, "run", **asked, name=f"fox-{n}") for n in range(40)))
+            arguments = {**RUN, "max_cost_usd": cap}
+            return await asyncio.gather(*(calls(client, "run", **arguments, name=f"fox-{n}") for n in range(40)))
 
     answers = asyncio.run(session())
     assert sum(not is_error for is_error, _ in answers) == most, [answer for _, answer in answers]
@@ -155,7 +155,7 @@ def test_a_killed_server_loses_no_machine_and_no_money(user: User) -> None:
         async with agent(user, mandate) as client:
             _, status = await calls(client, "status")
             _, budget = await calls(client, "budget")
-            (sums,) = [one for one in budget["budgets"] if mandate.id in one["name"]]
+            (sums,) = [entry for entry in budget["budgets"] if mandate.id in entry["name"]]
             may_cost = [run for run in status["runs"] if run["owner"]]
             assert len(sums["held"]) >= len(user.cloud.alive())
             assert {held["run"] for held in sums["held"]} >= {run["run"] for run in may_cost}
@@ -216,7 +216,7 @@ def test_an_adversary_is_refused_in_a_sentence_with_what_is_left(user: User) -> 
     ended(user)
 
 
-def test_an_expired_edited_revoked_or_foreign_mandate_serves_nobody(user: User, tmp_path: Path) -> None:
+def test_an_expired_edited_revoked_or_foreign_mandate_fails(user: User, tmp_path: Path) -> None:
     over, revoked, edited = written(user, until_wall=CLOCK.wall() - 1), written(user), written(user)
     revoke_mandate(Home(user.home), revoked.id)
     path = file_of(Home(user.home), edited.id)
@@ -248,7 +248,7 @@ def test_a_runs_output_reaches_an_agent_as_data_only(user: User) -> None:
             assert logs["cut"]["last_lines"]["of"] == 200
             assert not any(sign in "".join(logs["last_lines"]) for sign in "\x1b\a\u202e")
             receipt = f"gpurun://receipts/{begun['run']}"
-            assert receipt in [str(one.uri) for one in (await client.list_resources()).resources]
+            assert receipt in [str(resource.uri) for resource in (await client.list_resources()).resources]
             assert "payload" in json.loads((await client.read_resource(receipt)).contents[0].text)  # type: ignore[union-attr]
             page = (await client.read_resource("gpurun://docs/ANY-SCRIPT")).contents[0].text  # type: ignore[union-attr]
             assert page.startswith("# ")
@@ -307,10 +307,10 @@ def test_the_page_for_agents_works_as_written(user: User) -> None:
         async with Client(started) as client:
             named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE))))
             assert named >= {tool.name for tool in (await client.list_tools()).tools}
-            for asked, answer in blocks("refused"):
-                tool, _, arguments = asked.partition(" ")
+            for request, answer in blocks("refused"):
+                tool, _, arguments = request.partition(" ")
                 is_error, error = await calls(client, tool, **json.loads(arguments))
                 assert is_error
-                assert error == json.loads(answer.replace("ROOT", str(lab))), asked
+                assert error == json.loads(answer.replace("ROOT", str(lab))), request
 
     asyncio.run(session())

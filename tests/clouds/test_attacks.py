@@ -132,8 +132,8 @@ def test_a_client_killed_after_launch_leaves_an_armed_machine(user: User) -> Non
     until(lambda: timers(user), user)
     (timer,) = timers(user)
     records = read_journal(user.home / "runs/fox-41/journal.jsonl").records
-    (asked,) = [record.data["deadline_wall"] for record in records if record.event is Event.CREATE_INTENDED]
-    assert int(timer.read_text().split()[3]) <= asked + 1
+    (deadline_wall,) = [record.data["deadline_wall"] for record in records if record.event is Event.CREATE_INTENDED]
+    assert int(timer.read_text().split()[3]) <= deadline_wall + 1
     (timer.parent / "deadline").write_text("1\n")
     until(lambda: not user.cloud.alive(), user)
     assert user.types("resume", "fox-41", timeout_s=400).returncode != 9, user.said()
@@ -149,7 +149,7 @@ def timers(user: User) -> list[Path]:
 def over(user: User) -> None:
     """Nothing lives, the meter is within the cap and the receipt no cheaper than the meter; the audit agrees."""
     assert user.cloud.alive() == []
-    code, told = user.tells("audit")
-    (row,) = told["data"]["rows"]
-    assert (code, row["problems"]) == (0, []), told
+    code, envelope = user.envelope("audit")
+    (row,) = envelope["data"]["rows"]
+    assert (code, row["problems"]) == (0, []), envelope
     assert user.cloud.meter.total_micros() <= row["measured_micros"] <= usd(5)

@@ -76,7 +76,7 @@ def runs(user: User, *words: str, name: str, more: tuple[str, ...] = ()) -> Any:
 
 
 def receipt(user: User, name: str) -> Any:
-    return user.tells("receipt", name)[1]["data"]["statement"]["predicate"]
+    return user.envelope("receipt", name)[1]["data"]["statement"]["predicate"]
 
 
 def brought(user: User, name: str) -> Path:
@@ -87,15 +87,16 @@ def test_outputs_are_home_within_the_cap_and_the_machine_is_gone(user: User) -> 
     done = runs(user, "120", name="fox-41")
     assert done.returncode == 0, done.stderr + user.said()
     assert user.cloud.alive() == []
-    told = receipt(user, "fox-41")
-    assert user.cloud.meter.total_micros() <= told["cost"]["upper_bound_micros"] <= usd(5)
-    assert told["teardown"]["is"] == "destroyed"
-    assert told["asked"]["command"] == {"argv": ["python", "train.py", "120"], "env": ["MODE"], "secrets": ["MY_TOKEN"]}
+    predicate = receipt(user, "fox-41")
+    assert user.cloud.meter.total_micros() <= predicate["cost"]["upper_bound_micros"] <= usd(5)
+    assert predicate["teardown"]["is"] == "destroyed"
+    command = predicate["asked"]["command"]
+    assert command == {"argv": ["python", "train.py", "120"], "env": ["MODE"], "secrets": ["MY_TOKEN"]}
     assert json.loads((brought(user, "fox-41") / "ckpt.json").read_text()) == {"step": 119}
     assert (brought(user, "fox-41") / "log.txt").read_text().count("loss") == 120
     assert "token [secret] paid" in (user.home / "runs/fox-41/run.log").read_text()
     assert [path for path in user.home.rglob("*") if path.is_file() and b"canary-77" in path.read_bytes()] == []
-    assert user.tells("audit")[1]["ok"] is True
+    assert user.envelope("audit")[1]["ok"] is True
 
 
 @pytest.mark.slow
@@ -109,7 +110,7 @@ def test_a_script_stopped_by_its_hours_continues_elsewhere(user: User) -> None:
     assert again.returncode == 0, again.stderr + user.said("owl-2")
     assert json.loads((brought(user, "owl-2") / "ckpt.json").read_text())["step"] == step + 30
     assert user.cloud.alive() == []
-    assert user.tells("audit")[1]["ok"] is True
+    assert user.envelope("audit")[1]["ok"] is True
 
 
 @pytest.mark.slow
@@ -121,7 +122,7 @@ def test_its_supervisor_may_be_killed_while_it_runs(user: User) -> None:
     assert resumed.returncode == 0, resumed.stderr + user.said("hen-1")
     assert json.loads((brought(user, "hen-1") / "ckpt.json").read_text()) == {"step": 399}
     assert user.cloud.alive() == []
-    assert user.tells("audit")[1]["ok"] is True
+    assert user.envelope("audit")[1]["ok"] is True
 
 
 BROUGHT = {
@@ -147,7 +148,7 @@ def test_real_world_scripts_run_unchanged_and_bring_outputs_home(user: User, nam
     home = user.home / "runs" / run / "artifacts" / "outputs"
     assert outputs <= {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()}
     assert user.cloud.alive() == []
-    assert user.tells("audit", run)[1]["ok"] is True
+    assert user.envelope("audit", run)[1]["ok"] is True
 
 
 @pytest.mark.slow
@@ -188,7 +189,7 @@ def test_files_of_any_name_and_number_come_home_despite_a_kill(user: User, tmp_p
     assert resumed.returncode == 0, resumed.stderr + user.said("elk-9")
     assert below(artifacts) == files
     assert user.cloud.alive() == []
-    assert user.tells("audit", "elk-9")[1]["ok"] is True
+    assert user.envelope("audit", "elk-9")[1]["ok"] is True
 
 
 BACKGROUND = """\
@@ -212,12 +213,12 @@ def test_background_training_on_a_box_is_exit_6_and_strays_stay(tmp_path: Path) 
                 "--upload", str(tmp_path / "lab"), "--", "bash", "run.sh",
             )  # fmt: skip
             assert done.returncode == 6, done.stdout + done.stderr + user.said()
-            told = receipt(user, "fox-41")["training"]
-            assert (told["outcome"], told["reason"], told["exit_code"]) == ("failed", "still_working", 0)
-            assert "still working" in told["message"]
-            assert "~/checkpoints/last.pt (8 B)" in told["message"]
+            training = receipt(user, "fox-41")["training"]
+            assert (training["outcome"], training["reason"], training["exit_code"]) == ("failed", "still_working", 0)
+            assert "still working" in training["message"]
+            assert "~/checkpoints/last.pt (8 B)" in training["message"]
             assert "hold.intended" not in user.events()
-            assert user.tells("audit")[1]["ok"] is True
+            assert user.envelope("audit")[1]["ok"] is True
         assert (box.root / "home/ubuntu/checkpoints/last.pt").read_text() == "weights\n"
 
 
@@ -240,7 +241,7 @@ def elsewhere(user: User, name: str, *more: str) -> Any:
 
 
 def state_of(user: User, name: str) -> Any:
-    return next(run for run in user.tells("ps", "--all")[1]["data"]["runs"] if run["run"] == name)
+    return next(run for run in user.envelope("ps", "--all")[1]["data"]["runs"] if run["run"] == name)
 
 
 def until(true: Any, limit_s: float = 120.0) -> None:
@@ -259,11 +260,11 @@ def test_results_outside_the_folder_are_named_and_held(user: User, tmp_path: Pat
     kill_supervisors(user.home)
     resumed = user.resumes("elk-1")
     assert state_of(user, "elk-1")["held_until_wall"] == until_wall
-    told = user.types("collect", "elk-1").stdout
-    assert "~/checkpoints/last.pt (2 MB)" in told
-    assert "/tmp/epoch.ckpt" in told
-    assert ".cache.txt" not in told
-    (by_hand,) = [line.removeprefix("By hand: ") for line in told.splitlines() if line.startswith("By hand: ")]
+    printed = user.types("collect", "elk-1").stdout
+    assert "~/checkpoints/last.pt (2 MB)" in printed
+    assert "/tmp/epoch.ckpt" in printed
+    assert ".cache.txt" not in printed
+    (by_hand,) = [line.removeprefix("By hand: ") for line in printed.splitlines() if line.startswith("By hand: ")]
     *words, _ = shlex.split(by_hand.replace(":PATH", ":checkpoints/last.pt"))
     subprocess.run([*words, str(tmp_path)], check=True, stdin=subprocess.DEVNULL)
     assert (tmp_path / "last.pt").stat().st_size == 2_000_000
@@ -276,7 +277,7 @@ def test_results_outside_the_folder_are_named_and_held(user: User, tmp_path: Pat
     assert (ended["training"]["reason"], ended["training"]["exit_code"]) == ("outputs_elsewhere", 0)
     assert "--outputs '~/checkpoints/**'" in ended["training"]["message"]
     assert user.cloud.meter.total_micros() <= usd(10)
-    assert user.tells("audit")[1]["ok"] is True
+    assert user.envelope("audit")[1]["ok"] is True
 
 
 @pytest.mark.slow
@@ -284,10 +285,10 @@ def test_a_hold_that_is_over_ends_the_machine_with_proof(user: User) -> None:
     done = elsewhere(user, "elk-2", "--hold-on-failure", "1")
     assert done.returncode == 6, done.stderr + user.said("elk-2")
     assert user.cloud.alive() == []
-    told = receipt(user, "elk-2")
-    assert 55 <= told["runtime"]["phases_s"]["hold"] <= 65
-    assert told["teardown"]["is"] == "destroyed"
-    assert user.tells("audit")[1]["ok"] is True
+    predicate = receipt(user, "elk-2")
+    assert 55 <= predicate["runtime"]["phases_s"]["hold"] <= 65
+    assert predicate["teardown"]["is"] == "destroyed"
+    assert user.envelope("audit")[1]["ok"] is True
 
 
 FULL = """\

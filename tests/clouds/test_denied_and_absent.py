@@ -29,7 +29,7 @@ def denies(account: Account, is_denied: Callable[[], bool]) -> None:
     world = account.emulator.world
     if account.provider.name == "aws":
         hidden = world.hidden
-        world.hidden = lambda one: is_denied() or hidden(one)
+        world.hidden = lambda instance: is_denied() or hidden(instance)
         return
     listed = world.listed
     world.listed = lambda *args: [] if is_denied() else listed(*args)
@@ -62,7 +62,7 @@ def denies_from_the_end_on(account: Account, monkeypatch: pytest.MonkeyPatch, se
 
 
 def codes(rental: Rental) -> list[str]:
-    return [one["code"] for one in rental.all_of(Event.INCIDENT)]
+    return [incident["code"] for incident in rental.all_of(Event.INCIDENT)]
 
 
 def test_a_machine_denied_for_38_s_is_ended_once_known_again(rental: Rental, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_a_machine_denied_for_good_stays_red_and_reap_ends_it(rental: Rental, mo
     admit()
     monkeypatch.setattr("gpurun.lifecycle.supervisor.open_provider", lambda *_, **__: account.provider)
     fates = sweep([account.provider], rental.home, account.clock, destroy_all=True, older_than_s=0.0, look_only=False)
-    assert [one.fate for one in fates] == ["destroyed"]
+    assert [machine.fate for machine in fates] == ["destroyed"]
     assert account.alive == []
 
 
@@ -97,7 +97,7 @@ def test_a_machine_listed_after_its_proof_is_recorded_and_ended(
     assert len(account.alive) == 1
     monkeypatch.setattr("gpurun.lifecycle.supervisor.open_provider", lambda *_, **__: account.provider)
     fates = sweep([account.provider], rental.home, account.clock, destroy_all=False, older_than_s=0.0, look_only=False)
-    assert [one.fate for one in fates] == ["destroyed"]
+    assert [machine.fate for machine in fates] == ["destroyed"]
     assert account.alive == []
     assert [code for code in codes(rental) if code != "leftover"] == ["create.late", "create.late_gone"]
 
@@ -160,7 +160,7 @@ def test_where_the_cap_pays_for_both_the_next_region_is_taken(rental: Rental, mo
     capped_at(rental, "10")
     after_create(rental, monkeypatch, lambda name: forgets(account, name))
     assert rental.drive() is ExitCode.DONE
-    assert [one["offer"]["region"] for one in rental.all_of(Event.CREATE_INTENDED)] == list(account.regions)
+    assert [data["offer"]["region"] for data in rental.all_of(Event.CREATE_INTENDED)] == list(account.regions)
     assert rental.ended()
 
 
@@ -169,7 +169,7 @@ def test_an_end_at_launch_is_passed_over_in_the_clouds_words(rental: Rental, mon
     capped_at(rental, "6")
     after_create(rental, monkeypatch, lambda name: ends(account, name))
     assert rental.drive() is ExitCode.DONE
-    assert [one["offer"]["region"] for one in rental.all_of(Event.CREATE_INTENDED)] == list(account.regions)
-    (told,) = [one["message"] for one in rental.all_of(Event.INCIDENT) if one["code"] == "boot.gone"]
-    assert (BY_KEY if account.provider.name == "aws" else "erminated") in told.replace("TERMINATED", "terminated")
+    assert [data["offer"]["region"] for data in rental.all_of(Event.CREATE_INTENDED)] == list(account.regions)
+    (message,) = [incident["message"] for incident in rental.all_of(Event.INCIDENT) if incident["code"] == "boot.gone"]
+    assert (BY_KEY if account.provider.name == "aws" else "erminated") in message.replace("TERMINATED", "terminated")
     assert rental.ended()

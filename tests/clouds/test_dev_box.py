@@ -67,20 +67,20 @@ def outputs(user: User, name: str = RUN) -> dict[str, str]:
 
 
 def receipt(user: User, name: str = RUN) -> dict[str, Any]:
-    return user.tells("receipt", name)[1]["data"]["statement"]["predicate"]
+    return user.envelope("receipt", name)[1]["data"]["statement"]["predicate"]
 
 
 def until_over(user: User, name: str = RUN) -> None:
     assert user.types("wait", name).returncode == 0, user.said(name)
 
 
-def test_a_box_is_worked_on_in_a_terminal_and_ends_by_its_question(user: User) -> None:
+def test_a_box_used_in_a_terminal_ends_by_its_question(user: User) -> None:
     terminal = Terminal(user, *dev(user, "--sync", "10s"))
     try:
         terminal.shows(f"{RUN} is ready", 120)
-        told = terminal.shows("download files, end machine, receipt")
-        assert f"gpurun ssh {RUN}" in told
-        assert f"vscode-remote://ssh-remote+gpurun-{RUN}/" in told
+        shown = terminal.shows("download files, end machine, receipt")
+        assert f"gpurun ssh {RUN}" in shown
+        assert f"vscode-remote://ssh-remote+gpurun-{RUN}/" in shown
         terminal.types(
             "echo changed > train.py; rm old.py; mkdir -p scratch; echo a > notes/b.tmp; echo b > notes/b.md"
         )
@@ -106,7 +106,7 @@ def test_a_box_is_worked_on_in_a_terminal_and_ends_by_its_question(user: User) -
         assert "~/result.npz" in named
         again.types("n")
         again.shows("stop.declined")
-        assert user.tells("ps")[1]["data"]["runs"][0]["phase"] == "training"
+        assert user.envelope("ps")[1]["data"]["runs"][0]["phase"] == "training"
     finally:
         again.close()
     last = Terminal(user, "stop", RUN)
@@ -119,14 +119,14 @@ def test_a_box_is_worked_on_in_a_terminal_and_ends_by_its_question(user: User) -
         last.close()
     assert outputs(user) == {"train.py": "changed\n", "notes/b.md": "b\n"}
     assert (user.home.parent / "lab" / "train.py").read_text() == "print('hello')\n", "what it came from is untouched"
-    told = receipt(user)
-    assert (told["asked"]["job"], told["training"]["outcome"], told["training"]["reason"]) == (
+    predicate = receipt(user)
+    assert (predicate["asked"]["job"], predicate["training"]["outcome"], predicate["training"]["reason"]) == (
         "dev_box",
         "stopped",
         "user",
     )
-    assert told["training"]["sessions"]["terminals"] >= 1
-    assert 0 < told["training"]["sessions"]["used_s"] <= told["training"]["sessions"]["open_s"]
+    assert predicate["training"]["sessions"]["terminals"] >= 1
+    assert 0 < predicate["training"]["sessions"]["used_s"] <= predicate["training"]["sessions"]["open_s"]
     assert user.types("audit").returncode == 0
 
 
@@ -156,17 +156,19 @@ def test_a_box_that_nobody_uses_is_gone_with_its_files_at_home(tmp_path: Path, n
         try:
             editor.shows("bundle/work")
             began = time.monotonic()
-            assert user.tells("ps")[1]["data"]["runs"][0]["phase"] == "training", "a busy core kept it"
+            assert user.envelope("ps")[1]["data"]["runs"][0]["phase"] == "training", "a busy core kept it"
             editor.shows("is idle and ends at", 120)
-            assert any(outputs(user) and not user.tells("ps")[1]["data"]["runs"] for _ in ticks(SystemClock(), 1, 240))
+            assert any(
+                outputs(user) and not user.envelope("ps")[1]["data"]["runs"] for _ in ticks(SystemClock(), 1, 240)
+            )
             assert cloud.alive() == []
             proof_s = 60  # Several readings over the provider's spread, once it is gone.
             assert time.monotonic() - began < 60 + 60 + proof_s, user.said()
         finally:
             editor.close()
         assert outputs(user) == {"made.txt": "made\n"}
-        told = receipt(user)
-        assert (told["training"]["outcome"], told["training"]["reason"]) == ("done", "idle")
+        predicate = receipt(user)
+        assert (predicate["training"]["outcome"], predicate["training"]["reason"]) == ("done", "idle")
         assert user.types("audit").returncode == 0
 
 
@@ -189,7 +191,7 @@ def test_on_a_box_of_ones_own_others_work_does_not_keep_it(tmp_path: Path) -> No
             elsewhere = "echo made > made.txt; cd /; timeout 80 sh -c 'while :; do :; done'"
             began = time.monotonic()
             assert user.types("ssh", RUN, "--", "sh", "-c", elsewhere).returncode == 124, user.said()
-            assert user.tells("ps")[1]["data"]["runs"][0]["phase"] == "training"
+            assert user.envelope("ps")[1]["data"]["runs"][0]["phase"] == "training"
             until_over(user)
             assert time.monotonic() - began > 80 + 50
             assert outputs(user) == {"made.txt": "made\n"}
@@ -276,11 +278,11 @@ def test_the_page_is_a_tutorial_that_does_what_it_says(tmp_path: Path) -> None:
         lines = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0].splitlines()
         begins = f"{sys.executable} -m gpurun"
         # What a reader is asked, and what an emulated cloud lacks: a card that torch can use.
-        asked = f'dev) shift; {begins} dev --yes --accept-cpu --provider runpod "$@" ;; *) {begins} "$@" ;;'
+        cases = f'dev) shift; {begins} dev --yes --accept-cpu --provider runpod "$@" ;; *) {begins} "$@" ;;'
         said = {}
         for line in lines:
             done = subprocess.run(
-                ["bash", "-c", f'gpurun() {{ case "$1" in {asked} esac; }}; {line}'], cwd=place, env=user.environment(),
+                ["bash", "-c", f'gpurun() {{ case "$1" in {cases} esac; }}; {line}'], cwd=place, env=user.environment(),
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240,
             )  # fmt: skip
             assert done.returncode == 0, f"{line}\n{done.stderr}"

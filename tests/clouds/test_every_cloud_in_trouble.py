@@ -70,7 +70,8 @@ def test_a_duplicate_machine_ends_before_anything_is_shipped(rental: Rental) -> 
     account.fail("create", account.faults.TWICE)
     assert rental.drive() is ExitCode.DONE
     assert alive == {1}
-    assert [one["code"] for one in rental.all_of(Event.INCIDENT)] == ["create.duplicate", "create.duplicate_gone"]
+    codes = [incident["code"] for incident in rental.all_of(Event.INCIDENT)]
+    assert codes == ["create.duplicate", "create.duplicate_gone"]
     assert rental.ended()
 
 

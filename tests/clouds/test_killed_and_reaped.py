@@ -78,7 +78,7 @@ def reap_later(user: User, elsewhere: Path) -> None:
         for _ in range(2):
             providers = [open_provider(user.cloud.name, home, clock, Choices())]
             swept = sweep(providers, home, clock, destroy_all=False, older_than_s=0, look_only=False)
-            fates = [one.fate for one in swept]
+            fates = [machine.fate for machine in swept]
             strays = list(sweep_leftovers(providers, home, clock, remove_all=False, look_only=False))
         assert fates == []
         assert strays == []

@@ -124,7 +124,7 @@ def test_killed_in_any_phase_and_resumed_nothing_is_sent_twice(far: tuple[User, 
     resumed_until(lambda: Event.COLLECT_INTENDED in user.events(), user)
     assert Event.COLLECT_OBSERVED not in user.events(), "killed while it collected"
 
-    code, _ = user.tells("resume", "fox-41")
+    code, _ = user.envelope("resume", "fox-41")
     assert code == 0, user.said()
     assert user.cloud.alive() == []
     assert user.events().count(Event.CREATE_OBSERVED) == 1
@@ -139,5 +139,5 @@ def test_killed_in_any_phase_and_resumed_nothing_is_sent_twice(far: tuple[User, 
     assert sent_bytes <= MOST_SENT * packed_bytes + OTHER_SENT_BYTES
     made_bytes = sum(file["bytes"] for file in files) * 3 // 2  # Of the three checkpoints that came, two are kept.
     assert ways.brought_bytes <= MOST_SENT * made_bytes + OTHER_BROUGHT_BYTES
-    code, audit = user.tells("audit")
+    code, audit = user.envelope("audit")
     assert (code, audit["ok"]) == (0, True), json.dumps(audit)

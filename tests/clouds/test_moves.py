@@ -62,8 +62,8 @@ def drive(user: User, **more: str) -> int:
     """Drive the run by a supervisor of its own, to its end or to the supervisor's; its exit status."""
     command = [sys.executable, "-m", "gpurun.lifecycle.supervisor", str(user.home), "fox-41"]
     quiet = subprocess.DEVNULL
-    told = {**user.environment(), **more}
-    return subprocess.run(command, env=told, stdin=quiet, stdout=quiet, stderr=quiet, timeout=PATIENCE_S).returncode
+    env = {**user.environment(), **more}
+    return subprocess.run(command, env=env, stdin=quiet, stdout=quiet, stderr=quiet, timeout=PATIENCE_S).returncode
 
 
 def records(user: User) -> list[Any]:
@@ -92,16 +92,16 @@ def whole_at_home(user: User) -> int:
 
 
 def legs(user: User) -> list[dict[str, Any]]:
-    return [one.data for one in records(user) if one.event is Event.LEG_PLANNED]
+    return [record.data for record in records(user) if record.event is Event.LEG_PLANNED]
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """The last told loss of each step."""
-    told = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return {event["step"]: event["loss"] for event in told if event["kind"] == "step"}
+    """The last loss that was reported for each step."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return {event["step"]: event["loss"] for event in events if event["kind"] == "step"}
 
 
-def test_runpod_spot_taken_twice_goes_on_at_aws_with_the_loss_of_an_unbroken_run(
+def test_taken_twice_at_runpod_it_reaches_the_same_loss_at_aws(
     clouds: tuple[User, Cloud, Cloud],
 ) -> None:
     user, first, second = clouds
@@ -114,15 +114,15 @@ def test_runpod_spot_taken_twice_goes_on_at_aws_with_the_loss_of_an_unbroken_run
             first.emulator.world.act(pod.id, "stop")
         wait_for(user, f"leg {number + 1}", lambda: len(legs(user)) >= number, begun)  # noqa: B023
     assert begun.wait(PATIENCE_S) == 0, user.said()
-    asked = [one.data["provider"] for one in records(user) if one.event is Event.CREATE_INTENDED]
-    assert asked == ["runpod", "runpod", "aws"]
+    providers = [record.data["provider"] for record in records(user) if record.event is Event.CREATE_INTENDED]
+    assert providers == ["runpod", "runpod", "aws"]
     assert (first.alive(), second.alive()) == ([], [])
-    told = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
-    bound = told["cost"]["upper_bound_micros"]
+    receipt = user.envelope("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+    bound = receipt["cost"]["upper_bound_micros"]
     assert first.meter.total_micros() + second.meter.total_micros() <= bound <= usd(20)
-    assert [leg["leg"] for leg in told["legs"]] == [1, 2, 3]
-    assert "took it back" in told["legs"][0]["why"]
-    code, audit = user.tells("audit")
+    assert [leg["leg"] for leg in receipt["legs"]] == [1, 2, 3]
+    assert "took it back" in receipt["legs"][0]["why"]
+    code, audit = user.envelope("audit")
     assert (code, audit["ok"]) == (0, True), json.dumps(audit)
 
     unbroken = user.types(
@@ -134,7 +134,7 @@ def test_runpod_spot_taken_twice_goes_on_at_aws_with_the_loss_of_an_unbroken_run
     assert max(moved) == STEPS
 
 
-def test_the_laptop_that_dies_between_two_legs_goes_on_by_resume_with_one_machine(
+def test_killed_between_two_legs_it_resumes_with_one_machine(
     clouds: tuple[User, Cloud, Cloud],
 ) -> None:
     user, first, second = clouds
@@ -143,14 +143,14 @@ def test_the_laptop_that_dies_between_two_legs_goes_on_by_resume_with_one_machin
     (pod,) = first.alive()
     with first.emulator.world.lock:
         first.emulator.world.act(pod.id, "stop")
-    wait_for(user, "the proof", lambda: any(one.event is Event.DEATH_PROVEN for one in records(user)), begun)
+    wait_for(user, "the proof", lambda: any(record.event is Event.DEATH_PROVEN for record in records(user)), begun)
     begun.kill()
     kill_supervisors(user.home)
     assert user.types("resume", "fox-41", "--json", timeout_s=PATIENCE_S).returncode == 0, user.said()
-    intents = [one for one in records(user) if one.event is Event.CREATE_INTENDED]
+    intents = [record for record in records(user) if record.event is Event.CREATE_INTENDED]
     assert len(intents) == 2
     assert (first.alive(), second.alive()) == ([], [])
-    assert user.tells("audit")[1]["ok"] is True
+    assert user.envelope("audit")[1]["ok"] is True
 
 
 DYING = """\
@@ -183,10 +183,10 @@ def shim(folder: Path, text: str, **more: str) -> dict[str, str]:
 
 def kinds_between(user: User) -> list[str]:
     """The kinds of the records from the end of the first machine's work to the second machine, by the journal."""
-    told = records(user)
-    ended = next(place for place, one in enumerate(told) if one.event is Event.TRAIN_OBSERVED)
-    made = [place for place, one in enumerate(told) if one.event is Event.CREATE_OBSERVED][1]
-    kinds = [" ".join([one.event, str(one.data.get("code", ""))]).strip() for one in told[ended : made + 1]]
+    journal = records(user)
+    ended = next(place for place, record in enumerate(journal) if record.event is Event.TRAIN_OBSERVED)
+    made = [place for place, record in enumerate(journal) if record.event is Event.CREATE_OBSERVED][1]
+    kinds = [" ".join([record.event, str(record.data.get("code", ""))]).strip() for record in journal[ended : made + 1]]
     return list(dict.fromkeys(kinds))
 
 
@@ -207,11 +207,11 @@ def dies_on_its_way(user: User, died: Path, environment: dict[str, str], between
 def has_moved_once(user: User, cloud: Cloud, deaths: list[str]) -> None:
     """It was two machines, one after the other, paid for within the cap, and each kind of record was died at."""
     assert cloud.alive() == []
-    told = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
-    assert [leg["leg"] for leg in told["legs"]] == [1, 2]
-    assert told["legs"][1]["step"] > 0
-    assert cloud.meter.total_micros() <= told["cost"]["upper_bound_micros"] <= usd(20)
-    code, audit = user.tells("audit")
+    receipt = user.envelope("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+    assert [leg["leg"] for leg in receipt["legs"]] == [1, 2]
+    assert receipt["legs"][1]["step"] > 0
+    assert cloud.meter.total_micros() <= receipt["cost"]["upper_bound_micros"] <= usd(20)
+    code, audit = user.envelope("audit")
     assert (code, audit["ok"]) == (0, True), json.dumps(audit)
     assert set(kinds_between(user)) <= {*deaths}
     assert {"collect.intended", "death.proven", "leg.planned", "create.intended"} <= {*deaths}
@@ -227,9 +227,7 @@ def stop_pods(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("stage", [(), ("--stage", "s3://shards/lab")], ids=["files come home", "files go to a bucket"])
-def test_killed_after_every_record_between_two_machines_of_runpod_it_is_one_run(
-    tmp_path: Path, stage: tuple[str, ...]
-) -> None:
+def test_killed_between_two_runpod_machines_it_is_one_run(tmp_path: Path, stage: tuple[str, ...]) -> None:
     died = tmp_path / "died"
     environment = shim(tmp_path / "shim", DYING, DIED_AT=str(died))
     with runpod(tmp_path / "cloud") as cloud, S3Emulator() as s3:
@@ -246,7 +244,7 @@ def test_killed_after_every_record_between_two_machines_of_runpod_it_is_one_run(
             has_moved_once(user, cloud, [*deaths[-1].splitlines(), "create.observed"])
 
 
-def test_killed_before_an_answer_is_read_between_two_machines_it_is_one_run(tmp_path: Path) -> None:
+def test_killed_before_it_reads_an_answer_it_is_one_run(tmp_path: Path) -> None:
     """The lowest bid is read, and the pod is made; nothing of that is on record."""
     answered = "after create.intended > after runpod graphql > after runpod graphql"
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
@@ -255,7 +253,7 @@ def test_killed_before_an_answer_is_read_between_two_machines_it_is_one_run(tmp_
         assert begin(user, *train, "--detach", GPURUN_CRASH_AT="after train.observed").wait(PATIENCE_S) == 0
         wait_for(user, "a checkpoint", lambda: whole_at_home(user) > 0)
         stop_pods(cloud)
-        lost = lambda: any(one.event is Event.TRAIN_OBSERVED for one in records(user))  # noqa: E731
+        lost = lambda: any(record.event is Event.TRAIN_OBSERVED for record in records(user))  # noqa: E731
         wait_for(user, "the loss", lambda: lost() and not supervisors(user.home))
         assert drive(user, GPURUN_CRASH_AT=answered) == -9, user.said()
         assert len(cloud.alive()) == 1
@@ -264,7 +262,7 @@ def test_killed_before_an_answer_is_read_between_two_machines_it_is_one_run(tmp_
         has_moved_once(user, cloud, kinds_between(user))
 
 
-def test_while_there_is_no_capacity_it_waits_at_no_cost_and_continues_where_there_is_some(tmp_path: Path) -> None:
+def test_without_capacity_it_waits_at_no_cost_and_continues(tmp_path: Path) -> None:
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
         train = ("train", "mini-gpt", "--max-cost", "20", *SPOT[:6], *SHORT, "--keep-going", "--wait", "10m")
         begun = begin(user, *train)
@@ -276,12 +274,12 @@ def test_while_there_is_no_capacity_it_waits_at_no_cost_and_continues_where_ther
             for kind in kinds:
                 kind.stock = dict.fromkeys(kind.stock, "NONE")
             cloud.emulator.world.act(pod.id, "stop")
-        waits = lambda: user.tells("ps")[1]["data"]["runs"][0]["is_waiting"]  # noqa: E731
+        waits = lambda: user.envelope("ps")[1]["data"]["runs"][0]["is_waiting"]  # noqa: E731
         wait_for(user, "the wait", waits, begun)
-        spent = user.tells("ps")[1]["data"]["runs"][0]["spent_micros"]
+        spent = user.envelope("ps")[1]["data"]["runs"][0]["spent_micros"]
         since = SystemClock().monotonic()
         wait_for(user, "two looks", lambda: SystemClock().monotonic() - since > 70, begun)
-        row = user.tells("ps")[1]["data"]["runs"][0]
+        row = user.envelope("ps")[1]["data"]["runs"][0]
         assert (row["is_waiting"], row["spent_micros"], row["may_be_billing"]) == (True, spent, False)
         assert "$0.00/h" in user.types("ps").stdout
         assert cloud.alive() == []
@@ -290,7 +288,7 @@ def test_while_there_is_no_capacity_it_waits_at_no_cost_and_continues_where_ther
                 kind.stock = before
         assert begun.wait(PATIENCE_S) == 0, user.said()
         assert [leg["number"] for leg in legs(user)] == [2]
-        assert user.tells("audit")[1]["ok"] is True
+        assert user.envelope("audit")[1]["ok"] is True
 
 
 class Notice(BaseHTTPRequestHandler):
@@ -325,35 +323,33 @@ def notice_here() -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_notice_of_aws_saves_downloads_and_moves_before_the_machine_is_taken(
-    tmp_path: Path, notice_here: str
-) -> None:
+def test_at_a_notice_of_aws_it_saves_downloads_and_moves(tmp_path: Path, notice_here: str) -> None:
     with aws(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
         train = ("train", "mini-gpt", "--max-cost", "20", "--provider", "aws", *cloud.asks, "--spot", *SHORT)
         begun = begin(user, *train, "--keep-going", **shim(tmp_path / "shim", notice_here))
         wait_for(user, "a checkpoint", lambda: whole_at_home(user) > 0, begun)
         Notice.is_given = True
-        ended = lambda: any(one.event is Event.TRAIN_OBSERVED for one in records(user))  # noqa: E731
+        ended = lambda: any(record.event is Event.TRAIN_OBSERVED for record in records(user))  # noqa: E731
         wait_for(user, "the end of the first machine's work", ended, begun)
         Notice.is_given = False
         assert begun.wait(PATIENCE_S) == 0, user.said()
         (leg,) = legs(user)
-        saved = next(one.data for one in records(user) if one.event is Event.TRAIN_OBSERVED)
+        saved = next(record.data for record in records(user) if record.event is Event.TRAIN_OBSERVED)
         assert saved["reason"] == "preempted"
         assert leg["step"] == leg["reached"] > 0, "all that was trained was saved, and came home"
         assert leg["step"] % EVERY, "it was saved for the notice, between two checkpoints"
-        told = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
-        assert [leg["again"] for leg in told["legs"]] == [0, 0]
+        receipt = user.envelope("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+        assert [leg["again"] for leg in receipt["legs"]] == [0, 0]
         bids = {form["InstanceMarketOptions.SpotOptions.SpotInstanceType"] for form in cloud.emulator.launches}
         assert bids == {"one-time"}
-        assert all("on_demand_micros" in leg for leg in told["legs"])
-        assert {one["rate_is"] for one in told["cost"]["rentals"]} == {"provider-limit"}
-        assert told["cost"]["is"] == "bound", "AWS bills the price of the zone, which moves below the maximum"
+        assert all("on_demand_micros" in leg for leg in receipt["legs"])
+        assert {rental["rate_is"] for rental in receipt["cost"]["rentals"]} == {"provider-limit"}
+        assert receipt["cost"]["is"] == "bound", "AWS bills the price of the zone, which moves below the maximum"
         assert cloud.alive() == []
-        assert user.tells("audit")[1]["ok"] is True
+        assert user.envelope("audit")[1]["ok"] is True
 
 
-def test_killed_after_every_record_between_two_machines_of_aws_it_is_one_run(tmp_path: Path, notice_here: str) -> None:
+def test_killed_between_two_aws_machines_it_is_one_run(tmp_path: Path, notice_here: str) -> None:
     """The first is there still while its files come home: AWS has given notice."""
     died = tmp_path / "died"
     environment = shim(tmp_path / "shim", notice_here + DYING, DIED_AT=str(died))
@@ -383,7 +379,7 @@ class Slow(list):
 """
 
 
-def test_a_hugging_face_trainer_continues_from_its_checkpoint_on_another_machine(tmp_path: Path) -> None:
+def test_a_hugging_face_trainer_continues_on_another_machine(tmp_path: Path) -> None:
     lab = tmp_path / "lab"
     lab.mkdir()
     script = HUGGING_FACE.replace("save_steps=10", "save_steps=20").replace("=rows)", "=Slow(rows))")
@@ -410,10 +406,10 @@ def test_a_hugging_face_trainer_continues_from_its_checkpoint_on_another_machine
         logged = [entry["step"] for entry in last["log_history"] if "loss" in entry]
         assert logged == list(range(5, 161, 5)), "its own state came along: it went on where it was saved"
         assert cloud.alive() == []
-        assert user.tells("audit")[1]["ok"] is True
+        assert user.envelope("audit")[1]["ok"] is True
 
 
-def test_a_script_of_ones_own_continues_from_its_checkpoint_on_another_machine(tmp_path: Path) -> None:
+def test_a_users_script_continues_on_another_machine(tmp_path: Path) -> None:
     lab = tmp_path / "lab"
     lab.mkdir()
     (lab / "train.py").write_text(NANOGPT.replace("i % 10", "i % 300"))
@@ -431,13 +427,13 @@ def test_a_script_of_ones_own_continues_from_its_checkpoint_on_another_machine(t
         assert begun.wait(PATIENCE_S) == 0, user.said()
         assert json.loads(home.read_text()) == {"iter": 1499}
         (leg,) = legs(user)
-        told = [
+        lines = [
             line for line in (user.home / "runs/fox-41/run.log").read_text().splitlines() if line.startswith("iter")
         ]
-        iters = [int(line.split()[1].rstrip(":")) for line in told]
+        iters = [int(line.split()[1].rstrip(":")) for line in lines]
         again = [number for number, before in zip(iters[1:], iters, strict=False) if number <= before]
         assert len(again) == 1, "it began once more, and not at the beginning"
         assert again[0] % 300 == 1
         assert [file["name"] for file in leg["files"]] == ["outputs/out-char/ckpt.pt"]
         assert cloud.alive() == []
-        assert user.tells("audit")[1]["ok"] is True
+        assert user.envelope("audit")[1]["ok"] is True

@@ -30,10 +30,10 @@ def test_public_shards_need_neither_a_bucket_nor_an_upload(tmp_path: Path) -> No
             "--data", "hf:me/tokens", "--yes", "--name", "fox-41", *TINY, HF_ENDPOINT=hub.origin,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr + user.said()
-        told = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
-        assert told["shipping"]["public"] == f"hf:me/tokens@{COMMIT}"
-        assert told["shipping"]["public_bytes"] == sum(map(len, shards.values()))
-        assert told["cost"]["upper_bound_micros"] <= usd(25)
-        assert user.tells("audit")[1]["ok"]
+        receipt = user.envelope("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+        assert receipt["shipping"]["public"] == f"hf:me/tokens@{COMMIT}"
+        assert receipt["shipping"]["public_bytes"] == sum(map(len, shards.values()))
+        assert receipt["cost"]["upper_bound_micros"] <= usd(25)
+        assert user.envelope("audit")[1]["ok"]
         assert cloud.alive() == []
         assert f"hf:me/tokens@{COMMIT}" in user.types("receipt", "fox-41").stdout

@@ -146,7 +146,7 @@ def test_a_clouds_refusal_says_what_to_do_and_nothing_is_billed(name: str, tmp_p
             assert not [secret for secret in secrets if secret in done.stdout + done.stderr]
             assert cloud.alive() == []
             assert cloud.meter.total_micros() == 0
-            assert user.tells("ps")[0] == 0
+            assert user.envelope("ps")[0] == 0
 
 
 def test_a_changed_trainer_that_fails_rehearsal_rents_nothing(tmp_path: Path) -> None:

@@ -77,10 +77,10 @@ def test_a_job_is_worked_on_in_a_terminal_that_follows_its_size(
         terminal = Terminal(user, *dev(user))
         try:
             terminal.shows(f"{RUN} is ready", 120)
-            told = terminal.shows("download files, end machine, receipt")
-            line = re.search(r"ssh -o .*?(?=   # if the cluster)", "".join(told.splitlines()))
-            assert line is not None, told
-            assert f"gpurun forward {RUN}" not in told
+            shown = terminal.shows("download files, end machine, receipt")
+            line = re.search(r"ssh -o .*?(?=   # if the cluster)", "".join(shown.splitlines()))
+            assert line is not None, shown
+            assert f"gpurun forward {RUN}" not in shown
             terminal.types("echo in job $SLURM_JOB_ID; stty size; echo b >b.txt")
             terminal.shows(f"in job {engine.ask('squeue', '-h', '-o', '%i').stdout.strip()}")
             terminal.shows("30 101")
@@ -141,7 +141,7 @@ def test_an_open_terminal_alone_does_not_keep_a_job(engine: Engine, login: sshd.
             shell.close()
         outputs = user.home / "runs" / RUN / "artifacts" / "outputs"
         assert {path.name: path.read_text() for path in outputs.iterdir()} == {"made.txt": "made\n"}
-        told = user.tells("receipt", RUN)[1]["data"]["statement"]["predicate"]["training"]
-        assert (told["outcome"], told["reason"], told["sessions"]["terminals"]) == ("done", "idle", 1)
+        training = user.envelope("receipt", RUN)[1]["data"]["statement"]["predicate"]["training"]
+        assert (training["outcome"], training["reason"], training["sessions"]["terminals"]) == ("done", "idle", 1)
         assert list(engine.work.iterdir()) == []
         assert [row.problems for row in audit(Home(user.home)).rows] == [()]

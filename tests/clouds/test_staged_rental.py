@@ -49,7 +49,7 @@ def test_a_staged_run_pulls_and_pushes_and_the_next_uploads_none(user: User, s3:
     done = user.trains(*STAGE)
     assert done.returncode == 0, done.stderr + user.said()
     assert "s3://shards/lab" in user.types("receipt", "fox-41").stdout
-    way = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]["shipping"]
+    way = user.envelope("receipt", "fox-41")[1]["data"]["statement"]["predicate"]["shipping"]
     shards = s3.uploaded_bytes("lab/files/")
     assert way["from_bucket_bytes"] > 100_000
     assert way["to_bucket_bytes"] <= shards
@@ -60,12 +60,12 @@ def test_a_staged_run_pulls_and_pushes_and_the_next_uploads_none(user: User, s3:
     assert again.returncode == 0, again.stderr + user.said("owl-7")
     assert fields_of(user, Event.STAGE_OBSERVED, "owl-7")["sent_bytes"] == 0
     assert s3.uploaded_bytes("lab/files/") == shards
-    code, audit = user.tells("audit")
+    code, audit = user.envelope("audit")
     assert (code, audit["ok"]) == (0, True), json.dumps(audit)
 
     secrets = [value.encode() for name, value in user.cloud.environment.items() if "KEY" in name]
     written = [path.read_bytes() for path in user.home.rglob("*") if path.is_file()]
-    assert not [one for one in written if b"X-Amz-Signature" in one or any(secret in one for secret in secrets)]
+    assert not [data for data in written if b"X-Amz-Signature" in data or any(secret in data for secret in secrets)]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def taken_away(user: User, s3: S3Emulator) -> str:
     with world.lock:
         for pod in list(world.alive):
             world.delete(pod.id)
-    code, _ = user.tells("resume", "bee-3")
+    code, _ = user.envelope("resume", "bee-3")
     assert code == 6, user.said("bee-3")
     return "bee-3"
 
@@ -94,7 +94,7 @@ def test_a_closed_laptop_finds_a_lost_machines_work_in_a_bucket(user: User, take
     assert fields_of(user, Event.SALVAGE_OBSERVED, taken_away)["brought"], user.said(taken_away)
     home = user.home / "runs" / taken_away / "artifacts"
     assert list(Path(home).rglob("*.safetensors"))
-    assert user.tells("audit")[0] == 0
+    assert user.envelope("audit")[0] == 0
 
 
 def place(user: User, s3: S3Emulator, name: str) -> str:
@@ -106,11 +106,11 @@ def place(user: User, s3: S3Emulator, name: str) -> str:
 
 
 def test_a_new_rental_continues_what_a_lost_machine_brought_home(user: User, taken_away: str) -> None:
-    asked = ("--max-cost", "5", "--hours", "0.005", "--provider", "runpod", "--accept-cpu", *STAGE)
-    done = user.types("train", "--from", taken_away, *asked, "--yes", "--json", "--name", "cow-5")
+    words = ("--max-cost", "5", "--hours", "0.005", "--provider", "runpod", "--accept-cpu", *STAGE)
+    done = user.types("train", "--from", taken_away, *words, "--yes", "--json", "--name", "cow-5")
     assert done.returncode == 7, done.stderr + user.said("cow-5")
-    before = user.tells("receipt", taken_away)[1]["data"]["statement"]["predicate"]
-    after = user.tells("receipt", "cow-5")[1]["data"]["statement"]["predicate"]
+    before = user.envelope("receipt", taken_away)[1]["data"]["statement"]["predicate"]
+    after = user.envelope("receipt", "cow-5")[1]["data"]["statement"]["predicate"]
     assert after["asked"]["continues"]["run"] == taken_away
     assert after["asked"]["continues"]["step"] == before["checkpoint"]["latest"]
     start = json.loads((user.home / "runs/cow-5/events.jsonl").read_text().splitlines()[0])
@@ -118,7 +118,7 @@ def test_a_new_rental_continues_what_a_lost_machine_brought_home(user: User, tak
     assert after["checkpoint"]["latest"] > before["checkpoint"]["latest"]
     assert after["cost"]["cap_kept"] is True
     assert user.cloud.alive() == []
-    assert user.tells("audit")[0] == 0
+    assert user.envelope("audit")[0] == 0
 
 
 def test_a_run_that_moves_takes_its_shards_from_the_bucket_again(user: User, s3: S3Emulator) -> None:
@@ -134,15 +134,15 @@ def test_a_run_that_moves_takes_its_shards_from_the_bucket_again(user: User, s3:
     resumed = user.types("resume", "elk-9", "--json", timeout_s=400.0)
     assert resumed.returncode == 0, user.said("elk-9")
     records = read_journal(user.home / "runs/elk-9/journal.jsonl").records
-    first, second = (one.data for one in records if one.event is Event.SHIP_OBSERVED)
+    first, second = (record.data for record in records if record.event is Event.SHIP_OBSERVED)
     assert second["pulled_files"] == first["pulled_files"] > 0
-    (leg,) = (one.data for one in records if one.event is Event.LEG_PLANNED)
+    (leg,) = (record.data for record in records if record.event is Event.LEG_PLANNED)
     assert leg["step"] >= 100, "its checkpoint came home from the bucket"
     checkpoint = sum(file["bytes"] for file in leg["files"])
     assert second["sent_bytes"] <= first["sent_bytes"] + checkpoint + 20_000, "beside it only the checkpoint is sent"
     assert s3.uploaded_bytes("lab/files/") == uploaded
     assert user.cloud.alive() == []
-    assert user.tells("audit")[0] == 0
+    assert user.envelope("audit")[0] == 0
 
 
 COMMAND = """\
@@ -169,7 +169,7 @@ def test_a_lost_commands_newest_checkpoint_is_in_the_bucket(user: User, s3: S3Em
     with world.lock:
         for pod in list(world.alive):
             world.delete(pod.id)
-    assert user.tells("resume", "ram-2")[0] == 6, user.said("ram-2")
+    assert user.envelope("resume", "ram-2")[0] == 6, user.said("ram-2")
     (saved,) = (user.home / "runs/ram-2/artifacts").rglob("ckpt.json")
     assert json.loads(saved.read_text())["step"] % 20 == 0
-    assert user.tells("audit", "ram-2")[0] == 0
+    assert user.envelope("audit", "ram-2")[0] == 0

@@ -49,7 +49,7 @@ def sweeps(user: User, *words: str, name: str, cap: str = "5", pause: str = "0.1
 
 
 def predicate_of(user: User, name: str) -> Any:
-    return user.tells("receipt", name)[1]["data"]["statement"]["predicate"]
+    return user.envelope("receipt", name)[1]["data"]["statement"]["predicate"]
 
 
 def most_at_once(folder: Path) -> int:
@@ -73,7 +73,7 @@ def holds(user: User, name: str) -> Any:
     assert len({row["params"]["lr"] for row in rows}) == 8
     shares = sum(row["micros"] for row in rows)
     assert 0 <= shares - receipt["cost"]["upper_bound_micros"] <= 8
-    assert user.tells("audit", name)[1]["ok"] is True
+    assert user.envelope("audit", name)[1]["ok"] is True
     return receipt
 
 
@@ -165,7 +165,7 @@ def test_twelve_trials_of_a_recipe_are_packed_by_two_and_by_four(user: User, tmp
     assert json.loads((user.home / "runs" / name / "plan.json").read_text())["processes"] == at_once
     assert most_at_once(user.home / "runs" / name) == at_once
     assert user.cloud.alive() == []
-    assert user.tells("audit", name)[1]["ok"] is True
+    assert user.envelope("audit", name)[1]["ok"] is True
 
 
 @pytest.mark.parametrize(
@@ -225,4 +225,4 @@ def test_a_paid_machine_without_optuna_draws_at_random(user: User) -> None:
     training = predicate_of(user, "emu-1")["training"]
     assert [row["state"] for row in training["trials"]["rows"]] == ["done"] * 3
     assert any(lacking(line, "optuna", "--sampler random") == [] for line in training["warnings"]["lines"])
-    assert user.tells("audit", "emu-1")[1]["ok"] is True
+    assert user.envelope("audit", "emu-1")[1]["ok"] is True

@@ -96,7 +96,7 @@ def came_home_whole(user: User) -> bool:
     assert events[-1]["reason"] == "done"
     assert (folder / "artifacts/checkpoints/000060.model.safetensors").stat().st_size > 0
     assert all_data_of(user, Event.COLLECT_OBSERVED)[-1]["missing"] == []
-    code, audit = user.tells("audit")
+    code, audit = user.envelope("audit")
     assert (code, audit["ok"]) == (0, True), json.dumps(audit)
     return True
 
@@ -104,7 +104,7 @@ def came_home_whole(user: User) -> bool:
 def paid(user: User) -> bool:
     """Nothing lives, and the receipt says no less than the meter."""
     assert user.cloud.alive() == []
-    statement = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+    statement = user.envelope("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
     assert statement["teardown"]["is"] == "destroyed"
     assert user.cloud.meter.total_micros() <= statement["cost"]["upper_bound_micros"]
     return True
@@ -227,7 +227,7 @@ def test_a_box_of_ones_own_is_trained_on_and_left_as_it_was(tmp_path: Path) -> N
             done = user.trains()
             assert done.returncode == 0, done.stderr + user.said()
             assert came_home_whole(user)
-            receipt = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+            receipt = user.envelope("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
             assert receipt["teardown"]["is"] == "user_operated"
         assert box.alive
         assert list((box.root / "home/ubuntu").glob(".gpurun/*")) == []
@@ -255,8 +255,8 @@ def test_a_box_behind_a_bastion_trains_with_an_agents_key_alone(tmp_path: Path) 
             done = user.trains()
             assert done.returncode == 0, done.stderr + user.said()
             assert came_home_whole(user)
-            code, told = user.tells("confirm-shutdown", "fox-41")
-            assert (code, f"only by {jump}" in told["errors"][0]["message"]) == (10, True), told
+            code, envelope = user.envelope("confirm-shutdown", "fox-41")
+            assert (code, f"only by {jump}" in envelope["errors"][0]["message"]) == (10, True), envelope
             settled = json.loads((tmp_path / "home/runs/fox-41/plan.json").read_text())["box"]
             assert settled["jump_host_key"] == other.host_public.removesuffix(" gpurun")
         assert list((box.root / "home/ubuntu").glob(".gpurun/*")) == []
@@ -277,7 +277,7 @@ def test_a_key_revoked_in_mid_run_is_exit_9_until_it_is_back(tmp_path: Path) -> 
         (error,) = json.loads(red.stdout.splitlines()[-1])["errors"]
         words = f"{error['message']} {error['hint']}"
         records = read_journal(user.home / "runs" / "fox-41" / "journal.jsonl").records
-        assert next(str(one.data["id"]) for one in records if one.event is Event.DESTROY_INTENDED) in words
+        assert next(str(record.data["id"]) for record in records if record.event is Event.DESTROY_INTENDED) in words
         assert not re.search(r"[.,;:][.;]", words)
         assert "https://" in words
         assert "gpurun destroy fox-41" in words

@@ -33,9 +33,9 @@ def commands(page: str) -> list[str]:
 def typed(line: str, folder: Path, environment: Mapping[str, str], stdin: str = "") -> str:
     """What a command says, in the folder where the reader works; one that fails is a failure of the page."""
     gpurun = f'gpurun() {{ "{sys.executable}" -m gpurun "$@"; }}\n'
-    told = {**environment, "PYTHONPATH": str(DOCS.parent)}
+    variables = {**environment, "PYTHONPATH": str(DOCS.parent)}
     command = ["bash", "-c", gpurun + line]
-    done = subprocess.run(command, cwd=folder, env=told, input=stdin, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, env=variables, input=stdin, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 

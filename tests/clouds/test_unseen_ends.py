@@ -38,10 +38,10 @@ def rental(account: Account, own_home: Any) -> Rental:
 def cost_of(rental: Rental) -> dict[str, Any]:
     """The costs of a receipt that is not below the bill, and that the audit takes."""
     statement = json.loads(base64.b64decode(json.loads(rental.folder.receipt.read_bytes())["payload"]))
-    told = dict(statement["predicate"]["cost"])
-    assert rental.account.meter.total_micros() <= told["upper_bound_micros"]
+    cost = dict(statement["predicate"]["cost"])
+    assert rental.account.meter.total_micros() <= cost["upper_bound_micros"]
     assert [row.problems for row in audit(rental.home).rows] == [()]
-    return told
+    return cost
 
 
 def machine_of(rental: Rental) -> str:
@@ -63,14 +63,14 @@ def test_a_lost_laptops_receipt_is_as_close_as_the_cloud_tells(rental: Rental) -
     account.clock.sleep(2500)
     rental.far.during = lambda: None
     rental.drive()
-    told = cost_of(rental)
-    (line,) = told["rentals"]
-    assert line["end_is"] == END_IS[account.provider.name], told["says"]
+    cost = cost_of(rental)
+    (line,) = cost["rentals"]
+    assert line["end_is"] == END_IS[account.provider.name], cost["says"]
     if line["end_is"] == "unseen":
-        assert (told["is"], "not read" in told["says"]) == ("bound", True)
+        assert (cost["is"], "not read" in cost["says"]) == ("bound", True)
     else:
         assert line["billable_s"] <= 1.03 * lived_s
-        assert (told["billed_micros"] is not None) is (account.provider.name == "runpod")
+        assert (cost["billed_micros"] is not None) is (account.provider.name == "runpod")
 
 
 def test_a_bill_that_is_minutes_late_is_read_until_it_stands(account: Account, own_home: Any) -> None:

@@ -119,9 +119,9 @@ def test_a_shell_is_at_home_in_a_terminal_and_follows_its_size(user: User, tmp_p
 
 
 def test_ssh_scp_and_rsync_reach_it_by_its_strict_entry(user: User, tmp_path: Path) -> None:
-    code, told = user.tells("ssh-config")
-    (entry,) = told["data"]["entries"]
-    assert (code, entry["host"], told["data"]["included"]) == (0, HOST, False)
+    code, envelope = user.envelope("ssh-config")
+    (entry,) = envelope["data"]["entries"]
+    assert (code, entry["host"], envelope["data"]["included"]) == (0, HOST, False)
     assert stat.S_IMODE(config(user).stat().st_mode) == 0o600
     strict = ("-F", str(config(user)), "-o", "StrictHostKeyChecking=yes")
     assert openssh(user, "ssh", *strict, HOST, "echo in").stdout == "in\n"
@@ -172,7 +172,7 @@ def test_a_port_is_forwarded_to_the_loopback_until_ctrl_c(user: User) -> None:
     assert json.loads(out)["data"]["ports"] == [{"here": free, "there": int(there)}]
     with socket.create_server(("127.0.0.1", free)):
         pass
-    assert user.tells("ps")[1]["data"]["runs"][0]["phase"] == "training"
+    assert user.envelope("ps")[1]["data"]["runs"][0]["phase"] == "training"
 
 
 def test_many_sessions_leave_the_supervisor_its_own(user: User) -> None:

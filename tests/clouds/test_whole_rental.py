@@ -44,16 +44,16 @@ def done(user: User) -> Done:
 def test_a_run_trains_comes_home_is_proven_gone_and_in_the_cap(user: User, done: Done) -> None:
     assert user.cloud.alive() == []
     folder = user.home / "runs" / "fox-41"
-    told = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
-    bound = told["cost"]["upper_bound_micros"]
+    receipt = user.envelope("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+    bound = receipt["cost"]["upper_bound_micros"]
     assert user.cloud.meter.total_micros() <= bound <= usd(5)
-    assert told["cost"]["cap_kept"] is True
-    assert told["teardown"]["is"] == "destroyed"
-    assert told["verdict"]["is"] == "not a provider", "an emulator is none, and no receipt says otherwise"
+    assert receipt["cost"]["cap_kept"] is True
+    assert receipt["teardown"]["is"] == "destroyed"
+    assert receipt["verdict"]["is"] == "not a provider", "an emulator is none, and no receipt says otherwise"
     assert list((folder / "artifacts").rglob("*.safetensors"))
     assert not (folder / "ssh" / "client").exists()
 
-    code, audit = user.tells("audit", "--against-bill")
+    code, audit = user.envelope("audit", "--against-bill")
     assert (code, audit["ok"]) == (0, True), json.dumps(audit)
     (row,) = audit["data"]["rows"]
     if user.cloud.name == "runpod":
@@ -61,7 +61,7 @@ def test_a_run_trains_comes_home_is_proven_gone_and_in_the_cap(user: User, done:
     else:
         (unclear,) = row["billed_unclear"]
         assert user.cloud.name in unclear
-    code, reaped = user.tells("reap", "--exit-code")
+    code, reaped = user.envelope("reap", "--exit-code")
     assert (code, reaped["data"]["found"], reaped["data"]["leftovers"]) == (0, [], [])
 
 
@@ -77,11 +77,11 @@ def test_no_key_of_the_cloud_is_in_any_byte_that_was_written(user: User, done: D
 def test_stop_in_mid_training_saves_collects_and_destroys(user: User, done: Done) -> None:
     started = user.trains("--set", "train.steps=100000", "--detach", name="owl-7")
     assert started.returncode == 0, started.stderr
-    code, _ = user.tells("stop", "owl-7")
+    code, _ = user.envelope("stop", "owl-7")
     assert code == 0, user.said("owl-7")
     assert user.cloud.alive() == []
     journal = (user.home / "runs" / "owl-7" / "journal.jsonl").read_text().splitlines()
     closed = json.loads(journal[-1])
     assert closed["event"] == "run.closed"
     # A second run on one account and one home: each has a receipt of its own.
-    assert user.tells("audit")[0] == 0
+    assert user.envelope("audit")[0] == 0

@@ -112,12 +112,12 @@ def _rent(name: str, folder: Path) -> End:
             return _end(user, cloud, done.returncode, json.loads(done.stdout.splitlines()[-1]))
 
 
-def _end(user: User, cloud: Cloud, exit_code: int, told: Any) -> End:
+def _end(user: User, cloud: Cloud, exit_code: int, envelope: Any) -> End:
     return End(
         exit_code=exit_code,
-        error=told["errors"][0],
+        error=envelope["errors"][0],
         journal=read_journal(user.home / "runs/fox-41/journal.jsonl").records,
-        receipt=user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"],
+        receipt=user.envelope("receipt", "fox-41")[1]["data"]["statement"]["predicate"],
         console="".join(guest.log for guest in cloud.guests),
         alive=list(cloud.alive()),
         micros=cloud.meter.total_micros(),

@@ -38,8 +38,8 @@ class Instance:
                 (self.out / name).write_bytes(content)
                 digest = hashlib.sha256(content).hexdigest()
                 files.append({"name": name, "bytes": len(content), "sha256": digest, "kind": kind, "step": step})
-        told = {"step": best, "val_loss": 2.5} if best is not None else None
-        manifest = {"v": 1, "latest": max(steps), "best": told, "files": files}
+        best_checkpoint = {"step": best, "val_loss": 2.5} if best is not None else None
+        manifest = {"v": 1, "latest": max(steps), "best": best_checkpoint, "files": files}
         (self.out / "MANIFEST.json").write_text(json.dumps(manifest))
         return [str(file["name"]) for file in files]
 

@@ -7,4 +7,4 @@ from tests.lifecycle.scripted_cloud import World
 
 
 def codes(world: World) -> list[str]:
-    return [one["code"] for one in world.all_of(Event.INCIDENT)]
+    return [incident["code"] for incident in world.all_of(Event.INCIDENT)]

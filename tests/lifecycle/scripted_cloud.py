@@ -82,7 +82,7 @@ class ScriptedCloud(FakeCloud):
         self.broken: dict[str, Exception] = {}  # verbs that answer with this, until it is taken out
         self.reads: list[InstanceState] = []  # what the next reads say, true or not
         self.rate, self.gpu = RATE, "A100"
-        self.told_rate: Callable[[str], Micros | None] = lambda verb: RATE
+        self.reported_rate: Callable[[str], Micros | None] = lambda verb: RATE
 
     @property
     def creates(self) -> list[str]:
@@ -90,8 +90,8 @@ class ScriptedCloud(FakeCloud):
         return [str(fault) for fault in self.script.get("create", [])]
 
     @creates.setter
-    def creates(self, told: list[str]) -> None:
-        self.script["create"] = [Fault(word) for word in told]
+    def creates(self, words: list[str]) -> None:
+        self.script["create"] = [Fault(word) for word in words]
 
     @property
     def created(self) -> int:
@@ -114,8 +114,8 @@ class ScriptedCloud(FakeCloud):
         self.profile = replace(self.profile, list_lag_s=lag_s)
 
     def read(self, instance_id: str) -> Instance:
-        told = super().read(instance_id)
-        return told.model_copy(update={"state": self.reads.pop(0)}) if self.reads else told
+        instance = super().read(instance_id)
+        return instance.model_copy(update={"state": self.reads.pop(0)}) if self.reads else instance
 
     def _make(self, order: Order, fault: Fault, at_s: float) -> Box:
         box = super()._make(order, fault, at_s)
@@ -123,7 +123,7 @@ class ScriptedCloud(FakeCloud):
         return box
 
     def _told_rate(self, box: Box, verb: str) -> Micros | None:
-        return self.told_rate(verb)
+        return self.reported_rate(verb)
 
     def _pass(self, place: str) -> None:
         """Every way to and from the cloud or the machine: the place to die, or to be told that it is broken."""
@@ -213,8 +213,8 @@ class ScriptedFar(FarSide):
         self.during()
         self._call("poll")
         story = b"".join(json.dumps(event).encode() + b"\n" for event in self._events())
-        told = {"events.jsonl": story, "trainer.log": b"device: cuda\n"}
-        chunks = {n: Chunk(at, told[n][at : at + most], len(told[n]) + self.behind) for n, (at, most) in wants.items()}
+        data = {"events.jsonl": story, "trainer.log": b"device: cuda\n"}
+        chunks = {n: Chunk(at, data[n][at : at + most], len(data[n]) + self.behind) for n, (at, most) in wants.items()}
         ended = self._has_ended
         status = Status(
             v=1, state="exited" if ended else "running", wall=self.clock.wall(), pid=8, started_wall=1.0,
@@ -253,8 +253,8 @@ class ScriptedFar(FarSide):
             )
             for name, data, step in FINISHED
         ]  # fmt: skip
-        told = Manifest(latest=30, best=Best(step=20, val_loss=2.0), files=tuple(files))
-        return understood_manifest(told.model_dump_json().encode(), most_bytes)
+        listed = Manifest(latest=30, best=Best(step=20, val_loss=2.0), files=tuple(files))
+        return understood_manifest(listed.model_dump_json().encode(), most_bytes)
 
     def fetch(
         self,
@@ -314,9 +314,9 @@ class World:
         offer = plan.offer.model_copy(update={"gpu": "A100", "gpu_count": 1, "rate_micros_per_hour": RATE})
         worst = cost_of(RATE, lease.total_s + lease.kill_allowance_s, offer.billing_unit_s)
         resolved = {**plan.job.resolved, "hardware": {"disk_gb": 50}}
-        told = {"offer": offer, "mode": Mode.PAID, "resolved": resolved}
-        told |= {"cap_micros": times(worst, 2), "worst_micros": worst}
-        self.plan = changed_plan(plan, told)
+        changes = {"offer": offer, "mode": Mode.PAID, "resolved": resolved}
+        changes |= {"cap_micros": times(worst, 2), "worst_micros": worst}
+        self.plan = changed_plan(plan, changes)
         self.folder.plan.write_text(self.plan.to_json())
 
     @property

@@ -34,21 +34,21 @@ def opened(engine: Engine, home: Home, steps: int, *, train_s: int = 240) -> Run
     plan = Plan.from_json(folder.plan.read_bytes())
     choices = plan.choices.model_copy(update={"region": "lab", "accept_cpu": True})
     lease = LEASE.model_copy(update={"train_s": train_s, "boot_s": 120, "destroy_s": 120})
-    told = {"offer": offer, "lease": lease, "mode": Mode.PAID, "choices": choices}
-    folder.plan.write_text(changed_plan(plan, told).to_json())
+    changes = {"offer": offer, "lease": lease, "mode": Mode.PAID, "choices": choices}
+    folder.plan.write_text(changed_plan(plan, changes).to_json())
     return folder
 
 
 def seen(folder: RunFolder, event: Event) -> None:
     """Wait until an event is on record."""
     for _ in ticks(CLOCK, 0.1, 120):
-        if folder.journal.exists() and any(one.event is event for one in read_journal(folder.journal).records):
+        if folder.journal.exists() and any(record.event is event for record in read_journal(folder.journal).records):
             return
     raise AssertionError(f"there is no {event}")
 
 
 def paid(folder: RunFolder) -> tuple[str, float]:
     """The job of a run and its billable seconds, by the receipt."""
-    told: dict[str, Any] = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
-    (rental,) = told["cost"]["rentals"]
-    return str(told["instance"]["id"]).rpartition("/")[2], float(rental["billable_s"])
+    receipt: dict[str, Any] = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
+    (rental,) = receipt["cost"]["rentals"]
+    return str(receipt["instance"]["id"]).rpartition("/")[2], float(rental["billable_s"])

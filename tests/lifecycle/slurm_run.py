@@ -67,15 +67,15 @@ def opened(
     worst = {name: cost_of(price, LEASE.total_s + LEASE.kill_allowance_s) for name in ("worst_micros", "cap_micros")}
     plan = Plan.from_json(folder.plan.read_bytes())
     choices = plan.choices.model_copy(update={"region": "lab", "accept_cpu": True})
-    told = {"offer": offer, "processes": nodes, "lease": LEASE, "mode": Mode.PAID, "choices": choices, **worst}
-    folder.plan.write_text(changed_plan(plan, told).to_json())
+    changes = {"offer": offer, "processes": nodes, "lease": LEASE, "mode": Mode.PAID, "choices": choices, **worst}
+    folder.plan.write_text(changed_plan(plan, changes).to_json())
     return folder
 
 
 def begin(home: Home, **environment: str) -> ForkProcess:
     """Begin to drive the run in a process that shares what this one has patched."""
-    told = (home.root, "fox-41", {**os.environ, **environment}, home.root / "driven.txt")
-    child = multiprocessing.get_context("fork").Process(target=drive_forked, args=told)
+    arguments = (home.root, "fox-41", {**os.environ, **environment}, home.root / "driven.txt")
+    child = multiprocessing.get_context("fork").Process(target=drive_forked, args=arguments)
     child.start()
     return child
 

@@ -114,8 +114,8 @@ class MoonProvider(LocalProvider):
     )  # fmt: skip
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        told = {"rate_micros_per_hour": usd(2), "region": "crater", "price_source": "the moon"}
-        return [offer.model_copy(update=told) for offer in super().offers(need, known)]
+        changes = {"rate_micros_per_hour": usd(2), "region": "crater", "price_source": "the moon"}
+        return [offer.model_copy(update=changes) for offer in super().offers(need, known)]
 
     def read(self, instance_id: str) -> Instance:
         return super().read(instance_id).model_copy(update={"rate_micros_per_hour": usd(2), "region": "crater"})
@@ -156,11 +156,11 @@ def test_a_new_job_on_a_new_place_is_planned_rented_and_audited(
     assert supervise(home, "fox-41", clock) is ExitCode.DONE
     assert (folder.artifacts / "outputs" / "primes.txt").read_text().split()[:4] == ["2", "3", "5", "7"]
     assert [row.problems for row in audit(home).rows] == [()]
-    told: dict[str, Any] = dict(read_receipt(home, folder).predicate)
-    asked, cost = told["asked"], told["cost"]
-    assert (asked["job"], asked["provider"]) == ("primes", "moon")
+    predicate: dict[str, Any] = dict(read_receipt(home, folder).predicate)
+    ordered, cost = predicate["asked"], predicate["cost"]
+    assert (ordered["job"], ordered["provider"]) == ("primes", "moon")
     assert 0 < cost["upper_bound_micros"] <= plan.worst_micros
-    assert told["teardown"]["is"] == "released"
+    assert predicate["teardown"]["is"] == "released"
     for verb in (("ps", "--all"), ("audit",), ("receipt", "fox-41"), ("report", "fox-41"), ("logs", "fox-41")):
         done = gpurun(*verb)
         assert done.returncode == 0, (verb, done.stdout, done.stderr)

@@ -46,7 +46,7 @@ def never_was(market: Market) -> None:
     def reading(name: str) -> Instance:
         return read("i-none").model_copy(update={"id": name}) if name == first else read(name)
 
-    market.cloud.find = lambda token: [one for one in find(token) if one.id != first]  # type: ignore[method-assign]
+    market.cloud.find = lambda token: [instance for instance in find(token) if instance.id != first]  # type: ignore[method-assign]
     market.cloud.read = reading  # type: ignore[method-assign]
 
 
@@ -79,7 +79,7 @@ def waited_s(market: Market) -> float:
 
 
 def gone(market: Market) -> list[str]:
-    return [one["message"] for one in market.all_of(Event.INCIDENT) if one["code"] == "boot.gone"]
+    return [incident["message"] for incident in market.all_of(Event.INCIDENT) if incident["code"] == "boot.gone"]
 
 
 def kept(market: Market) -> bool:
@@ -209,13 +209,13 @@ def test_a_lease_shrinks_for_what_an_earlier_machine_cost(market: Market) -> Non
     assert market.supervise() is ExitCode.DONE
     records = market.records
     spent = Micros(market.all_of(Event.CREATE_INTENDED)[1]["spent_micros"])
-    second = [one.seq for one in records if one.event is Event.CREATE_OBSERVED][1]
-    state = replay_journal("fox-41", [one for one in records if one.seq <= second])
+    second = [record.seq for record in records if record.event is Event.CREATE_OBSERVED][1]
+    state = replay_journal("fox-41", [record for record in records if record.seq <= second])
     plan, clock = market.plan, VirtualClock(records[second].wall)
     dearer = Dearer(micros_per_hour=times(plan.offer.rate_micros_per_hour, 2), since_wall=clock.wall())
     now, had_all = (
-        real_seconds(3600.0, state.model_copy(update={"dearer": (dearer,), "asked": asked}), plan, clock)
-        for asked in (state.asked, {state.token: state.asked[state.token].model_copy(update={"spent_micros": 0})})
+        real_seconds(3600.0, state.model_copy(update={"dearer": (dearer,), "asked": creates}), plan, clock)
+        for creates in (state.asked, {state.token: state.asked[state.token].model_copy(update={"spent_micros": 0})})
     )
     at_twice_the_price = seconds_within(spent, plan.offer.rate_micros_per_hour) / 2
     assert at_twice_the_price > 0

@@ -38,8 +38,8 @@ class Slow(World):
         offer = self.plan.offer.model_copy(update={"provider": "runpod", "boot_s": self.lease.boot_s})
         home_bytes = KEPT_CHECKPOINTS * self.plan.job.checkpoint_bytes
         self.worst = worst_case(offer, self.lease, Load(ship_bytes=0, collect_bytes=home_bytes, disk_gb=50))
-        told = {"offer": offer, "lease": self.lease, "cap_micros": self.worst, "worst_micros": self.worst}
-        self.plan = changed_plan(self.plan, told)
+        changes = {"offer": offer, "lease": self.lease, "cap_micros": self.worst, "worst_micros": self.worst}
+        self.plan = changed_plan(self.plan, changes)
         self.folder.plan.write_text(self.plan.to_json())
         self.cloud.profile = replace(self.cloud.profile, boot_s=boot_s)
 
@@ -71,11 +71,11 @@ def test_lateness_moves_neither_the_deadline_nor_the_worst_case(home: Home, tmp_
     late, quick = Slow(home, 1.5 * PLANNED_S), Slow(Home(tmp_path_factory.mktemp("quick")), 10.0)
     assert late.drive() is quick.drive() is ExitCode.DONE
     for world in (late, quick):
-        (asked,) = [record for record in world.records if record.event is Event.CREATE_INTENDED]
-        assert asked.data["deadline_wall"] - asked.wall == pytest.approx(LEASE.total_s, abs=1)
-        assert asked.data["worst_micros"] == world.worst
+        (intent,) = [record for record in world.records if record.event is Event.CREATE_INTENDED]
+        assert intent.data["deadline_wall"] - intent.wall == pytest.approx(LEASE.total_s, abs=1)
+        assert intent.data["worst_micros"] == world.worst
         (order,) = [box.order for box in world.cloud.boxes]
-        assert (order.deadline_wall, order.lease_s) == (asked.data["deadline_wall"], LEASE.total_s)
+        assert (order.deadline_wall, order.lease_s) == (intent.data["deadline_wall"], LEASE.total_s)
     stops = [world.all_of(Event.TRAIN_INTENDED)[0]["hard_stop_wall"] for world in (late, quick)]
     ends = [world.all_of(Event.CREATE_INTENDED)[0]["deadline_wall"] for world in (late, quick)]
     kept = [end - stop for end, stop in zip(ends, stops, strict=True)]
@@ -143,9 +143,9 @@ def test_a_machine_that_stopped_in_its_boot_is_not_waited_for(home: Home) -> Non
     read = world.cloud.read
 
     def stopped(instance_id: str) -> Instance:
-        told = read(instance_id)
+        instance = read(instance_id)
         is_ending = bool(world.all_of(Event.DESTROY_INTENDED))
-        return told if is_ending else told.model_copy(update={"state": InstanceState.STOPPED, "said": "EXITED"})
+        return instance if is_ending else instance.model_copy(update={"state": InstanceState.STOPPED, "said": "EXITED"})
 
     world.cloud.read = stopped  # type: ignore[method-assign]
     assert world.drive() is ExitCode.NO_OFFER

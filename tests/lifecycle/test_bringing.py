@@ -153,9 +153,7 @@ def test_both_damaged_are_missing_and_never_called_left_there(world: World) -> N
     assert "left" not in collected(world)
 
 
-def test_a_small_file_that_differs_from_the_list_is_fetched_again_alone(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_file_unlike_the_list_is_fetched_again_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many small files come in one stream: the receipt would vouch for bytes that the machine never listed."""
     texts = {f"samples/{step:06d}-0.txt": b"The def %06d" % step for step in range(20)}
     names, manifest, spoilt = fetched(world), world.far.manifest, "samples/000007-0.txt"
@@ -399,11 +397,11 @@ def test_nobody_waits_for_room_for_what_a_dead_machine_had(world: World, room: d
 
 def test_more_than_any_disk_takes_is_refused_with_the_list(world: World) -> None:
     """2^60 bytes are not waited for."""
-    asked: list[int] = []
+    limits: list[int] = []
     manifest = world.far.manifest
-    world.far.manifest = lambda most: asked.append(most) or manifest(most)  # type: ignore
+    world.far.manifest = lambda most: limits.append(most) or manifest(most)  # type: ignore
     assert world.drive() is ExitCode.DONE
-    assert set(asked) == {MOST_ANNOUNCED_BYTES}
+    assert set(limits) == {MOST_ANNOUNCED_BYTES}
     assert MOST_ANNOUNCED_BYTES < 2**60
 
 

@@ -128,7 +128,7 @@ def test_a_disk_that_fills_up_anywhere_loses_nothing(small_disk: Home, free_kb: 
     _, words = first.communicate(timeout=60)
     state = look_at_run(small_disk, "fox-41").state
     if first.returncode:
-        assert words or state.failure or state.outcome == "failed", "a full disk is told, never passed over"
+        assert words or state.failure or state.outcome == "failed", "a full disk is reported, never passed over"
     second = drive(small_disk)
     sight = look_at_run(small_disk, "fox-41")
     assert not sight.unfinished, second.stderr

@@ -45,8 +45,8 @@ def test_hours_of_staging_survive_a_line_that_breaks_each_hour(own: Home, monkey
     monkeypatch.setattr(stage_shards, "find_staged", lambda *_: None)
     context = SimpleNamespace(clock=clock, home=own, raise_if_stopped=lambda _: None)
     staging = stage_shards._Staging(cast(RunState, None), cast(Context, context), cast(Bucket, None), lambda _: None)
-    told = staging.stage(PackedFile("data/a.bin", 1, b""), FileDigests("0" * 64, 1, ("0" * 64,)))
-    assert (told.sha256, staging.sent_bytes) == ("0" * 64, 5)
+    staged = staging.stage(PackedFile("data/a.bin", 1, b""), FileDigests("0" * 64, 1, ("0" * 64,)))
+    assert (staged.sha256, staging.sent_bytes) == ("0" * 64, 5)
 
 
 def test_hours_of_fetching_survive_a_line_that_breaks_each_hour(

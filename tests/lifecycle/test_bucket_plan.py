@@ -75,10 +75,10 @@ def test_a_plan_without_a_bucket_asks_no_bucket(plan: Plan) -> None:
 def test_a_plan_with_a_dear_upload_says_what_a_bucket_saves(plan: Plan) -> None:
     without = plan.model_copy(update={"choices": plan.choices.model_copy(update={"stage": ""})})
     large = Survey((PackedFile("data/train_000001.bin", 10**9, b""),), ())
-    told = with_stage(without, large, SystemClock()).notes[-1]
-    assert "7 min" in told, "8,000 megabits at 20 a second instead of 1,000"
-    assert "$2.62" in told, "of a machine for $24 an hour"
-    assert "--stage s3://BUCKET/PREFIX" in told
+    note = with_stage(without, large, SystemClock()).notes[-1]
+    assert "7 min" in note, "8,000 megabits at 20 a second instead of 1,000"
+    assert "$2.62" in note, "of a machine for $24 an hour"
+    assert "--stage s3://BUCKET/PREFIX" in note
     free = changed_plan(without, {"offer": without.offer.model_copy(update={"rate_micros_per_hour": 0})})
     assert with_stage(free, large, SystemClock()) == free
 
@@ -92,8 +92,8 @@ def test_bucket_trouble_is_reported_before_anything_is_rented(s3: S3Emulator, pl
 def test_a_local_run_stages_nothing_and_a_rehearsal_says_so(s3: S3Emulator, plan: Plan) -> None:
     with refusal(UsageError, "stage.local"):
         with_stage(plan.model_copy(update={"mode": Mode.LOCAL}), None, SystemClock())
-    told = with_stage(plan.model_copy(update={"mode": Mode.REHEARSAL}), None, SystemClock())
-    assert (told.stage, "paid" in told.notes[-1], s3.calls) == (None, True, [])
+    rehearsal = with_stage(plan.model_copy(update={"mode": Mode.REHEARSAL}), None, SystemClock())
+    assert (rehearsal.stage, "paid" in rehearsal.notes[-1], s3.calls) == (None, True, [])
 
 
 def test_an_unusual_endpoint_is_noted(s3: S3Emulator, plan: Plan) -> None:
@@ -153,16 +153,16 @@ def test_a_machine_beside_the_bucket_is_told_of_no_traffic(plan: Plan, monkeypat
     monkeypatch.setattr(Bucket, "look", lambda _: None)
     monkeypatch.setattr(Bucket, "endpoint", "https://s3.us-west-2.amazonaws.com")
     monkeypatch.setattr(Bucket, "region", "us-west-2")
-    (told,) = with_stage(plan, None, SystemClock()).warnings
-    assert "Files stay in the bucket" in told
+    (warning,) = with_stage(plan, None, SystemClock()).warnings
+    assert "Files stay in the bucket" in warning
 
 
 def test_advice_to_use_a_bucket_says_what_aws_would_bill(plan: Plan) -> None:
     offer = plan.offer.model_copy(update={"provider": "runpod"})
     choices = plan.choices.model_copy(update={"stage": ""})
     large = Survey((PackedFile("data/train_000001.bin", 10**10, b""),), ())
-    told = with_stage(changed_plan(plan, {"offer": offer, "choices": choices}), large, SystemClock()).notes[-1]
-    assert "$0.90" in told
+    note = with_stage(changed_plan(plan, {"offer": offer, "choices": choices}), large, SystemClock()).notes[-1]
+    assert "$0.90" in note
 
 
 def test_only_large_files_are_counted_as_coming_from_the_bucket(tmp_path: Path) -> None:

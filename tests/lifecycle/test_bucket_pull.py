@@ -85,14 +85,14 @@ def pulled(
 def test_a_bucket_that_is_away_for_half_a_minute_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = VirtualClock()
     back_mono = clock.monotonic() + 30
-    told = NotPulled(sha256=FILE.sha256, code="unreachable", message="the bucket answered 503 (SlowDown)")
+    not_pulled = NotPulled(sha256=FILE.sha256, code="unreachable", message="the bucket answered 503 (SlowDown)")
 
     def look() -> None:
         if clock.monotonic() < back_mono - 15:
             raise BucketLost("no answer")
 
     def order(came: PullResult) -> None:
-        came.failed = {} if clock.monotonic() >= back_mono else {FILE.sha256: told}
+        came.failed = {} if clock.monotonic() >= back_mono else {FILE.sha256: not_pulled}
         came.files |= {FILE.sha256} - came.failed.keys()
 
     came, notes = pulled(monkeypatch, clock, order, look)
@@ -101,14 +101,14 @@ def test_a_bucket_that_is_away_for_half_a_minute_is_waited_for(monkeypatch: pyte
 
 def test_a_bucket_is_given_up_after_a_minute_without_a_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, tries = VirtualClock(), 0
-    told = NotPulled(sha256=FILE.sha256, code="unreachable", message="the bucket broke off")
+    not_pulled = NotPulled(sha256=FILE.sha256, code="unreachable", message="the bucket broke off")
 
     def order(came: PullResult) -> None:
         nonlocal tries
         tries += 1
         clock.sleep(50)
         came.sent_bytes += 1 if tries < 4 else 0
-        came.failed = {FILE.sha256: told}
+        came.failed = {FILE.sha256: not_pulled}
 
     came, notes = pulled(monkeypatch, clock, order, lambda: None)
     assert tries == 5, "three that brought something, and two within the minute after"
@@ -119,10 +119,10 @@ def test_a_bucket_is_given_up_after_a_minute_without_a_byte(monkeypatch: pytest.
 def test_what_no_patience_mends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = VirtualClock()
     begun = clock.monotonic()
-    told = NotPulled(sha256=FILE.sha256, code="denied", message="the bucket refuses the URL (AccessDenied)")
+    not_pulled = NotPulled(sha256=FILE.sha256, code="denied", message="the bucket refuses the URL (AccessDenied)")
 
     def order(came: PullResult) -> None:
-        came.failed = {FILE.sha256: told}
+        came.failed = {FILE.sha256: not_pulled}
 
     pulled(monkeypatch, clock, order, lambda: None)
     assert clock.monotonic() == begun

@@ -67,8 +67,8 @@ def test_a_trainer_changed_in_one_line_trains_and_is_named(own_home: Path, copy:
 
 def test_an_unchanged_copy_is_the_official_trainer(own_home: Path, copy: Path) -> None:
     def planned() -> tuple[str, bool]:
-        told = gpurun("plan", "mini-gpt", "--provider", "local", "--trainer", str(copy), "--json")
-        data = json.loads(told.stdout.splitlines()[-1])["data"]
+        done = gpurun("plan", "mini-gpt", "--provider", "local", "--trainer", str(copy), "--json")
+        data = json.loads(done.stdout.splitlines()[-1])["data"]
         return data["trainer"], any(f"sha256 {digest_of_trainer(copy)[:4]}" in note for note in data["notes"])
 
     assert planned() == (f"official trainer {__version__}", False)

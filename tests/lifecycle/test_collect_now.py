@@ -84,10 +84,10 @@ def test_the_newest_comes_home_while_training_continues(own: Home) -> None:
                 return None
 
         until(lambda: (folder.journal.exists() and brought()) or child.poll() is not None)
-        told = collect(session, "fox-41", only="all")
-        assert told.data["here"][0]["step"] == told.data["latest"]
-        assert {file["name"] for file in told.data["here"]} <= at_home(folder)
-        assert told.data["not_here"] == []
+        collected = collect(session, "fox-41", only="all")
+        assert collected.data["here"][0]["step"] == collected.data["latest"]
+        assert {file["name"] for file in collected.data["here"]} <= at_home(folder)
+        assert collected.data["not_here"] == []
         before = folder.events.stat().st_size
         until(lambda: folder.events.stat().st_size > before)
         assert "collect.intended" not in events_of(folder), "the supervisor has not heard of it"
@@ -172,10 +172,10 @@ def test_a_file_that_the_supervisor_is_bringing_is_waited_for(
     instance.save(10)
     fetch, held = instance.far.fetch, iter([HeldElsewhere("somebody")] * 100)
 
-    def busy(*told: Any, **more: Any) -> Path:
+    def busy(*arguments: Any, **options: Any) -> Path:
         for lost in held:
             raise lost
-        return fetch(*told, **more)
+        return fetch(*arguments, **options)
 
     monkeypatch.setattr(instance.far, "fetch", busy)
     assert len(bring(instance, folder, "last").here) == 2, "for longer than a dead line would be"
@@ -230,7 +230,7 @@ def test_a_file_replaced_meanwhile_is_a_refusal_to_retry(
         bring(instance, folder, "all")
 
 
-def test_a_disk_that_takes_nothing_more_is_told_as_that(
+def test_a_disk_that_takes_nothing_more_is_reported_so(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -248,7 +248,7 @@ def test_a_checkpoint_replaced_during_the_fetch_is_let_go(
     instance.save(10)
     fetch = instance.far.fetch
 
-    def overtaken(*told: Any, **more: Any) -> Path:
+    def overtaken(*_: Any, **__: Any) -> Path:
         monkeypatch.setattr(instance.far, "fetch", fetch)
         instance.save(20)
         raise FarRefusal("no_such_file", "it is not in the manifest")
@@ -267,12 +267,12 @@ def session(tmp_path: Path) -> Session:
 
 def test_of_a_run_that_is_over_it_says_what_is_at_home(session: Session) -> None:
     folder = finished_run(session.home, "fox-41")
-    told = collect(session, "fox-41", only="best")
-    assert "step 120 (" in told.text
+    collected = collect(session, "fox-41", only="best")
+    assert "step 120 (" in collected.text
     nothing = Manifest()
     with refusal(UsageError, "checkpoint.none", "fox-41"):
         on_demand.select_files(nothing, "last", "fox-41", is_over=True)
-    assert [file["name"] for file in told.data["here"]] == [WEIGHTS, "checkpoints/000120.state.json"]
+    assert [file["name"] for file in collected.data["here"]] == [WEIGHTS, "checkpoints/000120.state.json"]
     (folder.artifacts / WEIGHTS).write_bytes(b"changed since")
     with pytest.raises(VerificationFailed) as refused:
         collect(session, "fox-41", only="last")
@@ -365,9 +365,9 @@ def test_what_the_end_brings_and_what_it_leaves_are_told_apart(
 
 def test_what_was_asked_for_is_copied_to_a_folder_once(session: Session, tmp_path: Path) -> None:
     folder, to = finished_run(session.home, "fox-41"), tmp_path / "new" / "best"
-    told = collect(session, "fox-41", only="best", to=str(to))
+    collected = collect(session, "fox-41", only="best", to=str(to))
     names = [WEIGHTS, "checkpoints/000120.state.json"]
-    assert lacking(told.text, str(to), "2 files") == []
+    assert lacking(collected.text, str(to), "2 files") == []
     assert sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file()) == names
     assert (to / WEIGHTS).read_bytes() == (folder.artifacts / WEIGHTS).read_bytes()
     (to / WEIGHTS).chmod(0o400)
@@ -396,8 +396,8 @@ def test_a_file_in_the_way_is_kept_and_nothing_else_is_copied(session: Session, 
 
 def test_what_is_copied_is_what_came_home_or_nothing(session: Session, tmp_path: Path) -> None:
     folder, to = finished_run(session.home, "fox-41"), tmp_path / "to"
-    (told,) = [one for one in collect(session, "fox-41", only="all").data["here"] if one["name"] == WEIGHTS]
-    whole = ManifestFile(**(told | {"sha256": "0" * 64}))
+    (fields,) = [file for file in collect(session, "fox-41", only="all").data["here"] if file["name"] == WEIGHTS]
+    whole = ManifestFile(**(fields | {"sha256": "0" * 64}))
     with pytest.raises(CollectFailed) as refused:
         copy_out(folder.artifacts, [whole], to)
     assert refused.value.code == "collect.altered"
@@ -473,9 +473,9 @@ def test_a_gone_machines_missing_files_come_from_the_bucket(
 ) -> None:
     """Also where all that is remembered of it is here: the bucket may have newer checkpoints."""
     pushed_run(session, monkeypatch, "through_training", "death", **collected)
-    told = collect(session, "fox-41", only="last")
-    assert [file["name"] for file in told.data["here"]][:1] == [WEIGHTS]
-    assert "the bucket" in told.text
+    answer = collect(session, "fox-41", only="last")
+    assert [file["name"] for file in answer.data["here"]][:1] == [WEIGHTS]
+    assert "the bucket" in answer.text
 
 
 @pytest.mark.parametrize("unheard", ["collect.intended", "train.started"])
@@ -506,10 +506,9 @@ def test_an_unreachable_machines_pushes_come_from_the_bucket(
 def older_bucket(monkeypatch: pytest.MonkeyPatch, *, is_empty: bool = False) -> ManifestFile:
     """What the bucket has is of step 60: the machine's URLs had run out by then."""
     old = ManifestFile(name="checkpoints/000060.safetensors", bytes=5, sha256="6" * 64, kind="weights", step=60)
-    told = Manifest(latest=60, best=Best(step=60, val_loss=9.0), files=(old,))
+    manifest = Manifest() if is_empty else Manifest(latest=60, best=Best(step=60, val_loss=9.0), files=(old,))
 
     def from_bucket(*_: object, choose: Any, **__: Any) -> Salvaged:
-        manifest = Manifest() if is_empty else told
         return Salvaged(manifest, tuple(choose(manifest)) if manifest.files else (), {}, (), 1)
 
     monkeypatch.setattr(collect_checkpoints, "bring_pushed", from_bucket)
@@ -522,19 +521,19 @@ def test_the_bucket_is_not_the_newest_where_home_has_a_newer(
 ) -> None:
     pushed_run(session, monkeypatch, "through_training", "death", missing=["samples/000060.txt"])
     older_bucket(monkeypatch)
-    told = collect(session, "fox-41", only=only)
-    assert {file["step"] for file in told.data["here"]} == {120}
-    assert "step 120 (" in told.text
+    collected = collect(session, "fox-41", only=only)
+    assert {file["step"] for file in collected.data["here"]} == {120}
+    assert "step 120 (" in collected.text
 
 
 def test_all_of_a_run_is_what_is_at_home_and_in_the_bucket(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     pushed_run(session, monkeypatch, "through_training", "death", missing=["samples/000060.txt"])
     old = older_bucket(monkeypatch)
-    told = collect(session, "fox-41", only="all")
-    assert {WEIGHTS, old.name} <= {file["name"] for file in told.data["here"]}
-    assert told.data["latest"] == 120
-    assert "step 60" in told.text
-    assert "step 120 (" in told.text
+    collected = collect(session, "fox-41", only="all")
+    assert {WEIGHTS, old.name} <= {file["name"] for file in collected.data["here"]}
+    assert collected.data["latest"] == 120
+    assert "step 60" in collected.text
+    assert "step 120 (" in collected.text
 
 
 def test_a_broken_newest_at_home_yields_to_the_buckets_older_one(
@@ -546,7 +545,7 @@ def test_a_broken_newest_at_home_yields_to_the_buckets_older_one(
 
 
 @pytest.mark.parametrize("is_empty", [False, True], ids=["is not there any more", "was never written to"])
-def test_what_came_home_is_told_and_copied_though_the_bucket(
+def test_what_came_home_is_listed_and_copied_despite_the_bucket(
     session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_empty: bool
 ) -> None:
     pushed_run(session, monkeypatch, "through_training", "death", missing=["samples/000060.txt"])
@@ -557,8 +556,8 @@ def test_what_came_home_is_told_and_copied_though_the_bucket(
             raise SetupError("stage.no_bucket", "There is no bucket.", hint="Make it.")
 
         monkeypatch.setattr(collect_checkpoints, "bring_pushed", refused)
-    told = collect(session, "fox-41", only="last", to=str(tmp_path / "to"))
-    assert {file["step"] for file in told.data["here"]} == {120}
+    collected = collect(session, "fox-41", only="last", to=str(tmp_path / "to"))
+    assert {file["step"] for file in collected.data["here"]} == {120}
     assert (tmp_path / "to" / WEIGHTS).exists()
 
 

@@ -47,11 +47,11 @@ def test_the_labs_own_file_runs_unchanged_and_leaks_no_secret(person: Person) ->
     assert "the key is [secret]" in log
     written = [path for path in person.home.rglob("*") if path.is_file() and b"canary-77" in path.read_bytes()]
     assert written == []
-    told = person.receipt()
-    assert told["asked"]["command"] == {"argv": ["mini_gpt2_train.py"], "env": [], "secrets": ["MY_TOKEN"]}
-    assert told["training"]["figures"]["last_loss"] == 0.2
-    assert told["verdict"]["is"] == "smoke"
-    assert "no GPU" in told["verdict"]["says"]
+    receipt = person.receipt()
+    assert receipt["asked"]["command"] == {"argv": ["mini_gpt2_train.py"], "env": [], "secrets": ["MY_TOKEN"]}
+    assert receipt["training"]["figures"]["last_loss"] == 0.2
+    assert receipt["verdict"]["is"] == "smoke"
+    assert "no GPU" in receipt["verdict"]["says"]
     assert "[checkpoint.command]" in person.types("export", "fox-41", "model").stderr
     assert "20 " in person.types("ps", "--all").stdout
     for verb in (
@@ -61,7 +61,7 @@ def test_the_labs_own_file_runs_unchanged_and_leaks_no_secret(person: Person) ->
         ["evidence", "fox-41", "-o", "a.zip"],
     ):
         assert person.types(*verb).returncode == 0, verb
-    assert {one["name"] for one in told["checkpoint"]["files"]} == {f"outputs/{name}" for name in brought}
+    assert {file["name"] for file in receipt["checkpoint"]["files"]} == {f"outputs/{name}" for name in brought}
     assert person.holds()
 
 
@@ -75,8 +75,8 @@ def test_a_stopped_script_continues_from_its_newest_checkpoint(person: Person) -
     assert person.types("stop", "fox-41").returncode == 0
     reached = json.loads(person.brought()["out-char/ckpt.pt"])["iter"]
     assert reached >= 30
-    told = person.receipt()
-    assert (told["training"]["outcome"], told["training"]["exit_code"]) == ("stopped", 0)
+    receipt = person.receipt()
+    assert (receipt["training"]["outcome"], receipt["training"]["exit_code"]) == ("stopped", 0)
 
     again = person.runs("--from", "fox-41", "--", "python", "train.py", f"--max_iters={reached + 20}", name="fox-42")
     assert again.returncode == 0, again.stderr
@@ -158,24 +158,24 @@ def test_however_a_script_ends_its_machine_ends_with_it(
 
 FAILING = """\
 import json, os, sys
-with open(os.environ["GPURUN_EVENTS"], "a") as told:
+with open(os.environ["GPURUN_EVENTS"], "a") as events:
     for step in (1, 2, 3):
-        told.write(json.dumps({"step": step, "loss": 4 - step, "val_loss": 5 - step, "total_steps": 9}) + "\\n")
+        events.write(json.dumps({"step": step, "loss": 4 - step, "val_loss": 5 - step, "total_steps": 9}) + "\\n")
 print("step 700 | loss 700")
 print("Test loss: 0.1")
 sys.exit("torch.OutOfMemoryError: CUDA out of memory.\\n" + "=" * 60)
 """
 
 
-def test_a_script_that_fails_is_told_of_by_what_it_said_itself(person: Person) -> None:
+def test_a_script_that_fails_is_reported_in_its_own_words(person: Person) -> None:
     (person.folder / "train.py").write_text(FAILING)
     done = person.types("run", "--provider", "local", "--name", "fox-41", "train.py")
     assert done.returncode == 6, done.stderr
     assert lacking(" ".join(done.stderr.split()), "exit code 1", "torch.OutOfMemoryError: CUDA out of memory.") == []
-    told = person.receipt()
-    figures = told["training"]["figures"]
+    receipt = person.receipt()
+    figures = receipt["training"]["figures"]
     assert (figures["last_step"], figures["last_loss"], figures["best_val_loss"]) == (3, 1.0, 2.0)
-    assert (told["verdict"]["is"], told["runtime"]["training"]["seconds"]) == ("not done", None)
+    assert (receipt["verdict"]["is"], receipt["runtime"]["training"]["seconds"]) == ("not done", None)
     assert person.types("wait", "fox-41").returncode == 6
     shown = done.stdout + done.stderr + person.types("receipt", "--md").stdout + person.types("report").stdout
     assert [
@@ -230,9 +230,9 @@ def test_a_rehearsal_runs_it_here_for_so_long_and_then_stops_it(person: Person) 
     assert person.holds()
 
 
-def test_a_run_is_told_of_to_a_program_and_at_a_terminal(person: Person) -> None:
+def test_a_run_notifies_a_program_and_a_terminal(person: Person) -> None:
     (person.folder / "train.py").write_text("print('step 1 | loss 2.0')")
-    (person.folder / "tell.sh").write_text(f"cat >> {person.folder}/told.jsonl; echo >> {person.folder}/told.jsonl")
+    (person.folder / "tell.sh").write_text(f"cat >> {person.folder}/notes.jsonl; echo >> {person.folder}/notes.jsonl")
     command = [sys.executable, "-m", "gpurun.cli.app", "run", "--provider", "local", "--name", "fox-41",
                "--exec", f"sh {person.folder}/tell.sh", "train.py"]  # fmt: skip
     leader, follower = pty.openpty()
@@ -246,8 +246,8 @@ def test_a_run_is_told_of_to_a_program_and_at_a_terminal(person: Person) -> None
     assert shell.returncode == 0, said
     rung = re.findall(rb"\a\x1b\]9;fox-41 ([a-z]+): [^\x1b]*\x1b\\", said)
     assert rung == [b"started", b"trained", b"finished"]
-    told = [json.loads(line) for line in (person.folder / "told.jsonl").read_text().splitlines() if line]
-    assert [one["notice"] for one in told] == ["started", "trained", "finished"]
+    notices = [json.loads(line) for line in (person.folder / "notes.jsonl").read_text().splitlines() if line]
+    assert [notice["notice"] for notice in notices] == ["started", "trained", "finished"]
     files = [path for path in (person.home / "runs/fox-41").rglob("*") if path.is_file()]
     assert [path for path in files if b"tell.sh" in path.read_bytes() and "work" not in path.parts] == []
 
@@ -330,15 +330,15 @@ def test_trackers_get_the_figures_live_and_can_read_them_back(person: Person) ->
     assert text_of(folder / "curve_log.log") == ""
     curves = EventAccumulator(str(folder / "tensorboard" / "fox-41")).Reload()
     assert make_ndarray(curves.Tensors("val_loss")[0].tensor_proto) == 5.0
-    assert max(one.step for one in curves.Tensors("loss")) == 59
+    assert max(event.step for event in curves.Tensors("loss")) == 59
     (written,) = folder.glob("wandb/offline-run-*/*.wandb")
-    told = dict[str, list[float]]()
+    history = dict[str, list[float]]()
     for content in records_of(written.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(content)
         for item in record.history.item:
-            told.setdefault(item.key or item.nested_key[0], []).append(json.loads(item.value_json))
-    assert (told["val_loss"][0], max(told["step"])) == (5.0, 59)
+            history.setdefault(item.key or item.nested_key[0], []).append(json.loads(item.value_json))
+    assert (history["val_loss"][0], max(history["step"])) == (5.0, 59)
 
 
 @pytest.mark.parametrize(("trackers", "code"), [("wandb", "log_to.no_login"), ("comet", "usage.log_to")])
@@ -357,14 +357,14 @@ def test_a_hugging_face_script_continues_from_its_newest_folder(person: Person) 
     steps = [event["step"] for event in events if event["kind"] == "step"]
     assert 20 <= steps[-1] <= 30, "a bar is drawn ten times a second, and these steps take less"
     files = person.receipt()["checkpoint"]["files"]
-    newest = {one["name"] for one in files if one["kind"] == "checkpoint"}
+    newest = {file["name"] for file in files if file["kind"] == "checkpoint"}
     assert "outputs/out/checkpoint-30/model.safetensors" in newest
-    assert not any("checkpoint-10/" in one["name"] for one in files), "the Trainer removes it, and so does the list"
+    assert not any("checkpoint-10/" in file["name"] for file in files), "the Trainer removes it, and so does the list"
 
     again = person.runs("--from", "fox-41", "hf.py", "40", name="fox-42")
     assert again.returncode == 0, again.stdout + again.stderr
-    told = [json.loads(line) for line in (person.home / "runs/fox-42/events.jsonl").read_text().splitlines()]
-    assert max(event["step"] for event in told if event["kind"] == "step") > 30
+    later_events = [json.loads(line) for line in (person.home / "runs/fox-42/events.jsonl").read_text().splitlines()]
+    assert max(event["step"] for event in later_events if event["kind"] == "step") > 30
     assert person.holds()
 
 
@@ -396,7 +396,7 @@ def test_a_supervisor_that_is_killed_misses_nothing_of_a_command(person: Person)
     until(lambda: person.types("resume", "fox-41").returncode == 0)
     assert person.kinds().count("start") == 1
     assert json.loads(person.brought()["out-char/ckpt.pt"])["iter"] == 399
-    assert [str(one.event) for one in read_journal(person.home / "runs/fox-41/journal.jsonl").records].count(
+    assert [str(record.event) for record in read_journal(person.home / "runs/fox-41/journal.jsonl").records].count(
         "train.intended"
     ) == 1
     assert person.holds()

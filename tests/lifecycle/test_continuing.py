@@ -60,12 +60,12 @@ class StoppedRun(CloudRun):
 
     def trainer_files(self) -> None:
         super().trainer_files()
-        told = {"resolved": RECIPE.record, "recipe": "gpt2-124m", "mode": self.mode}
-        self.folder.plan.write_text(changed_plan(plan_of(self.folder.name), told).to_json())
-        asked = Request(recipe="gpt2-124m", overrides=("optim.lr=0.001",), gpu=GpuNeed(count=1, name="H100"))
+        changes = {"resolved": RECIPE.record, "recipe": "gpt2-124m", "mode": self.mode}
+        self.folder.plan.write_text(changed_plan(plan_of(self.folder.name), changes).to_json())
+        request = Request(recipe="gpt2-124m", overrides=("optim.lr=0.001",), gpu=GpuNeed(count=1, name="H100"))
         choices = OUTFIT.model_copy(update={"spot": True, "weak_lease": True, "accept_cpu": True})
-        asked = asked.model_copy(update={"data": "/srv/shards", "choices": choices})
-        self.folder.request.write_text(asked.to_json())
+        request = request.model_copy(update={"data": "/srv/shards", "choices": choices})
+        self.folder.request.write_text(request.to_json())
 
     def contents(self) -> dict[str, bytes]:  # type: ignore[override]
         return {
@@ -82,8 +82,8 @@ class StoppedRun(CloudRun):
         ]
 
     def opened(self) -> Note:
-        event, told = super().opened()
-        return event, {**told, "mode": self.mode}
+        event, data = super().opened()
+        return event, {**data, "mode": self.mode}
 
 
 def stopped_run(home: Home, name: str = "fox-41", **kinds: Any) -> CloudRun:
@@ -123,11 +123,11 @@ def _go_on(home: Home, request: Request, recipe: ResolvedRecipe, data: DataSumma
 
 def test_a_continued_run_repeats_all_but_the_cap_and_consents(home: Home) -> None:
     stopped_run(home)
-    asked = training_as_before(FROM.model_copy(update={"overrides": ("eval.every=50",)}), home)
-    assert asked.recipe == "gpt2-124m"
-    assert asked.overrides == ("optim.lr=0.001", "eval.every=50")
-    assert (asked.gpu, asked.data) == (GpuNeed(count=1, name="H100"), "/srv/shards")
-    assert (asked.max_cost_micros, asked.choices) == (None, OUTFIT)
+    request = training_as_before(FROM.model_copy(update={"overrides": ("eval.every=50",)}), home)
+    assert request.recipe == "gpt2-124m"
+    assert request.overrides == ("optim.lr=0.001", "eval.every=50")
+    assert (request.gpu, request.data) == (GpuNeed(count=1, name="H100"), "/srv/shards")
+    assert (request.max_cost_micros, request.choices) == (None, OUTFIT)
 
 
 def test_another_challenge_is_another_training(home: Home) -> None:
@@ -141,8 +141,8 @@ def test_another_challenge_is_another_training(home: Home) -> None:
 
 def test_another_place_drops_the_old_places_image_and_set_up(home: Home) -> None:
     stopped_run(home)
-    asked = training_as_before(FROM.model_copy(update={"providers": ("aws",)}), home)
-    assert (asked.providers, asked.choices) == (("aws",), Choices())
+    request = training_as_before(FROM.model_copy(update={"providers": ("aws",)}), home)
+    assert (request.providers, request.choices) == (("aws",), Choices())
 
 
 def test_the_newest_checkpoint_lies_beside_the_shards_to_ship(home: Home) -> None:
@@ -155,7 +155,7 @@ def test_the_newest_checkpoint_lies_beside_the_shards_to_ship(home: Home) -> Non
     }
     manifest = json.loads(found.pop("MANIFEST.json"))
     assert found == {name: content for name, content in run.contents().items() if "000120" in name}
-    assert (manifest["latest"], {one["name"] for one in manifest["files"]}) == (120, set(found))
+    assert (manifest["latest"], {file["name"] for file in manifest["files"]}) == (120, set(found))
     assert data.bytes == shards().bytes + sum(map(len, found.values()))
 
 
@@ -169,8 +169,10 @@ def test_the_plan_counts_the_steps_left_and_says_what_was_spent(home: Home) -> N
     assert going.earlier.spent_micros is not None
     assert going.earlier.spent_micros > 0
     half = replace(going, earlier=going.earlier.model_copy(update={"step": steps // 2}))
-    asked = Request(recipe="gpt2-124m", gpu=GpuNeed(count=8, name="A100"))
-    whole_s, half_s = (catalogue_quote(asked, one).candidates[0].estimate.likely_s or 0 for one in (RECIPE, half))
+    request = Request(recipe="gpt2-124m", gpu=GpuNeed(count=8, name="A100"))
+    whole_s, half_s = (
+        catalogue_quote(request, recipe).candidates[0].estimate.likely_s or 0 for recipe in (RECIPE, half)
+    )
     assert half_s == pytest.approx(whole_s / 2, rel=0.02)
 
 
@@ -178,7 +180,7 @@ def test_a_lease_reaches_further_by_what_is_done_already() -> None:
     earlier = Earlier(run="fox-41", step=9_000, bytes=1, receipt_sha256="0" * 64)
     request = Request(recipe="gpt2-124m", gpu=GpuNeed(count=8, name="A100"), max_cost_micros=usd(8), uplink_mbit=1000)
     for recipe, first in ((RECIPE, 0), (replace(RECIPE, earlier=earlier), 9_000)):
-        reaches = [one.reach.step for one in catalogue_quote(request, recipe).candidates if one.reach]
+        reaches = [candidate.reach.step for candidate in catalogue_quote(request, recipe).candidates if candidate.reach]
         assert reaches
         assert all(first < step < RECIPE.tables.train.steps for step in reaches)
 
@@ -231,13 +233,13 @@ def test_a_run_with_nothing_to_go_on_from_is_refused(home: Home, kinds: dict[str
 def test_a_checkpoint_that_came_home_in_part_is_passed_over(home: Home) -> None:
     class Torn(StoppedRun):
         def manifest(self) -> list[dict[str, Any]]:
-            return [one for one in super().manifest() if one["name"] != "checkpoints/000120.optim.safetensors"]
+            return [file for file in super().manifest() if file["name"] != "checkpoints/000120.optim.safetensors"]
 
     Torn(home).until_gone().settle(7)
     assert with_earlier_checkpoint(RECIPE, FROM, home).first_step == 60
 
 
-def test_a_trials_checkpoint_that_differs_from_its_own_list_is_passed_over(home: Home) -> None:
+def test_a_trials_checkpoint_unlike_its_list_is_passed_over(home: Home) -> None:
     """A trial that is stopped while it saves leaves a list that is older than its newest files."""
     own = resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.002",), 1)
     best = "outputs/gpurun-sweep/best/002/"
@@ -316,7 +318,7 @@ def test_a_checkpoint_that_is_not_what_came_home_is_refused(home: Home, name: st
     assert refused_code(home) == "continue.altered"
 
 
-def test_a_dev_box_whose_uploaded_folder_was_altered_is_not_continued(home: Home, tmp_path: Path) -> None:
+def test_a_dev_box_with_an_altered_folder_is_not_continued(home: Home, tmp_path: Path) -> None:
     """Its receipt has the digest of the folder: what somebody put there since was never on the box."""
     command = Command(argv=KEEP, outputs=EVERYTHING)
 
@@ -370,16 +372,16 @@ def test_a_run_that_is_not_over_is_not_gone_on_from(home: Home) -> None:
 
 def test_what_a_run_that_went_on_was_asked_is_asked_again(home: Home) -> None:
     stopped_run(home)
-    asked = training_as_before(FROM, home)
+    request = training_as_before(FROM, home)
 
     class Second(StoppedRun):
         def trainer_files(self) -> None:
             super().trainer_files()
-            self.folder.request.write_text(asked.to_json())
+            self.folder.request.write_text(request.to_json())
 
     Second(home, "owl-07").until_gone().settle(7)
     again = training_as_before(Request(recipe="", continues="owl-07"), home)
-    assert again == asked.model_copy(update={"continues": "owl-07"})
+    assert again == request.model_copy(update={"continues": "owl-07"})
 
 
 def test_a_run_without_a_receipt_of_this_home_is_not_continued(home: Home) -> None:
@@ -406,8 +408,8 @@ class Going(StoppedRun):
     claims: Earlier
 
     def plan(self) -> dict[str, Any]:
-        told: dict[str, Any] = self.claims.model_dump(mode="json", include={"run", "step", "steps", "receipt_sha256"})
-        return {**super().plan(), "continues": told}
+        signed = {"run", "step", "steps", "receipt_sha256"}
+        return {**super().plan(), "continues": self.claims.model_dump(mode="json", include=signed)}
 
     def trainer_files(self) -> None:
         CloudRun.trainer_files(self)
@@ -426,8 +428,8 @@ def test_the_receipt_names_the_checkpoint_for_the_audit_to_check(home: Home) -> 
     receipt = hashlib.sha256(home.run("fox-41").receipt.read_bytes()).hexdigest()
     before = Earlier(run="fox-41", step=120, steps=500, bytes=1, receipt_sha256=receipt)
     assert went_on(home, "owl-07", before) == []
-    told = read_receipt(home, home.run("owl-07")).predicate["asked"]["continues"]
-    assert told == {"run": "fox-41", "step": 120, "steps": 500, "receipt_sha256": receipt}
+    continues = read_receipt(home, home.run("owl-07")).predicate["asked"]["continues"]
+    assert continues == {"run": "fox-41", "step": 120, "steps": 500, "receipt_sha256": receipt}
     (problem,) = went_on(home, "bee-10", before, before.model_copy(update={"step": 60}))
     assert "not opened" in problem
 
@@ -478,8 +480,8 @@ def test_a_moved_home_still_finds_the_shards_of_an_earlier_run(tmp_path: Path) -
             plan = Plan.from_json(self.folder.plan.read_bytes())
             data = plan.data.model_copy(update={"folder": str(shards_of_first)})
             self.folder.plan.write_text(plan.model_copy(update={"data": data}).to_json())
-            asked = Request.from_json(self.folder.request.read_bytes())
-            self.folder.request.write_text(asked.model_copy(update={"data": str(shards_of_first)}).to_json())
+            first_request = Request.from_json(self.folder.request.read_bytes())
+            self.folder.request.write_text(first_request.model_copy(update={"data": str(shards_of_first)}).to_json())
 
     Second(Home(tmp_path / "old").prepare(), "owl-07").until_gone().settle(7)
     (tmp_path / "old").rename(tmp_path / "new")
@@ -496,8 +498,8 @@ def asked_of(home: Home, **changes: Any) -> None:
     class Asked(StoppedRun):
         def trainer_files(self) -> None:
             super().trainer_files()
-            asked = Request.from_json(self.folder.request.read_bytes())
-            self.folder.request.write_text(asked.model_copy(update=changes).to_json())
+            request = Request.from_json(self.folder.request.read_bytes())
+            self.folder.request.write_text(request.model_copy(update=changes).to_json())
 
     Asked(home).until_gone().settle(7)
 
@@ -601,8 +603,8 @@ def test_a_bucket_that_the_earlier_run_went_by_is_named(home: Home) -> None:
 def test_without_a_request_the_plan_says_what_can_be_continued(home: Home) -> None:
     """A file that went lost is no reason to pay for the same steps again; what is not in the plan is said again."""
     stopped_run(home).folder.request.unlink()
-    asked = training_as_before(FROM, home)
-    assert (asked.recipe, asked.providers, asked.choices) == ("gpt2-124m", ("runpod",), Choices())
-    changed = resolve(load_recipe("gpt2-124m"), "full", asked.overrides, 1)
+    request = training_as_before(FROM, home)
+    assert (request.recipe, request.providers, request.choices) == ("gpt2-124m", ("runpod",), Choices())
+    changed = resolve(load_recipe("gpt2-124m"), "full", request.overrides, 1)
     assert refused_code(home, recipe=changed) == "continue.changed"
-    assert with_earlier_checkpoint(RECIPE, asked, home).first_step == 120
+    assert with_earlier_checkpoint(RECIPE, request, home).first_step == 120

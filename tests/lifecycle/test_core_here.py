@@ -33,14 +33,14 @@ def data_of(*words: str, code: int = 0) -> dict[str, Any]:
 def test_core_is_scored_at_the_end_signed_and_repeatable(own_home: Path, tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle.zip")
     digest = hashlib.sha256(bundle.read_bytes()).hexdigest()
-    asked = ("mini-gpt", "--provider", "local", *SMALL, "--set", "eval.core=4", "--core-bundle", str(bundle))
-    planned = " ".join(gpurun("plan", *asked).stdout.split())
+    words = ("mini-gpt", "--provider", "local", *SMALL, "--set", "eval.core=4", "--core-bundle", str(bundle))
+    planned = " ".join(gpurun("plan", *words).stdout.split())
     assert re.search(r"\b4 items\b.*\b22\b", planned)
-    data_of("train", *asked, "--yes", "--name", "fox-1")
+    data_of("train", *words, "--yes", "--name", "fox-1")
 
-    told = data_of("receipt", "fox-1")["statement"]["predicate"]
-    assert told["digests"]["core_bundle"] == digest
-    core = told["training"]["figures"]["core"]
+    receipt = data_of("receipt", "fox-1")["statement"]["predicate"]
+    assert receipt["digests"]["core_bundle"] == digest
+    core = receipt["training"]["figures"]["core"]
     assert (core["core_items"], core["bundle_sha256"]) == (12, digest)
     assert "CORE" in gpurun("receipt", "fox-1").stdout
     assert "core 0002 | CORE" in (own_home / "runs/fox-1/run.log").read_text()
@@ -50,7 +50,8 @@ def test_core_is_scored_at_the_end_signed_and_repeatable(own_home: Path, tmp_pat
     other = data_of("eval", "fox-1", "--core", "--checkpoint", "last", "--core-bundle", str(bundle), "--items", "4")
     assert again["core"] == other["core"] == pytest.approx(core["core"])
     assert again["bundle_sha256"] == digest
-    assert {label: one["items"] for label, one in again["tasks"].items()} == {"animals": 4, "who_is_it": 4, "go_on": 4}
+    items = {label: task["items"] for label, task in again["tasks"].items()}
+    assert items == {"animals": 4, "who_is_it": 4, "go_on": 4}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_a_core_score_without_tasks_and_tasks_alone_are_refused(
     own_home: Path, words: tuple[str, ...], error: str
 ) -> None:
     refused = data_of("plan", "mini-gpt", "--provider", "local", *words, code=2)
-    assert [one["code"] for one in refused["errors"]] == [error]
+    assert [refusal["code"] for refusal in refused["errors"]] == [error]
 
 
 def test_a_recipes_rehearsal_may_leave_it_out(own_home: Path, tmp_path: Path) -> None:

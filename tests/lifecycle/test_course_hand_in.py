@@ -75,10 +75,10 @@ def test_a_command_is_handed_its_challenge_and_a_32_bit_seed(person: Person) -> 
     assert lacking(log, challenge, str(seed)) == []
     assert seed < 2**32
     assert opened_of(read_journal(person.home / "runs/fox-41/journal.jsonl").records).challenge == challenge
-    told = person.receipt()
-    assert told["asked"]["challenge"] == challenge
-    assert WORD in told["verdict"]["says"]
-    assert "the seed" in told["verdict"]["not_shown"]
+    receipt = person.receipt()
+    assert receipt["asked"]["challenge"] == challenge
+    assert WORD in receipt["verdict"]["says"]
+    assert "the seed" in receipt["verdict"]["not_shown"]
     assert person.holds()
 
 
@@ -142,4 +142,4 @@ def test_a_plan_with_another_challenge_does_not_hold(
         return {**files, "plan.json": content, "card.json": json.dumps(index).encode()}
 
     pack_again(other, put)
-    assert any(problem in one for one in of_class(other, a_class()).problems)
+    assert any(problem in found for found in of_class(other, a_class()).problems)

@@ -58,9 +58,9 @@ def check_promises(home: Home, folder: RunFolder) -> None:
     shown = folder.journal.read_bytes() + payload_of(json.loads(folder.receipt.read_bytes()))
     places = [str(home.instances).encode(), str(home.runs).encode()]
     assert not any(place in shown for place in places), "a receipt that is shown names no folder of this laptop"
-    told = trainer_events(folder)
-    assert [event["kind"] for event in told].count("start") == 1, "P9: one trainer, never started again"
-    steps = [event["step"] for event in told if event["kind"] == "step"]
+    trained = trainer_events(folder)
+    assert [event["kind"] for event in trained].count("start") == 1, "P9: one trainer, never started again"
+    steps = [event["step"] for event in trained if event["kind"] == "step"]
     assert steps == list(range(1, STEPS + 1)), "P9: no event lost or doubled"
     collected = next(record.data["files"] for record in reversed(records) if record.event is Event.COLLECT_OBSERVED)
     assert {file["step"] for file in collected} == {STEPS}, "P9: the last checkpoint came home"

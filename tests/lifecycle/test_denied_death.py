@@ -33,8 +33,8 @@ def deny(world: World, seconds: float) -> None:
         return [] if is_denied() else found
 
     def denying_read(instance_id: str) -> Instance:
-        told = read(instance_id)
-        return told.model_copy(update={"state": InstanceState.GONE}) if is_denied() else told
+        instance = read(instance_id)
+        return instance.model_copy(update={"state": InstanceState.GONE}) if is_denied() else instance
 
     def denying_destroy(instance_id: str) -> None:
         begun.append(cloud.now)
@@ -46,7 +46,7 @@ def deny(world: World, seconds: float) -> None:
 
 
 def codes(world: World) -> list[str]:
-    return [one["code"] for one in world.all_of(Event.INCIDENT)]
+    return [incident["code"] for incident in world.all_of(Event.INCIDENT)]
 
 
 def test_a_machine_that_answers_is_not_gone_and_ends_once_known(world: World) -> None:
@@ -65,8 +65,8 @@ def test_a_machine_that_answers_is_not_gone_and_ends_once_known(world: World) ->
 def test_a_machine_denied_for_good_stays_red_with_both_facts(world: World) -> None:
     deny(world, 1e6)
     assert world.drive() == "destroy.not_gone"
-    asked = world.records[[r.event for r in world.records].index(Event.DESTROY_INTENDED)]
-    took_s = world.records[-1].mono - asked.mono
+    intent = world.records[[r.event for r in world.records].index(Event.DESTROY_INTENDED)]
+    took_s = world.records[-1].mono - intent.mono
     assert took_s <= 2 * world.cloud.traits.settle_s + 60.0
     assert world.state.may_be_billing
     assert "SSH" in world.all_of(Event.INCIDENT)[-1]["message"]

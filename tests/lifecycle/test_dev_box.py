@@ -123,8 +123,8 @@ def test_an_idle_box_ends_and_the_next_one_has_its_files(home: Home, lab: Path) 
     assert sight.state.exit_code == ExitCode.DONE
     codes = [record.typed.code for record in sight.records if record.event is Event.INCIDENT]
     assert "dev.idle_soon" in codes
-    told = [notice for notice, _, _ in Noticed(made, 0).news(sight.records, CLOCK.wall())]
-    assert "idle soon" in told
+    notices = [notice for notice, _, _ in Noticed(made, 0).news(sight.records, CLOCK.wall())]
+    assert "idle soon" in notices
     assert LocalProvider(home, CLOCK).find(None) == []
 
     later = begun(home, None, "fox-42", continues=RUN)
@@ -200,8 +200,8 @@ def test_a_box_whose_lease_is_nearly_over_says_so(home: Home, lab: Path) -> None
     assert ends_soon(sight.state, sight.plan, now) == ""
     soon = ends_soon(sight.state, sight.plan, deadline - 2000)
     assert f"gpurun dev --from {RUN}" in soon
-    told = {notice: words for notice, words, _ in Noticed(made, 0).news(sight.records, deadline - 2000)}
-    assert told["ends soon"] == soon
+    notices = {notice: words for notice, words, _ in Noticed(made, 0).news(sight.records, deadline - 2000)}
+    assert notices["ends soon"] == soon
     there(home).stop()
     over(home, made)
 

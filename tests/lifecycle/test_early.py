@@ -204,7 +204,7 @@ def test_a_checkpoint_that_is_not_complete_is_not_the_newest(
     assert newest(folder) is None
 
 
-def test_a_disk_that_refuses_is_told_and_tried_again(
+def test_a_disk_that_refuses_is_reported_and_tried_again(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(downloader, "AGAIN_S", 0.05)

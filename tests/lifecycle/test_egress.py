@@ -39,9 +39,9 @@ def test_the_receipt_has_what_left_plus_a_twentieth_not_the_plan(tmp_path: Path,
     world.far.flips = {name: 1} if again else {}
     assert world.drive() is ExitCode.DONE
     (collected,) = world.all_of(Event.COLLECT_OBSERVED)
-    told = len(world.folder.log.read_bytes()) + len(world.folder.events.read_bytes())
+    log_bytes = len(world.folder.log.read_bytes()) + len(world.folder.events.read_bytes())
     files = sum(file["bytes"] for file in collected["files"])
-    assert collected["left_bytes"] == files + told + (len(content) if again else 0)
+    assert collected["left_bytes"] == files + log_bytes + (len(content) if again else 0)
     assert collected["egress_micros"] == egress_of(offer, collected["left_bytes"]) == 900, "ten megabytes of $0.09 a GB"
     (intent,) = world.all_of(Event.CREATE_INTENDED)
     assert intent["egress_micros"] > 100 * collected["egress_micros"]

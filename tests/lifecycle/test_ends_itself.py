@@ -49,17 +49,17 @@ def died_s(world: World) -> float:
 
 
 def incidents(world: World) -> list[str]:
-    return [one["code"] for one in world.all_of(Event.INCIDENT)]
+    return [incident["code"] for incident in world.all_of(Event.INCIDENT)]
 
 
 def test_with_a_dead_key_the_machine_ends_once_files_are_home(world: World) -> None:
     world.far.during = lambda: deaf(world.cloud)
     assert world.drive() == "destroy.not_gone"
-    trained_s = next(one.mono for one in world.records if one.event is Event.COLLECT_OBSERVED)
+    trained_s = next(record.mono for record in world.records if record.event is Event.COLLECT_OBSERVED)
     assert died_s(world) - trained_s < ANSWER_S + 5
     assert len(world.at_home) == 3
-    told = str(world.records[-1].data["message"])
-    assert lacking(told, "SSH", "$0.", "gpurun auth set runpod") == []
+    message = str(world.records[-1].data["message"])
+    assert lacking(message, "SSH", "$0.", "gpurun auth set runpod") == []
     assert world.state.may_be_billing, "it is not proven"
     world.cloud.broken.clear()
     assert world.drive() == 0
@@ -68,14 +68,14 @@ def test_with_a_dead_key_the_machine_ends_once_files_are_home(world: World) -> N
 
 def test_what_it_is_said_to_cost_at_most_has_the_price_that_rose(world: World) -> None:
     """It said "at most $7.00" of what came to $7.08: it reckoned with the price of the plan."""
-    world.cloud.told_rate = lambda verb: usd(4) if world.clock.monotonic() >= 20 else RATE
+    world.cloud.reported_rate = lambda verb: usd(4) if world.clock.monotonic() >= 20 else RATE
     world.far.during = lambda: deaf(world.cloud) if incidents(world) else None
     assert world.drive() == "destroy.not_gone"
     assert incidents(world)[0] == "price.rose"
-    (told,) = [one for one in world.all_of(Event.INCIDENT) if one["code"] == "machine.ends_itself"]
-    most = usd(told["message"].partition("at most $")[2].split()[0])
-    asked = next(one for one in world.records if one.event is Event.CREATE_INTENDED)
-    lasts_s = told["ends_wall"] + LEASE.kill_allowance_s - asked.wall
+    (end,) = [incident for incident in world.all_of(Event.INCIDENT) if incident["code"] == "machine.ends_itself"]
+    most = usd(end["message"].partition("at most $")[2].split()[0])
+    intent = next(record for record in world.records if record.event is Event.CREATE_INTENDED)
+    lasts_s = end["ends_wall"] + LEASE.kill_allowance_s - intent.wall
     assert total(cost_of(RATE, 20), cost_of(usd(4), lasts_s - 20)) <= most
 
 
@@ -86,12 +86,12 @@ def test_a_user_can_end_a_machine_without_its_provider(world: World) -> None:
 
     world.far.during = stops
     assert world.drive() == "destroy.not_gone"
-    asked_s = next(one.mono for one in world.records if one.event is Event.STOP_REQUESTED)
+    asked_s = next(record.mono for record in world.records if record.event is Event.STOP_REQUESTED)
     assert died_s(world) - asked_s < ANSWER_S + 5
     assert world.clock.monotonic() - asked_s < 120, "five minutes of asking with a dead key say no more than one"
 
 
-def test_a_machine_that_cannot_be_reached_either_is_told_as_that(world: World) -> None:
+def test_a_machine_that_cannot_be_reached_either_is_reported_so(world: World) -> None:
     def cut_off() -> None:
         deaf(world.cloud)
         world.far.broken["end"] = MachineLost("no route to host")
@@ -131,7 +131,7 @@ def test_a_coming_self_end_is_a_plan_that_names_who_grants_it(world: World) -> N
     """It said "It ends at 01:22:35, at most $1.31 in all" five minutes later, of a machine that lived."""
     world.far.during = lambda: deaf(world.cloud)
     assert world.drive() == "destroy.not_gone"
-    (ends_wall,) = [one["ends_wall"] for one in world.all_of(Event.INCIDENT) if one["code"] == "machine.ends_itself"]
+    (ends_wall,) = [data["ends_wall"] for data in world.all_of(Event.INCIDENT) if data["code"] == "machine.ends_itself"]
     seen = look_at_run(world.home, "fox-41")
     before, after = gave_up(seen, ends_wall - 1), gave_up(seen, ends_wall)
     assert lacking(before, f"ask {world.cloud.name} ", "$") == []
@@ -159,9 +159,9 @@ def test_a_timer_that_uses_the_refused_key_is_not_promised(world: World, since: 
 
     world.far.during = refused
     assert world.drive() == "destroy.not_gone"
-    told = str(world.records[-1].data["message"])
-    assert "timer" in told
-    assert "at most $" not in told
+    message = str(world.records[-1].data["message"])
+    assert "timer" in message
+    assert "at most $" not in message
 
 
 def test_a_timer_is_armed_and_shown_only_once_it_is_read_back(world: World) -> None:
@@ -211,8 +211,8 @@ def test_the_receipt_says_that_files_were_kept_to_the_deadline(world: World) -> 
     assert world.drive() == 7
     assert "machine.unwatched" in incidents(world)
     receipt = json.loads(world.folder.receipt.read_bytes())
-    told = json.loads(b64decode(receipt["payload"]))["predicate"]["incidents"]
-    (said,) = [one["message"] for one in told if one["code"] == "machine.unwatched"]
+    all_incidents = json.loads(b64decode(receipt["payload"]))["predicate"]["incidents"]
+    (said,) = [incident["message"] for incident in all_incidents if incident["code"] == "machine.unwatched"]
     assert "its deadline" in said
 
 

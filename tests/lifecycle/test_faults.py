@@ -166,15 +166,16 @@ def test_a_duplicate_ends_before_anything_is_shipped(world: World) -> None:
     assert world.drive() is ExitCode.DONE
     assert set(ends) == {1}, "no second machine is paid for while the first one trains"
     assert world.cloud.boxes[0].died_s != world.cloud.boxes[1].died_s
-    assert [one["code"] for one in world.all_of(Event.INCIDENT)] == ["create.duplicate", "create.duplicate_gone"]
+    codes = [incident["code"] for incident in world.all_of(Event.INCIDENT)]
+    assert codes == ["create.duplicate", "create.duplicate_gone"]
     assert kept(world)
 
 
 @pytest.mark.parametrize("verb", ["create", "read"])
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_higher_rate_is_refused_whenever_it_is_told(world: World, verb: str, killed: bool) -> None:
+def test_a_higher_rate_is_refused_whenever_it_is_reported(world: World, verb: str, killed: bool) -> None:
     world.cloud.rate = usd(3)
-    world.cloud.told_rate = lambda asked: usd(3) if verb in (asked, "create") or asked == "find" else None
+    world.cloud.reported_rate = lambda called: usd(3) if verb in (called, "create") or called == "find" else None
     world.cloud.killing = "after create" if killed else ""
     if killed:
         assert world.drive() == "killed"
@@ -184,7 +185,7 @@ def test_a_higher_rate_is_refused_whenever_it_is_told(world: World, verb: str, k
 
 
 def test_a_recorded_price_rise_is_still_refused_after_a_kill(world: World) -> None:
-    world.cloud.rate, world.cloud.told_rate = usd(3), lambda verb: usd(3)
+    world.cloud.rate, world.cloud.reported_rate = usd(3), lambda verb: usd(3)
     world.cloud.killing = "before find"  # The first call after create.observed.
     world.drive()
     world.drive()
@@ -201,21 +202,21 @@ def test_another_gpu_than_the_one_agreed_to_is_destroyed(world: World) -> None:
 
 
 @pytest.mark.parametrize("verbs", [("create", "find", "read"), ("read",)])
-@pytest.mark.parametrize(("wanted", "told"), [("EU-RO-1", "US-KS-2"), ("EU-RO-1", ""), ("any", "US-KS-2")])
+@pytest.mark.parametrize(("wanted", "reported"), [("EU-RO-1", "US-KS-2"), ("EU-RO-1", ""), ("any", "US-KS-2")])
 def test_a_machine_in_another_place_than_ordered_is_sent_nothing(
-    world: World, wanted: str, told: str, verbs: tuple[str, ...]
+    world: World, wanted: str, reported: str, verbs: tuple[str, ...]
 ) -> None:
     """RunPod's document calls a data centre preferred; a user who names one may be bound to it."""
     world.folder.plan.write_text(
         changed_plan(world.plan, {"offer": world.plan.offer.model_copy(update={"region": wanted})}).to_json()
     )
-    tell = world.cloud._told
+    place = world.cloud._told
 
     def placed(box: Box, at_s: float, verb: str) -> Instance:
-        return tell(box, at_s, verb).model_copy(update={"region": told if verb in verbs else ""})
+        return place(box, at_s, verb).model_copy(update={"region": reported if verb in verbs else ""})
 
     world.cloud._told = placed  # type: ignore[method-assign]
-    is_another = bool(told) and wanted != "any"
+    is_another = bool(reported) and wanted != "any"
     assert world.drive() is (ExitCode.NO_OFFER if is_another else ExitCode.DONE)
     assert bool(world.all_of(Event.SHIP_INTENDED)) is not is_another
     assert getattr(world.state.failure, "code", None) == ("region.other" if is_another else None)
@@ -354,10 +355,10 @@ def test_a_provider_time_from_a_restart_ends_no_later_machine(world: World) -> N
 
 @pytest.mark.parametrize("wrong_s", [3600.0, -3600.0])
 def test_a_laptop_whose_clock_is_wrong_rents_for_the_same_time(world: World, wrong_s: float) -> None:
-    true_wall, told_wall = world.clock.wall(), set()
+    true_wall, deadlines_wall = world.clock.wall(), set()
 
     def reach(instance: Instance) -> FarSide:
-        told_wall.add(instance.deadline_wall)
+        deadlines_wall.add(instance.deadline_wall)
         return world.far
 
     world.clock.jump_wall(wrong_s)
@@ -365,7 +366,7 @@ def test_a_laptop_whose_clock_is_wrong_rents_for_the_same_time(world: World, wro
     assert Driver(context, Journal.open(world.folder.journal, world.clock)).drive() is ExitCode.DONE
     (box,) = world.cloud.boxes
     assert box.order.deadline_wall == pytest.approx(true_wall + LEASE.total_s, abs=1), "the machine's clock is right"
-    assert told_wall == {world.state.deadline_wall}, "what is called waits until then by this machine's clock"
+    assert deadlines_wall == {world.state.deadline_wall}, "what is called waits until then by this machine's clock"
     assert world.state.deadline_wall == pytest.approx(true_wall + wrong_s + LEASE.total_s, abs=1)
     assert kept(world)
 

@@ -126,7 +126,7 @@ def test_past_the_lease_a_starting_supervisor_ends_then_records(world: World, di
     assert kept_on(world) is ExitCode.BUDGET_STOP
     assert died_s(world) < began_s + 60
     assert world.clock.monotonic() > began_s + DAY_S
-    assert [one["reason"] for one in world.all_of(Event.DESTROY_INTENDED)] == ["destroy"]
+    assert [data["reason"] for data in world.all_of(Event.DESTROY_INTENDED)] == ["destroy"]
     assert world.state.phase is Phase.CLOSED
     assert receipt_of(world)["cost"]["upper_bound_micros"] >= world.cloud.metered()
 
@@ -185,11 +185,11 @@ def test_a_destroy_is_heard_while_a_supervisor_waits_for_room(world: World, disk
     assert died_s(world) < began_s + 120
 
 
-def test_where_nothing_was_asked_for_a_full_disk_is_only_told(world: World, disk: Disk) -> None:
+def test_with_nothing_requested_a_full_disk_is_only_reported(world: World, disk: Disk) -> None:
     disk.is_full = True
-    with pytest.raises(SetupError) as told:
+    with pytest.raises(SetupError) as refused:
         once(world)
-    assert told.value.exit_code is ExitCode.SETUP
+    assert refused.value.exit_code is ExitCode.SETUP
     assert world.cloud.history == []
 
 
@@ -200,10 +200,10 @@ def full_from(event: Event, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None
     """The disk is full from the moment when the first record of this kind is to be written."""
     append, seen = Journal.write, set[Event]()
 
-    def appended(self: Journal, one: Event, data: Any) -> Any:
-        disk.is_full = disk.is_full or (one is event and event not in seen)
-        seen.add(one)
-        return append(self, one, data)
+    def appended(self: Journal, written: Event, data: Any) -> Any:
+        disk.is_full = disk.is_full or (written is event and event not in seen)
+        seen.add(written)
+        return append(self, written, data)
 
     monkeypatch.setattr(Journal, "write", appended)
 
@@ -299,7 +299,7 @@ def test_a_recorded_late_machine_is_ended_by_a_new_supervisor(
     destroy = world.cloud.destroy
 
     def killed_at_the_late_one(instance_id: str) -> None:
-        if any(one["code"] == "create.late" for one in world.all_of(Event.INCIDENT)):
+        if any(incident["code"] == "create.late" for incident in world.all_of(Event.INCIDENT)):
             raise Killed
         destroy(instance_id)
 
@@ -339,7 +339,7 @@ def test_a_destroy_ends_the_wait_for_files_still_to_come(
 def test_reap_ends_what_is_overdue_though_nothing_can_be_written(world: World, disk: Disk) -> None:
     killed_and_overdue(world)
     disk.is_full = True
-    assert [one.fate for one in swept(world, world.home)] == ["destroyed"]
+    assert [machine.fate for machine in swept(world, world.home)] == ["destroyed"]
     assert world.cloud.alive == []
     disk.is_full = False
     assert once(world) is ExitCode.BUDGET_STOP
@@ -353,7 +353,7 @@ def test_reap_goes_on_past_a_run_that_it_fails_on(world: World, monkeypatch: pyt
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr("gpurun.lifecycle.reaper.supervise", broken)
-    assert [one.fate for one in swept(world, world.home)] == ["destroyed"]
+    assert [machine.fate for machine in swept(world, world.home)] == ["destroyed"]
     assert world.cloud.alive == []
 
 
@@ -365,7 +365,7 @@ def test_reap_ends_what_is_overdue_despite_another_users_files(world: World, mon
 
     for module in ("lifecycle.machine_owner", "ledger.runs"):
         monkeypatch.setattr(f"gpurun.{module}.holder_of", refused)
-    assert [one.fate for one in swept(world, world.home)] == ["destroyed"]
+    assert [machine.fate for machine in swept(world, world.home)] == ["destroyed"]
     assert world.cloud.alive == []
 
 
@@ -385,10 +385,10 @@ def test_destroy_ends_the_machine_though_no_request_is_written(world: World, dis
     leased_for_an_hour(world)
     killed_in_training(world)
     disk.is_full = True
-    told = verb(world, "destroy")
+    outcome = verb(world, "destroy")
     assert world.cloud.alive == []
-    assert world.state.token in told.text
-    assert (told.exit_code, told.errors[0].code) == (ExitCode.SETUP, "control.unwritable")
+    assert world.state.token in outcome.text
+    assert (outcome.exit_code, outcome.errors[0].code) == (ExitCode.SETUP, "control.unwritable")
 
 
 @pytest.mark.parametrize("verb_of_cloud", ["find", "destroy"])
@@ -417,9 +417,9 @@ def test_destroy_without_a_key_and_without_room_may_be_billing(
 def test_stop_says_that_nobody_was_asked(world: World, disk: Disk) -> None:
     killed_in_training(world)
     disk.is_full = True
-    with pytest.raises(GpurunError) as told:
+    with pytest.raises(GpurunError) as refused:
         verb(world, "save")
-    assert told.value.exit_code is ExitCode.SETUP
+    assert refused.value.exit_code is ExitCode.SETUP
     assert len(world.cloud.alive) == 1
 
 

@@ -41,7 +41,8 @@ def world(home: Home) -> World:
 def held_s(world: World) -> float:
     """For how long the machine was held, by the journal."""
     (begun,), (ended,) = (
-        [one for one in world.records if one.event is event] for event in (Event.HOLD_INTENDED, Event.HOLD_OBSERVED)
+        [record for record in world.records if record.event is event]
+        for event in (Event.HOLD_INTENDED, Event.HOLD_OBSERVED)
     )
     return ended.wall - begun.wall
 
@@ -85,13 +86,13 @@ def test_a_failed_digest_is_exit_11_and_holds_within_the_lease(world: World) -> 
     assert world.all_of(Event.HOLD_OBSERVED)[-1]["how"] == "over"
     assert held_s(world) > 60
     created, deadline = world.records[1], world.all_of(Event.CREATE_INTENDED)[0]["deadline_wall"]
-    asked = next(one for one in world.records if one.event is Event.DESTROY_ASKED)
-    assert asked.wall <= deadline - world.plan.lease.destroy_s
-    assert asked.wall - created.wall <= 900 + 600
-    told = receipt(world)
-    assert told["checkpoint"]["missing"] == [DAMAGED]
-    assert DAMAGED in told["training"]["failed_step"]["message"]
-    assert told["runtime"]["phases_s"]["hold"] == pytest.approx(held_s(world), abs=1)
+    request = next(record for record in world.records if record.event is Event.DESTROY_ASKED)
+    assert request.wall <= deadline - world.plan.lease.destroy_s
+    assert request.wall - created.wall <= 900 + 600
+    predicate = receipt(world)
+    assert predicate["checkpoint"]["missing"] == [DAMAGED]
+    assert DAMAGED in predicate["training"]["failed_step"]["message"]
+    assert predicate["runtime"]["phases_s"]["hold"] == pytest.approx(held_s(world), abs=1)
     proven_and_audited(world)
 
 
@@ -100,9 +101,9 @@ def test_a_later_collect_ends_the_hold_and_counts_as_the_first(world: World) -> 
     assert world.drive() == ExitCode.DONE
     assert world.all_of(Event.HOLD_OBSERVED)[-1]["how"] == "home"
     assert held_s(world) < 60
-    told = receipt(world)
-    assert (told["checkpoint"]["missing"], told["training"]["failed_step"]) == ([], None)
-    assert {one["name"] for one in told["checkpoint"]["files"]} >= {name for name, _, _ in WEIGHTS}
+    predicate = receipt(world)
+    assert (predicate["checkpoint"]["missing"], predicate["training"]["failed_step"]) == ([], None)
+    assert {file["name"] for file in predicate["checkpoint"]["files"]} >= {name for name, _, _ in WEIGHTS}
     proven_and_audited(world)
 
 
@@ -116,7 +117,7 @@ def test_what_could_not_even_be_listed_may_come_while_it_is_held(home: Home) -> 
 
     while_held(world, mended)
     assert world.drive() == ExitCode.DONE
-    assert {one["name"] for one in receipt(world)["checkpoint"]["files"]} >= {name for name, _, _ in WEIGHTS}
+    assert {file["name"] for file in receipt(world)["checkpoint"]["files"]} >= {name for name, _, _ in WEIGHTS}
     proven_and_audited(world)
 
 
@@ -128,7 +129,7 @@ def test_a_killed_supervisors_hold_lasts_to_the_same_moment(world: World) -> Non
     world.clock.sleep(30)
     assert world.drive() == ExitCode.COLLECT_FAILED
     assert len(world.all_of(Event.HOLD_INTENDED)) == 1
-    ended = next(one for one in world.records if one.event is Event.HOLD_OBSERVED)
+    ended = next(record for record in world.records if record.event is Event.HOLD_OBSERVED)
     assert until_wall is not None
     assert ended.wall == pytest.approx(until_wall, abs=3)
     proven_and_audited(world)
@@ -148,11 +149,11 @@ def test_destroy_ends_the_hold_at_once(world: World) -> None:
     while_held(world, lambda: ask_to_stop(world.folder, "destroy", by="user", reason="it is not worth it"))
     assert world.drive() == ExitCode.COLLECT_FAILED
     assert world.all_of(Event.HOLD_OBSERVED) == []
-    stopped, asked = (
-        next(one for one in world.records if one.event is event)
+    stopped, request = (
+        next(record for record in world.records if record.event is event)
         for event in (Event.STOP_REQUESTED, Event.DESTROY_ASKED)
     )
-    assert asked.wall - stopped.wall < 5
+    assert request.wall - stopped.wall < 5
     proven_and_audited(world)
 
 
@@ -185,9 +186,9 @@ def outputs(world: World, **more: Any) -> None:
     before = world.far._events
 
     def events() -> list[dict[str, Any]]:
-        *told, last = before()
+        *earlier, last = before()
         left = {"kind": "outputs", "step": 0, "published": {"files": 3, "bytes": 15_000}, "matched": {"**": 3}, **more}
-        return [*told, left, last] if last["kind"] == "stop" else [*told, last]
+        return [*earlier, left, last] if last["kind"] == "stop" else [*earlier, last]
 
     world.far._events = events  # type: ignore[method-assign]
 
@@ -218,17 +219,17 @@ def test_finished_but_unlisted_files_are_exit_11_and_held(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "reason", "words"),
+    ("left", "reason", "words"),
     [
         ({"still_working": ["python train.py"]}, "still_working", "drop the &"),
         ({"unmatched": ["--outputs out/**"]}, "no_outputs", "--outputs out/**"),
     ],
 )
 def test_a_command_that_did_nothing_is_exit_6_and_is_not_held(
-    home: Home, told: dict[str, Any], reason: str, words: str
+    home: Home, left: dict[str, Any], reason: str, words: str
 ) -> None:
     world = World(home)
-    outputs(world, **told)
+    outputs(world, **left)
     assert world.drive() == ExitCode.TRAINING_FAILED
     (ended,) = world.all_of(Event.TRAIN_OBSERVED)
     assert (ended["reason"], words in ended["message"]) == (reason, True)
@@ -238,8 +239,8 @@ def test_a_command_that_did_nothing_is_exit_6_and_is_not_held(
 
 def test_a_notice_says_that_a_machine_is_held_and_what_to_do(world: World) -> None:
     world.drive()
-    told = {notice: message for notice, message, _ in Noticed(world.folder, 0).news(world.records, world.clock.wall())}
-    assert "gpurun collect fox-41" in told["held"]
+    news = {notice: message for notice, message, _ in Noticed(world.folder, 0).news(world.records, world.clock.wall())}
+    assert "gpurun collect fox-41" in news["held"]
 
 
 def test_what_a_hostile_machine_says_of_its_outputs_is_bounded(home: Home, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def folder(tmp_path: Path, own_home: Path) -> Path:
         "roster", "new", "ml-2026", "--students", str(tmp_path / "students.txt"), "-o", str(tmp_path / "class")
     )
     assert made.returncode == 0, made.stderr
-    words = [one["challenge"] for one in json.loads((tmp_path / "class").read_bytes())["students"]]
+    words = [student["challenge"] for student in json.loads((tmp_path / "class").read_bytes())["students"]]
     (tmp_path / "cards").mkdir()
     for number, (way, (settings, more)) in enumerate(ways):
         home, environment = tmp_path / f"home-{number}", {**os.environ, **more}

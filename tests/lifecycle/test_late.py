@@ -90,11 +90,11 @@ def test_an_outage_after_it_was_seen_is_waited_for(world: World) -> None:
 @pytest.mark.parametrize("answer", [[], Unknown("503")])
 def test_one_list_that_does_not_show_it_makes_it_not_forgotten(world: World, answer: list[Instance] | Unknown) -> None:
     late_and_deaf(world)
-    find, asked, late = world.cloud.find, [], world.cloud.alive[0].order.token
+    find, tokens, late = world.cloud.find, [], world.cloud.alive[0].order.token
 
     def at_first(token: str | None) -> list[Instance]:
-        asked.append(token)
-        if token == late and asked.count(token) == 1:
+        tokens.append(token)
+        if token == late and tokens.count(token) == 1:
             if isinstance(answer, Unknown):
                 raise answer
             return answer
@@ -201,12 +201,12 @@ def closed_red(world: World) -> World:
 def test_it_is_red_in_the_list_and_in_the_audit(closed_red: World) -> None:
     listed = ps(Session(home=closed_red.home, clock=closed_red.clock), all_runs=False)
     assert listed.exit_code is ExitCode.MAY_BE_BILLING
-    assert [one["run"] for one in listed.data["runs"]] == ["fox-41"]
+    assert [run["run"] for run in listed.data["runs"]] == ["fox-41"]
     assert "MAY BE BILLING" in listed.text
     row = audit(closed_red.home).rows[0]
     assert row.may_be_billing
     assert f" ≥{format_usd(row.measured_micros or usd(0))} " in listed.text
-    figures = [(one["spent_micros"], one["spent_is_floor"]) for one in listed.data["runs"]]
+    figures = [(run["spent_micros"], run["spent_is_floor"]) for run in listed.data["runs"]]
     assert figures == [(row.measured_micros, True)]
 
 

@@ -120,11 +120,11 @@ def test_one_empty_list_before_silence_does_not_end_a_leftover(world: World, mon
     assert settled(world)
 
 
-@pytest.mark.parametrize("asked", ["account:1111", "key:1111"])
+@pytest.mark.parametrize("account", ["account:1111", "key:1111"])
 def test_a_leftover_unseen_by_another_accounts_key_remains(
-    world: World, monkeypatch: pytest.MonkeyPatch, asked: str
+    world: World, monkeypatch: pytest.MonkeyPatch, account: str
 ) -> None:
-    world.cloud.account = asked
+    world.cloud.account = account
     with monkeypatch.context() as patch:
         patch.setattr(world.cloud, "remove", lambda leftover: None)
         assert world.drive() == "destroy.leftover"
@@ -148,12 +148,12 @@ def test_a_provider_whose_key_is_gone_leaves_it_red(left: World, monkeypatch: py
     assert settled(left)
 
 
-def test_it_is_told_once_however_often_it_is_tried(left: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_reported_once_however_often_it_is_tried(left: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(left.cloud, "remove", lambda leftover: None)
         assert left.drive() == "destroy.leftover"
     assert left.drive() is ExitCode.DONE
-    codes = [one["code"] for one in left.all_of(Event.INCIDENT)]
+    codes = [incident["code"] for incident in left.all_of(Event.INCIDENT)]
     assert (codes.count("leftover"), codes.count("leftover_gone")) == (1, 1)
 
 
@@ -181,4 +181,4 @@ def test_what_cannot_go_yet_keeps_nothing_that_is_billed(world: World) -> None:
 
     world.cloud._leave_things, world.cloud.remove = left, held  # type: ignore[method-assign]
     assert world.drive() is ExitCode.DONE
-    assert [one.kind for one in world.cloud.leftovers(None)] == ["group"]
+    assert [leftover.kind for leftover in world.cloud.leftovers(None)] == ["group"]

@@ -31,14 +31,14 @@ def looks(world: World, **changes: Any) -> list[str]:
     """Let the machine's look wait for a Python, and change its facts; return the lines shown meanwhile."""
     hello, shown = world.far.hello, list[str]()
 
-    def told(python: str | None = None, on_wait: Any = None) -> MachineFacts:
+    def changed_hello(python: str | None = None, on_wait: Any = None) -> MachineFacts:
         on_wait(12, "waits for ~/conda/bin/python to import torch")
         moving = read_moving(world.folder, world.clock.wall())
         assert moving is not None
         shown.append(moving_words(moving))
         return hello(python).model_copy(update=changes)
 
-    world.far.hello = told  # type: ignore[method-assign]
+    world.far.hello = changed_hello  # type: ignore[method-assign]
     return shown
 
 
@@ -80,13 +80,13 @@ def test_a_stop_while_it_waits_ends_the_machine(world: World) -> None:
 
 
 def test_a_missing_module_ends_the_rental_early_and_names_pip(world: World) -> None:
-    asked = runs_a_command(world, "torch", "mingpt", "cv2", missing=("mingpt", "cv2"))
+    looked_for = runs_a_command(world, "torch", "mingpt", "cv2", missing=("mingpt", "cv2"))
     assert world.drive() is ExitCode.SETUP
     failure = world.state.failure
     assert failure.code == "box.no_module"
     assert "mingpt, cv2" in failure.message
     assert "--pip 'mingpt'" in failure.hint
-    assert asked == [(("torch", "mingpt", "cv2"), "src")]
+    assert looked_for == [(("torch", "mingpt", "cv2"), "src")]
     assert not world.all_of(Event.SHIP_INTENDED)
     assert not world.cloud.alive
 
@@ -97,11 +97,11 @@ def test_withheld_login_variables_are_named_once_and_keys_warn(world: World) -> 
     world.folder.plan.write_text(world.plan.model_copy(update={"choices": choices}).to_json())
     looks(world, exported=exported)
     assert world.drive() is ExitCode.DONE
-    (ready,) = [one for one in world.records if one.event is Event.READY_OBSERVED]
+    (ready,) = [record for record in world.records if record.event is Event.READY_OBSERVED]
     assert ready.data["not_passed"] == ["HF_TOKEN"]
     assert lacking(tell_record(ready), "--pass-env", "HF_TOKEN") == []
     assert ready.data["facts"]["exported"] == {"passed": ["HF_HOME"]}
-    (warning,) = [one["message"] for one in world.all_of(Event.INCIDENT) if one["code"] == "box.warning"]
+    (warning,) = [incident["message"] for incident in world.all_of(Event.INCIDENT) if incident["code"] == "box.warning"]
     assert "HTTPS_PROXY" in warning
     (opened,) = world.all_of(Event.RUN_OPENED)
     assert opened["pass_env"] == ["VLLM_*"]

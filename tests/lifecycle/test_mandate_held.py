@@ -47,7 +47,7 @@ def world(tmp_path: Path) -> Mandated:
     return Mandated(Home(tmp_path))
 
 
-def test_fifty_times_killed_between_the_approval_and_the_create_all_of_it_comes_back(world: Mandated) -> None:
+def test_fifty_kills_before_a_create_give_all_money_back(world: Mandated) -> None:
     """A real SIGKILL, in a process of its own: what it had reserved is nobody's a minute later."""
     for number in range(50):
         child = os.fork()
@@ -61,14 +61,14 @@ def test_fifty_times_killed_between_the_approval_and_the_create_all_of_it_comes_
 
 
 @pytest.mark.parametrize("moment", ["before the hold", "after the hold"])
-def test_a_supervisor_killed_between_intent_and_create_settles_at_what_was_paid(
+def test_killed_before_its_create_it_settles_what_was_paid(
     world: Mandated, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold = MandateBudget.hold
 
-    def killed(budget: MandateBudget, *told: object) -> bool:
+    def killed(budget: MandateBudget, *arguments: object) -> bool:
         if moment == "after the hold":
-            hold(budget, *told)  # type: ignore[arg-type]
+            hold(budget, *arguments)  # type: ignore[arg-type]
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -80,7 +80,7 @@ def test_a_supervisor_killed_between_intent_and_create_settles_at_what_was_paid(
     assert world.held() == []
 
 
-def test_a_create_whose_answer_is_lost_is_held_until_its_machine_is_proven_gone(world: Mandated) -> None:
+def test_a_create_without_an_answer_is_held_until_proven_gone(world: Mandated) -> None:
     worst = world.plan.worst_micros
     world.cloud.creates, world.cloud.killing = ["made, answer lost"], "after create"
     assert world.drive() == "killed"

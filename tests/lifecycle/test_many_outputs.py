@@ -28,11 +28,11 @@ def test_more_files_than_a_receipt_names_are_all_held_by_it(person: Person) -> N
     assert done.returncode == 0, done.stderr
     artifacts = person.home / "runs/fox-41/artifacts"
     assert below(artifacts / "outputs") == files
-    told = person.receipt()["checkpoint"]
-    assert (len(told["files"]), told["listed"]["files"], told["missing"]) == (1000, len(files), [])
-    assert told["files"][0]["kind"] == "checkpoint"
+    checkpoint = person.receipt()["checkpoint"]
+    assert (len(checkpoint["files"]), checkpoint["listed"]["files"], checkpoint["missing"]) == (1000, len(files), [])
+    assert checkpoint["files"][0]["kind"] == "checkpoint"
     subjects = json.loads(person.types("receipt", "fox-41", "--json").stdout)["data"]["statement"]["subject"]
-    assert {"name": "collected.list", "digest": {"sha256": told["listed"]["sha256"]}} in subjects
+    assert {"name": "collected.list", "digest": {"sha256": checkpoint["listed"]["sha256"]}} in subjects
     assert max(map(len, (person.home / "runs/fox-41/journal.jsonl").read_bytes().splitlines())) < 1 << 20
     assert person.holds()
     shown = person.types("receipt", "fox-41").stdout

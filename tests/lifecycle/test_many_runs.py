@@ -108,7 +108,7 @@ def closed_red(home: Home) -> None:
 
 def begins_again(home: Home) -> None:
     """A copy of the journal from while it trained was put back."""
-    edit_lines(home.run(RUN).journal, lambda lines: lines[: [b"train.started" in one for one in lines].index(True) + 1])
+    edit_lines(home.run(RUN).journal, lambda lines: lines[: [b"train.started" in row for row in lines].index(True) + 1])
 
 
 @pytest.mark.parametrize("happens", [found_late, closed_red, begins_again])
@@ -153,7 +153,7 @@ def test_the_audit_has_one_journal_in_memory_at_a_time(
     real, read, most = audit_room.journal_lines, list[weakref.ref[Any]](), list[int]()
 
     def reading(path: Path) -> Any:
-        most.append(sum(one() is not None for one in read))
+        most.append(sum(ref() is not None for ref in read))
         lines = real(path)
         read.append(weakref.ref(lines))
         return lines

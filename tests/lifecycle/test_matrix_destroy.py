@@ -36,14 +36,14 @@ def test_only_gone_is_dead_even_where_the_list_is_empty(world: World, state: Ins
     """A machine that only stopped has a disk, and that is billed."""
     read, find = world.cloud.read, world.cloud.find
 
-    def told(instance_id: str) -> Instance:
+    def changed_read(instance_id: str) -> Instance:
         changed = {"state": state} if world.all_of(Event.DESTROY_INTENDED) else {}
         return read(instance_id).model_copy(update=changed)
 
     def empty(token: str | None) -> list[Instance]:
         return [] if world.all_of(Event.DESTROY_INTENDED) else find(token)
 
-    world.cloud.read, world.cloud.find = told, empty  # type: ignore[method-assign]
+    world.cloud.read, world.cloud.find = changed_read, empty  # type: ignore[method-assign]
     assert world.drive() == "destroy.not_gone"
     assert world.state.may_be_billing
     assert not world.all_of(Event.DEATH_PROVEN)
@@ -72,13 +72,13 @@ def test_the_proof_takes_three_kept_reads_over_thirty_seconds(world: World) -> N
     reads = world.all_of(Event.DEATH_READ)
     assert len(reads) == 3
     assert reads[-1]["at_s"] - reads[0]["at_s"] >= 30.0
-    assert all(len(one["answer_sha256"]) == 64 for one in reads)
+    assert all(len(reading["answer_sha256"]) == 64 for reading in reads)
     assert kept(world)
 
 
 def test_three_reads_in_one_breath_are_no_proof(world: World) -> None:
     def reads(*at_s: float) -> list[InstanceReading]:
-        return [InstanceReading(one, GONE, listed=False, answer_sha256="0" * 64) for one in at_s]
+        return [InstanceReading(read_s, GONE, listed=False, answer_sha256="0" * 64) for read_s in at_s]
 
     assert not proves(world.cloud, reads(0.0, 0.1, 0.2))
     assert not proves(world.cloud, reads(0.0, 60.0))
@@ -89,8 +89,8 @@ def test_a_cloud_that_lists_its_dead_is_believed_about_them(world: World) -> Non
     find = world.cloud.find
 
     def with_the_dead(token: str | None) -> list[Instance]:
-        told = [box for box in world.cloud.boxes if box.died_s is not None and token in (None, box.order.token)]
-        return [*find(token), *(world.cloud.read(box.id) for box in told)]
+        dead = [box for box in world.cloud.boxes if box.died_s is not None and token in (None, box.order.token)]
+        return [*find(token), *(world.cloud.read(box.id) for box in dead)]
 
     world.cloud.find = with_the_dead  # type: ignore[method-assign]
     assert world.drive() is ExitCode.DONE
@@ -115,10 +115,10 @@ def lost(world: World) -> Order:
 
 def test_a_lost_laptops_machine_is_reaped_only_past_its_deadline(world: World, tmp_path: Path) -> None:
     order, elsewhere = lost(world), Home(tmp_path / "elsewhere")
-    assert [one.fate for one in swept(world, elsewhere)] == ["within lease"]
+    assert [machine.fate for machine in swept(world, elsewhere)] == ["within lease"]
     assert len(world.cloud.alive) == 1
     world.clock.sleep(order.deadline_wall - world.clock.wall() + 1)
-    assert [one.fate for one in swept(world, elsewhere)] == ["destroyed"]
+    assert [machine.fate for machine in swept(world, elsewhere)] == ["destroyed"]
     assert world.cloud.alive == []
 
 
@@ -131,14 +131,14 @@ def test_all_overdue_are_asked_to_end_before_any_end_is_proven(world: World) -> 
     began_s, mortal = world.cloud.now, world.cloud.boxes[1:]
     destroy = world.cloud.destroy
     world.cloud.destroy = lambda name: destroy(name) if name != world.cloud.boxes[0].id else None  # type: ignore
-    assert sorted(one.fate for one in swept(world, world.home)) == [*["destroyed"] * others, "not proven gone"]
+    assert sorted(machine.fate for machine in swept(world, world.home)) == [*["destroyed"] * others, "not proven gone"]
     assert max((box.asked_s or began_s + 999) - began_s for box in mortal) < world.cloud.traits.death_spread_s
 
 
 def test_a_young_machine_is_spared_by_older_than(world: World) -> None:
     lost(world)
     found = swept(world, world.home, destroy_all=True, older_than_s=3600.0)
-    assert [one.fate for one in found] == ["within lease"]
+    assert [machine.fate for machine in found] == ["within lease"]
     assert len(world.cloud.alive) == 1
 
 
@@ -146,7 +146,7 @@ def test_an_overdue_machine_driven_here_is_not_reaped(world: World) -> None:
     order = lost(world)
     world.clock.sleep(order.deadline_wall - world.clock.wall() + 1)
     with RunLock(world.folder.lock):
-        assert [one.fate for one in swept(world, world.home, destroy_all=True)] == ["owned"]
+        assert [machine.fate for machine in swept(world, world.home, destroy_all=True)] == ["owned"]
     assert len(world.cloud.alive) == 1
 
 
@@ -154,7 +154,7 @@ def test_an_overdue_machine_of_another_home_takes_no_run_along(world: World) -> 
     """Two homes may have a run of one name: each machine is judged by its token."""
     ours = lost(world)
     theirs = world.cloud.create(ours.model_copy(update={"token": "gr-fox-41-ffffffff", "deadline_wall": 1.0}))
-    fates = {one.instance.token: one.fate for one in swept(world, world.home)}
+    fates = {machine.instance.token: machine.fate for machine in swept(world, world.home)}
     assert fates == {ours.token: "within lease", theirs.token: "destroyed"}
     assert [box.order.token for box in world.cloud.alive] == [ours.token]
     assert not world.folder.control.exists(), "nobody asked for the end of this home's own run"
@@ -199,5 +199,5 @@ def test_an_unremovable_thing_is_exit_9_only_where_it_is_billed(world: World, bi
         assert not world.folder.receipt.exists()
     else:
         assert outcome is ExitCode.DONE
-        assert [one["code"] for one in world.all_of(Event.INCIDENT)] == ["leftover"]
+        assert [incident["code"] for incident in world.all_of(Event.INCIDENT)] == ["leftover"]
         assert kept(world)

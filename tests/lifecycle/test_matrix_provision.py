@@ -31,14 +31,14 @@ def world(tmp_path: Path) -> World:
     return World(Home(tmp_path))
 
 
-def tells(world: World, **changes: Any) -> None:
+def change_facts(world: World, **changes: Any) -> None:
     """The machine's own word about itself, other than it was ordered."""
     hello = world.far.hello
 
-    def told(python: str | None = None, **_: Any) -> MachineFacts:
+    def changed_hello(python: str | None = None, **_: Any) -> MachineFacts:
         return hello(python).model_copy(update=changes)
 
-    world.far.hello = told  # type: ignore[method-assign]
+    world.far.hello = changed_hello  # type: ignore[method-assign]
 
 
 def one_card(name: str, gigabytes: int) -> Torch:
@@ -79,7 +79,7 @@ def test_a_machine_not_as_ordered_is_refused_before_the_upload(world: World, wro
     changes, code = WRONG[wrong]
     offer = world.plan.offer.model_copy(update={"vram_gb": 80})
     world.folder.plan.write_text(changed_plan(world.plan, {"offer": offer}).to_json())
-    tells(world, **changes)
+    change_facts(world, **changes)
     assert world.drive() is ExitCode.NO_OFFER
     assert world.state.failure.code == code
     assert not world.all_of(Event.SHIP_INTENDED)
@@ -113,7 +113,7 @@ def test_the_next_of_kin_in_a_list_is_neither_adopted_nor_ended(world: World) ->
     world.cloud.creates = ["made, answer lost"]
     assert world.drive() is ExitCode.DONE
     assert [box.id for box in world.cloud.alive] == [stranger.id]
-    assert not [one for one in world.all_of(Event.INCIDENT) if one["code"] == "create.duplicate"]
+    assert not [incident for incident in world.all_of(Event.INCIDENT) if incident["code"] == "create.duplicate"]
     assert [row.problems for row in audit(world.home).rows] == [()]
 
 
@@ -150,7 +150,7 @@ def test_a_create_intended_before_sleep_is_not_sent_hours_later(world: World, mo
     assert world.drive() is ExitCode.DONE
     first, second = world.all_of(Event.CREATE_INTENDED)
     assert second["deadline_wall"] - first["deadline_wall"] >= 4 * 3600
-    assert [one["reason"] for one in world.all_of(Event.CREATE_REFUSED)] == ["not_sent"]
+    assert [data["reason"] for data in world.all_of(Event.CREATE_REFUSED)] == ["not_sent"]
     assert world.cloud.created == 1
     assert kept(world)
 
@@ -177,7 +177,7 @@ def test_an_idempotent_request_is_sent_again_at_once(world: World) -> None:
     sent = answers_the_second_time(world)
     assert world.drive() is ExitCode.DONE
     assert sent == [world.all_of(Event.CREATE_INTENDED)[0]["token"]]
-    assert [one["adopted"] for one in world.all_of(Event.CREATE_OBSERVED)] == [False]
+    assert [data["adopted"] for data in world.all_of(Event.CREATE_OBSERVED)] == [False]
     assert kept(world)
 
 
@@ -198,7 +198,7 @@ def test_it_is_not_sent_again_late_after_a_stop_or_on_resume(
         world.drive()
     world.drive()
     assert sent == []
-    assert [one["adopted"] for one in world.all_of(Event.CREATE_OBSERVED)] == [True]
+    assert [data["adopted"] for data in world.all_of(Event.CREATE_OBSERVED)] == [True]
     assert ended(world)
 
 

@@ -103,7 +103,7 @@ def test_training_time_does_not_depend_on_the_machines_clock(world: World, shift
     """It may be put right before the job is there; so the job says in seconds when to stop, by no clock of theirs."""
     hello, start, jobs = world.far.hello, world.far.start, []
 
-    def told(python: str | None = None, **_: Any) -> MachineFacts:
+    def shifted(python: str | None = None, **_: Any) -> MachineFacts:
         facts = hello(python).model_copy(update={"wall": world.clock.wall() + shift_s})
         world.clock.sleep(torch_s)
         return facts
@@ -112,7 +112,7 @@ def test_training_time_does_not_depend_on_the_machines_clock(world: World, shift
         jobs.append((job, world.context.seconds_left(world.state)))
         return start(job)
 
-    world.far.hello, world.far.start = told, started  # type: ignore[method-assign]
+    world.far.hello, world.far.start = shifted, started  # type: ignore[method-assign]
     assert world.drive() is ExitCode.DONE
     job, left_s = jobs[0]
     assert job["hard_stop_s"] == pytest.approx(left_s - LEASE.collect_s, abs=5)
@@ -125,10 +125,10 @@ def test_a_flood_of_log_costs_neither_lease_nor_checkpoint(world: World) -> None
     poll, size = world.far.poll, 200_000_000
 
     def flooded(wants: Mapping[str, tuple[int, int]]) -> Poll:
-        told = poll(wants)
+        reply = poll(wants)
         world.clock.sleep(10.0)
         offset, most = wants["trainer.log"]
-        return Poll(told.status, {**told.chunks, "trainer.log": Chunk(offset, b"x" * min(most, size - offset), size)})
+        return Poll(reply.status, {**reply.chunks, "trainer.log": Chunk(offset, b"x" * min(most, size - offset), size)})
 
     world.far.poll = flooded  # type: ignore[method-assign]
     assert world.drive() is ExitCode.DONE
@@ -143,22 +143,22 @@ def test_a_20_gb_log_holds_no_machine_and_no_stop_restarts_it(world: World, name
     poll, size, ended_s = world.far.poll, 20 << 30, list[float]()
 
     def flooded(wants: Mapping[str, tuple[int, int]]) -> Poll:
-        told = poll(wants)
-        if told.status.state != "exited":
-            return told
+        reply = poll(wants)
+        if reply.status.state != "exited":
+            return reply
         ended_s.append(world.clock.monotonic())
         world.clock.sleep(1.0)
         if is_stopped and len(ended_s) == 8:
             ask_to_stop(world.folder, "save", by="user", reason="enough")
         offset, most = wants[name]
-        return Poll(told.status, {**told.chunks, name: Chunk(offset, bytes(min(most, size - offset)), size)})
+        return Poll(reply.status, {**reply.chunks, name: Chunk(offset, bytes(min(most, size - offset)), size)})
 
     world.far.poll = flooded  # type: ignore[method-assign]
     # Without its last event nobody knows that it was done.
     assert world.drive() is (ExitCode.DONE if name == "trainer.log" else ExitCode.TRAINING_FAILED)
     assert ended_s[-1] - ended_s[0] <= LEASE.collect_s / 4 + 1
     assert len(world.at_home) == 3
-    left = [one.data["message"] for one in world.records if one.data.get("code") == "log.left"]
+    left = [record.data["message"] for record in world.records if record.data.get("code") == "log.left"]
     assert len(left) == 1
     assert lacking(left[0], name, " bytes") == []
 
@@ -169,8 +169,8 @@ def test_whatever_an_agent_says_there_is_time_to_collect(world: World, state: st
     poll = world.far.poll
 
     def for_ever(wants: Mapping[str, tuple[int, int]]) -> Poll:
-        told = poll(wants)
-        return Poll(told.status.model_copy(update={"state": state, "exit_code": None}), told.chunks)
+        reply = poll(wants)
+        return Poll(reply.status.model_copy(update={"state": state, "exit_code": None}), reply.chunks)
 
     world.far.poll = for_ever  # type: ignore[method-assign]
     assert world.drive() is ExitCode.BUDGET_STOP
@@ -184,14 +184,14 @@ def test_the_end_is_seen_within_a_tenth_of_the_training_time(world: World, endin
     poll, steps, seen = world.far.poll, world.context.plan.job.resolved["train"]["steps"], list[float]()
     world.far.train_s = 60.0 + ending_s
 
-    def telling(wants: Mapping[str, tuple[int, int]]) -> Poll:
-        told = poll(wants)
+    def timed(wants: Mapping[str, tuple[int, int]]) -> Poll:
+        reply = poll(wants)
         seen.append(world.clock.monotonic() - world.far.started_s)
         line = b'{"kind":"step","step":%d}\n' % (steps if seen[-1] >= 60 else steps // 2)
-        line = b'{"kind":"stop","reason":"done"}\n' if told.status.state == "exited" else line
-        return Poll(told.status, {**told.chunks, "events.jsonl": Chunk(wants["events.jsonl"][0], line, 0)})
+        line = b'{"kind":"stop","reason":"done"}\n' if reply.status.state == "exited" else line
+        return Poll(reply.status, {**reply.chunks, "events.jsonl": Chunk(wants["events.jsonl"][0], line, 0)})
 
-    world.far.poll = telling  # type: ignore[method-assign]
+    world.far.poll = timed  # type: ignore[method-assign]
     assert world.drive() is ExitCode.DONE
     training, ending = [at for at in seen if at < 60], [at for at in seen if at >= 60]
     assert ending[-1] - world.far.train_s < min(POLL_S, max(0.1, ending_s / 10)) + CALL_S + 0.01
@@ -200,17 +200,17 @@ def test_the_end_is_seen_within_a_tenth_of_the_training_time(world: World, endin
 
 @pytest.mark.parametrize("is_reached", [True, False])
 def test_a_lid_opened_with_time_only_to_collect_learns_the_end(world: World, is_reached: bool) -> None:
-    """Training had ended long before: a run that was done is not told as stopped by its lease."""
+    """Training had ended long before: a run that was done is not reported as stopped by its lease."""
     poll = world.far.poll
 
     def dozing(wants: Mapping[str, tuple[int, int]]) -> Poll:
-        told = poll(wants)
+        reply = poll(wants)
         left_s = world.context.seconds_left(world.state)
         if world.far.polls == 5:
             world.clock.sleep(left_s - LEASE.collect_s / 2)
         if world.far.polls == 5 or (world.far.polls == 6 and not is_reached):
             raise MachineLost("the line is dead after the sleep")
-        return told
+        return reply
 
     world.far.poll = dozing  # type: ignore[method-assign]
     assert world.drive() is (ExitCode.DONE if is_reached else ExitCode.BUDGET_STOP)
@@ -266,9 +266,9 @@ def test_a_hanging_agent_is_left_after_a_minute_and_files_come(world: World) -> 
     poll, frozen_wall = world.far.poll, []
 
     def hanging(wants: Mapping[str, tuple[int, int]]) -> Poll:
-        told = poll(wants)
-        frozen_wall.append(told.status.wall)
-        return Poll(told.status.model_copy(update={"wall": frozen_wall[0], "state": "running"}), told.chunks)
+        reply = poll(wants)
+        frozen_wall.append(reply.status.wall)
+        return Poll(reply.status.model_copy(update={"wall": frozen_wall[0], "state": "running"}), reply.chunks)
 
     world.far.poll = hanging  # type: ignore[method-assign]
     assert world.drive() is ExitCode.TRAINING_FAILED
@@ -283,12 +283,12 @@ def test_a_lid_closed_during_an_answer_ends_no_training(world: World) -> None:
     poll, beats = world.far.poll, list[float]()
 
     def dozing(wants: Mapping[str, tuple[int, int]]) -> Poll:
-        told = poll(wants)
+        reply = poll(wants)
         if world.far.polls == 10:
-            told = Poll(told.status.model_copy(update={"wall": beats[-1]}), told.chunks)
+            reply = Poll(reply.status.model_copy(update={"wall": beats[-1]}), reply.chunks)
             world.clock.sleep(100.0)
-        beats.append(told.status.wall)
-        return told
+        beats.append(reply.status.wall)
+        return reply
 
     world.far.train_s = 200.0
     world.far.poll = dozing  # type: ignore[method-assign]
@@ -302,7 +302,7 @@ def test_two_refusals_around_an_outage_are_not_a_minute_of_them(world: World, be
     poll, begun_mono = world.far.poll, world.clock.monotonic()
 
     def troubled(wants: Mapping[str, tuple[int, int]]) -> Poll:
-        told = poll(wants)
+        reply = poll(wants)
         if world.far.polls in (10, 90):
             raise FarRefusal("broken", "The agent ended with 137 on poll: it said nothing")
         if world.far.polls == 11 and between == "a lid that is closed":
@@ -312,7 +312,7 @@ def test_two_refusals_around_an_outage_are_not_a_minute_of_them(world: World, be
         if 10 < world.far.polls < 90:
             world.clock.sleep(0.5)
             raise MachineLost("no route")
-        return told
+        return reply
 
     world.far.train_s = 250.0
     world.far.poll = troubled  # type: ignore[method-assign]
@@ -369,9 +369,9 @@ def test_a_trainer_ended_by_the_agent_fails_and_comes_home(world: World, reason:
     poll = world.far.poll
 
     def stuck(wants: Mapping[str, tuple[int, int]]) -> Poll:
-        told = poll(wants)
+        reply = poll(wants)
         ended = {"exit_code": None, "signal": 9, "stop_reason": reason}
-        return Poll(told.status.model_copy(update=ended if told.status.state == "exited" else {}), told.chunks)
+        return Poll(reply.status.model_copy(update=ended if reply.status.state == "exited" else {}), reply.chunks)
 
     world.far.poll = stuck  # type: ignore[method-assign]
     assert world.drive() is ExitCode.TRAINING_FAILED
@@ -384,10 +384,10 @@ def test_a_trainer_ended_by_the_agent_fails_and_comes_home(world: World, reason:
 
 
 def test_a_training_stopped_without_our_request_is_not_a_success(world: World) -> None:
-    told = world.far._events
+    events = world.far._events
 
     def by_another() -> list[dict[str, Any]]:
-        return [{**event, "reason": "signal"} if event["kind"] == "stop" else event for event in told()]
+        return [{**event, "reason": "signal"} if event["kind"] == "stop" else event for event in events()]
 
     world.far._events = by_another  # type: ignore[method-assign]
     assert world.drive() is ExitCode.TRAINING_FAILED
@@ -426,8 +426,8 @@ def test_a_trainer_that_ended_silently_is_reported_as_seen(
     poll = world.far.poll
 
     def silent(wants: Mapping[str, tuple[int, int]]) -> Poll:
-        told = poll(wants)
-        return Poll(told.status.model_copy(update=end if told.status.state == "exited" else {}), told.chunks)
+        reply = poll(wants)
+        return Poll(reply.status.model_copy(update=end if reply.status.state == "exited" else {}), reply.chunks)
 
     world.far.poll, world.far._events = silent, list  # type: ignore[method-assign]
     assert world.drive() is ExitCode.TRAINING_FAILED
@@ -443,8 +443,8 @@ def test_another_host_at_a_reached_address_does_not_end_it(world: World, call: s
     world.far.broken, world.far.broken_times = {call: elsewhere}, {call: 20}
     assert world.drive() is ExitCode.DONE
     assert len(world.at_home) == 3
-    told = [one["code"] for one in world.all_of(Event.INCIDENT)]
-    assert told == (["ssh.host_key_mismatch"] if call == "poll" else [])
+    codes = [incident["code"] for incident in world.all_of(Event.INCIDENT)]
+    assert codes == (["ssh.host_key_mismatch"] if call == "poll" else [])
     assert kept(world)
 
 
@@ -456,7 +456,7 @@ def test_collecting_waits_for_a_full_laptop_disk_losing_nothing(world: World) ->
     world.far.broken, world.far.broken_times = {f"get {HALF}": full}, {f"get {HALF}": 4}
     assert world.drive() is ExitCode.DONE
     assert len(world.at_home) == 3
-    assert {one["code"] for one in world.all_of(Event.INCIDENT)} == {"collect.disk_full"}
+    assert {incident["code"] for incident in world.all_of(Event.INCIDENT)} == {"collect.disk_full"}
     assert kept(world)
 
 
@@ -493,12 +493,12 @@ def test_whatever_breaks_a_collect_off_no_connection_stays_open(world: World, en
 
 
 def test_a_vanished_machines_early_files_count_the_rest_is_named(world: World) -> None:
-    told: list[Manifest] = []
+    manifests: list[Manifest] = []
 
     def vanish() -> None:
         if world.far.polls == 3:
-            told.append(world.far.manifest(1 << 40))
-            manifest, first = told[0], told[0].files[0]
+            manifests.append(world.far.manifest(1 << 40))
+            manifest, first = manifests[0], manifests[0].files[0]
             Inventory(world.folder).remember(manifest)  # As the early fetching does it.
             path = world.folder.artifacts / first.name
             path.parent.mkdir(parents=True)
@@ -508,7 +508,7 @@ def test_a_vanished_machines_early_files_count_the_rest_is_named(world: World) -
     world.far.during = vanish
     assert world.drive() is ExitCode.TRAINING_FAILED
     (collected,) = world.all_of(Event.COLLECT_OBSERVED)
-    names = [file.name for file in told[0].files]
+    names = [file.name for file in manifests[0].files]
     assert [file["name"] for file in collected["files"]] == names[:1]
     assert collected["missing"] == names[1:]
     assert receipt_of(world)["checkpoint"]["files"][0]["name"] == names[0]
@@ -536,7 +536,7 @@ def test_a_never_matching_file_is_missing_and_the_rest_is_home(world: World) -> 
 def test_the_bucket_is_asked_beside_a_lost_machines_old_list(world: World) -> None:
     """The laptop was closed for hours: what it remembers is at home, and the bucket has newer checkpoints."""
     assert world.drive() is ExitCode.DONE
-    (record,) = [one for one in world.records if one.event is Event.COLLECT_OBSERVED]
+    (record,) = [record for record in world.records if record.event is Event.COLLECT_OBSERVED]
     pushed = world.state.model_copy(update={"pushed": "runs/fox-41"})
     old = record.typed.model_copy(update={"remembered": True})
     assert "pushed" not in _EFFECTS[Event.COLLECT_OBSERVED](pushed, record, old)

@@ -199,9 +199,9 @@ def test_a_machine_with_a_damaged_token_is_never_called_nothing(world: World, mo
     monkeypatch.setattr("gpurun.providers.registry.open_provider", lambda *_, **__: world.cloud)
     sight = look_at_run(world.home, world.folder.name)
     assert sight.damage
-    told = run_control.sweep_damaged(Session(home=world.home, clock=world.clock), sight)  # type: ignore[arg-type]
-    assert told.exit_code is ExitCode.MAY_BE_BILLING
-    assert world.cloud.alive[0].id in told.errors[0].what
+    outcome = run_control.sweep_damaged(Session(home=world.home, clock=world.clock), sight)  # type: ignore[arg-type]
+    assert outcome.exit_code is ExitCode.MAY_BE_BILLING
+    assert world.cloud.alive[0].id in outcome.errors[0].what
 
 
 def test_a_damaged_journal_also_ends_the_readable_part_of_a_list(world: World) -> None:
@@ -244,7 +244,7 @@ def test_sharing_a_runs_name_does_not_make_a_machine_ours(world: World, tmp_path
     assert here.folder.name == world.folder.name
     with RunLock(here.folder.lock):
         found = list(sweep([world.cloud], here.home, world.clock, destroy_all=False, older_than_s=0, look_only=False))
-    assert [one.fate for one in found] == ["destroyed"]
+    assert [machine.fate for machine in found] == ["destroyed"]
     assert world.cloud.alive == []
 
 
@@ -294,13 +294,13 @@ def test_a_possible_unwatched_life_counts_against_the_cap(world: World) -> None:
     assert world.cloud.metered() <= (world.plan.cap_micros or 0)
 
 
-def test_older_than_spares_a_machine_whose_age_is_not_told(world: World) -> None:
+def test_older_than_spares_a_machine_whose_age_is_unknown(world: World) -> None:
     """Lambda tells no age: `reap --destroy --older-than 2d` must not end what was made a minute ago elsewhere."""
     world.cloud.killing = "before far.poll"
     world.drive()
     find = world.cloud.find
     world.cloud.find = lambda token: [  # type: ignore[method-assign]
-        one.model_copy(update={"created_wall": None}) for one in find(token)
+        instance.model_copy(update={"created_wall": None}) for instance in find(token)
     ]
     list(sweep([world.cloud], world.home, world.clock, destroy_all=True, older_than_s=2 * 86400, look_only=False))
     assert len(world.cloud.alive) == 1
@@ -325,11 +325,11 @@ def test_a_machine_without_its_deadline_is_not_within_its_lease(world: World) ->
     world.drive()
     find = world.cloud.find
     world.cloud.find = lambda token: [  # type: ignore[method-assign]
-        one.model_copy(update={"deadline_wall": None}) for one in find(token)
+        instance.model_copy(update={"deadline_wall": None}) for instance in find(token)
     ]
     world.clock.sleep(world.plan.lease.total_s + 60)
-    (told,) = sweep([world.cloud], world.home, world.clock, destroy_all=False, older_than_s=0, look_only=True)
-    assert told.fate == "overdue"
+    (machine,) = sweep([world.cloud], world.home, world.clock, destroy_all=False, older_than_s=0, look_only=True)
+    assert machine.fate == "overdue"
 
 
 def test_a_simultaneous_milder_request_does_not_undo_destroy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

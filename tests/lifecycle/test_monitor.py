@@ -40,7 +40,7 @@ def capped(world: World, machines: int) -> None:
 
 
 def incidents(world: World) -> list[str]:
-    return [one["code"] for one in world.all_of(Event.INCIDENT)]
+    return [incident["code"] for incident in world.all_of(Event.INCIDENT)]
 
 
 def kept(world: World) -> bool:
@@ -61,8 +61,8 @@ def test_a_second_machine_seen_late_ends_while_the_first_trains(world: World) ->
     assert first.died_s is not None
     assert first.died_s < LEASE.total_s - 60, "what the second one cost is taken off its time"
     planned = world.all_of(Event.TRAIN_INTENDED)[0]["hard_stop_wall"]
-    told_first, told_last = world.far.shortened[0][1], world.far.shortened[-1][1]
-    assert told_last < told_first < planned - 60 - LEASE.destroy_s - LEASE.kill_allowance_s, "it is still to be ended"
+    first_wall, last_wall = world.far.shortened[0][1], world.far.shortened[-1][1]
+    assert last_wall < first_wall < planned - 60 - LEASE.destroy_s - LEASE.kill_allowance_s, "it is still to be ended"
     assert incidents(world)[:2] == ["create.duplicate", "create.duplicate_gone"]
     assert kept(world)
 
@@ -109,7 +109,7 @@ def test_a_lost_create_is_sought_to_its_deadline_at_no_cost(world: World) -> Non
 
 def test_a_price_that_rose_is_reckoned_with_at_once(world: World) -> None:
     rose_s, began_wall = 100.0, world.clock.wall()
-    world.cloud.told_rate = lambda verb: usd(4) if world.clock.monotonic() >= rose_s else RATE
+    world.cloud.reported_rate = lambda verb: usd(4) if world.clock.monotonic() >= rose_s else RATE
     assert world.drive() is ExitCode.BUDGET_STOP
     (box,) = world.cloud.boxes
     assert box.died_s is not None
@@ -209,13 +209,13 @@ def test_too_many_requests_double_the_pause_up_to_ten_minutes(tmp_path: Path) ->
     assert all(590 <= gap_s <= 730 for gap_s in pauses[2:])
 
 
-def test_a_machine_that_its_provider_calls_ill_is_told_once(world: World) -> None:
+def test_a_machine_that_its_provider_calls_ill_is_reported_once(world: World) -> None:
     read = world.cloud.read
 
     def unhealthy(instance_id: str) -> Instance:
-        told = read(instance_id)
-        is_up = told.state is InstanceState.RUNNING and world.clock.monotonic() > 60
-        return told.model_copy(update={"said": "unhealthy"}) if is_up else told
+        instance = read(instance_id)
+        is_up = instance.state is InstanceState.RUNNING and world.clock.monotonic() > 60
+        return instance.model_copy(update={"said": "unhealthy"}) if is_up else instance
 
     world.cloud.read = unhealthy  # type: ignore[method-assign]
     assert world.drive() is ExitCode.BUDGET_STOP
@@ -226,7 +226,7 @@ def test_what_boot_and_upload_did_not_need_is_trained_for(world: World) -> None:
     """Both took some seconds of the three minutes that they had."""
     assert world.drive() is ExitCode.BUDGET_STOP
     job = world.all_of(Event.TRAIN_INTENDED)[0]
-    began_wall = next(one.wall for one in world.records if one.event is Event.TRAIN_INTENDED)
+    began_wall = next(record.wall for record in world.records if record.event is Event.TRAIN_INTENDED)
     assert job["soft_stop_wall"] - began_wall > LEASE.train_s + 60
     assert kept(world)
 
@@ -236,7 +236,7 @@ def test_hours_that_the_user_named_are_not_made_more(tmp_path: Path) -> None:
     world.far.train_s = 1e6
     world.drive()
     job = world.all_of(Event.TRAIN_INTENDED)[0]
-    began_wall = next(one.wall for one in world.records if one.event is Event.TRAIN_INTENDED)
+    began_wall = next(record.wall for record in world.records if record.event is Event.TRAIN_INTENDED)
     assert job["soft_stop_wall"] - began_wall == pytest.approx(200, abs=1)
 
 
@@ -248,9 +248,9 @@ def test_checkpoints_slower_than_planned_are_begun_earlier(world: World) -> None
 
     world.far.during = slow
     assert world.drive() is ExitCode.BUDGET_STOP
-    told = world.all_of(Event.TRAIN_INTENDED)[0]["hard_stop_wall"]
+    planned_wall = world.all_of(Event.TRAIN_INTENDED)[0]["hard_stop_wall"]
     assert world.far.shortened
-    assert world.far.shortened[0][1] == pytest.approx(told - (LEASE.train_s / 2 - LEASE.collect_s), abs=2)
+    assert world.far.shortened[0][1] == pytest.approx(planned_wall - (LEASE.train_s / 2 - LEASE.collect_s), abs=2)
     assert kept(world)
 
 
@@ -293,10 +293,10 @@ def test_a_run_another_machine_opened_continues_only_when_asked(
 def test_a_twice_risen_price_is_paid_for_as_long_as_each_stood(world: World) -> None:
     prices = ((0.0, RATE), (60.0, usd(3)), (130.0, usd(4)))
 
-    def told(verb: str) -> Micros:
+    def rising(verb: str) -> Micros:
         return next(price for since_s, price in reversed(prices) if world.clock.monotonic() >= since_s)
 
-    world.cloud.told_rate = told
+    world.cloud.reported_rate = rising
     assert world.drive() is ExitCode.BUDGET_STOP
     (box,) = world.cloud.boxes
     ends_s = [since_s for since_s, _ in prices[1:]] + [box.died_s or 0.0]
@@ -307,7 +307,7 @@ def test_a_twice_risen_price_is_paid_for_as_long_as_each_stood(world: World) -> 
 
 def test_an_incident_of_a_run_at_work_is_no_failed_end(world: World) -> None:
     """`ps` and `audit` are red after an end that could not be proven, not for a note on the way."""
-    world.cloud.told_rate = lambda verb: usd(4) if world.clock.monotonic() >= 60 else RATE
+    world.cloud.reported_rate = lambda verb: usd(4) if world.clock.monotonic() >= 60 else RATE
     seen: list[str] = []
 
     def look_in() -> None:

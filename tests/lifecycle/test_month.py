@@ -29,7 +29,7 @@ class Limited(World):
         self.home.config.write_text(f"budget.month = {micros / 1e6:.2f}")
 
     def held(self) -> list[int]:
-        return [one["micros"] for one in json.loads((self.home.root / "budget.json").read_bytes()).values()]
+        return [entry["micros"] for entry in json.loads((self.home.root / "budget.json").read_bytes()).values()]
 
 
 @pytest.fixture

@@ -59,8 +59,8 @@ class Voyage:
     """One run on simulated clouds. `at` has what happens once the trainer has come to a step, on the nth machine."""
 
     def __init__(self, root: Path, *profiles: str, **more: Any) -> None:
-        told: dict[str, Any] = {"train_s": 120.0, "machines": 5, "legs": 5, **more}
-        self.stage = Stage(Scenario(0, profiles or ("runpod",), **told), root)
+        scenario: dict[str, Any] = {"train_s": 120.0, "machines": 5, "legs": 5, **more}
+        self.stage = Stage(Scenario(0, profiles or ("runpod",), **scenario), root)
         self.played = self.stage.played
         self.at: dict[tuple[int, int], Callable[[], None]] = {}
 
@@ -76,7 +76,7 @@ class Voyage:
             return offer.model_copy(update={"spot": True, "on_demand_micros_per_hour": price})
 
         plan = self.played.plan
-        found = tuple(one.model_copy(update={"offer": spot(one.offer)}) for one in plan.candidates)
+        found = tuple(candidate.model_copy(update={"offer": spot(candidate.offer)}) for candidate in plan.candidates)
         choices = plan.choices.model_copy(update={"spot": True})
         changed = changed_plan(plan, {"candidates": found, "offer": found[0].offer, "choices": choices})
         self.played.folder.plan.write_text(changed.to_json())
@@ -135,11 +135,11 @@ class Voyage:
 
     @property
     def legs(self) -> list[dict[str, Any]]:
-        return [one.data for one in self.played.records if one.event is Event.LEG_PLANNED]
+        return [record.data for record in self.played.records if record.event is Event.LEG_PLANNED]
 
     @property
     def failures(self) -> list[str]:
-        return [one.data["code"] for one in self.played.records if one.event is Event.STEP_FAILED]
+        return [record.data["code"] for record in self.played.records if record.event is Event.STEP_FAILED]
 
     @property
     def receipt(self) -> Any:
@@ -156,18 +156,18 @@ def voyage(tmp_path: Path) -> Voyage:
     return Voyage(tmp_path)
 
 
-def test_taken_twice_it_continues_from_its_newest_checkpoint_as_one_run(voyage: Voyage) -> None:
+def test_taken_twice_it_continues_from_its_newest_checkpoint(voyage: Voyage) -> None:
     voyage.take_at(12, 23)
     assert voyage.drive() == "DONE"
     assert [leg["step"] for leg in voyage.legs] == [10, 20]
-    told = voyage.receipt
-    assert [leg["leg"] for leg in told["legs"]] == [1, 2, 3]
-    assert [leg["again"] for leg in told["legs"]] == [0, 2, 3]
-    assert "taken" in told["legs"][0]["why"] or "ended" in told["legs"][0]["why"]
-    assert "why" not in told["legs"][2]
-    assert sum(leg["micros"] for leg in told["legs"]) == told["cost"]["upper_bound_micros"]
-    assert told["cost"]["cap_kept"] is True
-    assert len(told["teardown"]["evidence"]) == 3
+    receipt = voyage.receipt
+    assert [leg["leg"] for leg in receipt["legs"]] == [1, 2, 3]
+    assert [leg["again"] for leg in receipt["legs"]] == [0, 2, 3]
+    assert "taken" in receipt["legs"][0]["why"] or "ended" in receipt["legs"][0]["why"]
+    assert "why" not in receipt["legs"][2]
+    assert sum(leg["micros"] for leg in receipt["legs"]) == receipt["cost"]["upper_bound_micros"]
+    assert receipt["cost"]["cap_kept"] is True
+    assert len(receipt["teardown"]["evidence"]) == 3
     assert voyage.problems() == []
 
 
@@ -185,7 +185,7 @@ def test_the_receipt_times_the_training_on_all_machines(voyage: Voyage) -> None:
     assert (timeline["train_start"], timeline["train_end"]) == (utc(begins[0]), utc(ends[-1]))
 
 
-def test_the_receipt_has_what_was_trained_twice_and_what_on_demand_would_have_cost_in_dollars(tmp_path: Path) -> None:
+def test_the_receipt_has_repeated_steps_and_the_on_demand_cost(tmp_path: Path) -> None:
     moved, unbroken = Voyage(tmp_path / "moved"), Voyage(tmp_path / "unbroken")
     moved.on_spot(3)
     moved.take_at(12, 23)
@@ -208,15 +208,15 @@ def test_the_receipt_has_what_was_trained_twice_and_what_on_demand_would_have_co
 
 
 @pytest.mark.parametrize("above", [0, 1], ids=["as agreed", "a micro-dollar more"])
-def test_where_only_the_most_per_hour_is_reported_the_receipt_states_a_bound(voyage: Voyage, above: int) -> None:
+def test_a_reported_maximum_price_makes_the_cost_a_bound(voyage: Voyage, above: int) -> None:
     """AWS, on spot. What was planned, what is reported as a limit and what is reported as the price stay apart."""
     (cloud,) = voyage.played.clouds.values()
     agreed, read = cloud.stock[0].rate_micros_per_hour, cloud.read
 
     def limited(instance_id: str) -> Any:
         known = read(instance_id)
-        told = {} if known.rate_micros_per_hour is None else {"rate_micros_per_hour": agreed + above}
-        return known.model_copy(update={**told, "rate_is_limit": bool(told)})
+        price = {} if known.rate_micros_per_hour is None else {"rate_micros_per_hour": agreed + above}
+        return known.model_copy(update={**price, "rate_is_limit": bool(price)})
 
     cloud.read = limited  # type: ignore[method-assign]
     assert voyage.drive() == ("NO_OFFER" if above else "DONE")
@@ -227,11 +227,11 @@ def test_where_only_the_most_per_hour_is_reported_the_receipt_states_a_bound(voy
     assert "may bill" in cost["says"]
     if above:
         assert voyage.failures == ["price.rose"]
-        assert Event.SHIP_INTENDED not in [one.event for one in voyage.played.records]
+        assert Event.SHIP_INTENDED not in [record.event for record in voyage.played.records]
     assert [row.problems for row in audit(voyage.played.home).rows] == [()]
 
 
-def test_a_spot_run_that_never_moved_has_what_on_demand_would_have_cost(voyage: Voyage) -> None:
+def test_a_spot_run_that_never_moved_has_its_on_demand_cost(voyage: Voyage) -> None:
     voyage.on_spot(3)
     assert voyage.drive() == "DONE"
     cost = voyage.receipt["cost"]
@@ -252,7 +252,7 @@ def test_where_no_price_on_demand_was_known_none_is_claimed(voyage: Voyage, take
 
 
 def legs_rate(voyage: Voyage) -> int:
-    (rate,) = {one["rate_micros_per_hour"] for one in voyage.receipt["cost"]["rentals"]}
+    (rate,) = {rental["rate_micros_per_hour"] for rental in voyage.receipt["cost"]["rentals"]}
     return int(rate)
 
 
@@ -263,7 +263,7 @@ def receipt_text(voyage: Voyage) -> str:
     return " ".join("".join(span.text for span in line).strip() for line in lines)
 
 
-def test_after_ten_receipts_the_plan_has_how_often_machines_of_its_kind_were_taken(voyage: Voyage) -> None:
+def test_ten_receipts_let_a_plan_state_how_often_spot_is_taken(voyage: Voyage) -> None:
     voyage.on_spot(3)
     voyage.take_at(12, 23)
     assert voyage.drive() == "DONE"
@@ -309,7 +309,7 @@ def compiling(voyage: Voyage) -> list[list[str]]:
         manifest, fetch, unpack = far.manifest, far.fetch, far.unpack
         digest = hashlib.sha256(CODE).hexdigest()
 
-        def told(most_bytes: int) -> Manifest:
+        def listed(most_bytes: int) -> Manifest:
             known = manifest(most_bytes)
             named = {"name": CACHE, "bytes": len(CODE), "sha256": digest, "kind": "compile_cache"}
             return known.model_copy(update={"files": (*known.files, ManifestFile(step=known.latest or 0, **named))})
@@ -325,20 +325,20 @@ def compiling(voyage: Voyage) -> list[list[str]]:
             sent.append([file.name for file in pack.survey.files if "compile-cache" in file.name])
             return unpack(pack, *of, **more)
 
-        far.manifest, far.fetch, far.unpack = told, fetched, unpacked
+        far.manifest, far.fetch, far.unpack = listed, fetched, unpacked
         return far
 
     voyage.stage._reach = compiles  # type: ignore[method-assign]
     return sent
 
 
-def test_what_was_compiled_goes_along_to_such_cards_of_that_cloud_and_to_no_other(tmp_path: Path) -> None:
+def test_compiled_code_goes_only_to_the_same_cards_and_cloud(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, "runpod", "aws")
     sent = compiling(voyage)
     voyage.take_at(12, 23)
     assert voyage.drive() == "DONE"
-    asked = [one.data["provider"] for one in voyage.played.records if one.event is Event.CREATE_INTENDED]
-    assert list(zip(asked, sent, strict=True)) == [("runpod", []), ("runpod", [f"data/{CACHE}"]), ("aws", [])]
+    providers = [record.data["provider"] for record in voyage.played.records if record.event is Event.CREATE_INTENDED]
+    assert list(zip(providers, sent, strict=True)) == [("runpod", []), ("runpod", [f"data/{CACHE}"]), ("aws", [])]
     first = read_plan(voyage.played.folder).ship_bytes
     second = json.loads((voyage.played.folder.legs / "1.json").read_text())
     carried = sum(file["bytes"] for file in second["leg"]["files"]) + len(CODE)
@@ -357,7 +357,7 @@ def test_what_was_compiled_and_is_damaged_at_home_stays_at_home(voyage: Voyage) 
     assert sent == [[], []]
 
 
-def test_without_the_flag_a_machine_that_is_taken_ends_the_run_as_ever(tmp_path: Path) -> None:
+def test_without_the_flag_a_machine_taken_away_ends_the_run(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, legs=0)
     reach = voyage.stage._reach
 
@@ -383,7 +383,7 @@ def test_without_a_checkpoint_it_starts_again_once_and_then_ends(voyage: Voyage)
     assert voyage.problems() == []
 
 
-def test_two_machines_without_a_new_checkpoint_end_it_and_one_does_not(tmp_path: Path) -> None:
+def test_two_machines_without_a_new_checkpoint_end_the_run(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, legs=9, machines=9)
     voyage.take_at(7, 8, 12, 13, 14)
     assert voyage.drive() == "TRAINING_FAILED"
@@ -391,7 +391,7 @@ def test_two_machines_without_a_new_checkpoint_end_it_and_one_does_not(tmp_path:
     assert voyage.failures[-1] == "move.fruitless"
 
 
-def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(voyage: Voyage) -> None:
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(voyage: Voyage) -> None:
     def spoil_and_take() -> None:
         (voyage.played.folder.artifacts / "checkpoints" / "000015.optim.safetensors").write_bytes(b"spoilt")
         voyage.take()
@@ -406,7 +406,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(voyage: Voya
 @pytest.mark.parametrize(
     "newer", ["checkpoint-40/model.pt", "checkpoint-20/model.pt"], ids=["beside it", "in its place"]
 )
-def test_while_a_scripts_newer_checkpoint_is_under_way_the_one_before_counts(tmp_path: Path, newer: str) -> None:
+def test_a_checkpoint_that_is_still_on_its_way_does_not_count(tmp_path: Path, newer: str) -> None:
     """Its machine is taken in the minutes that the download takes: the list has the newer one, which is not here."""
 
     def file(name: str, content: bytes, kind: str, step: int) -> ManifestFile:
@@ -419,8 +419,8 @@ def test_while_a_scripts_newer_checkpoint_is_under_way_the_one_before_counts(tmp
     (folder.artifacts / saved.name).parent.mkdir(parents=True)
     (folder.artifacts / saved.name).write_bytes(b"twenty")
     inventory.note(step=20, whole=(saved,))
-    listed = {one.name: one for one in (file("checkpoint-20/model.pt", b"twenty", "output", 20),
-                                        file(newer, b"forty", "checkpoint", 40))}  # fmt: skip
+    entries = (file("checkpoint-20/model.pt", b"twenty", "output", 20), file(newer, b"forty", "checkpoint", 40))
+    listed = {entry.name: entry for entry in entries}
     inventory.remember(Manifest(latest=40, best=None, files=tuple(listed.values())))
     terms = SimpleNamespace(job=SimpleNamespace(terms=COMMAND))
     context: Any = SimpleNamespace(folder=folder, plan=terms)
@@ -448,7 +448,7 @@ def test_what_ends_it_is_why_it_did_not_move(tmp_path: Path) -> None:
     assert voyage.problems() == []
 
 
-def test_a_cap_that_pays_no_further_start_up_ends_it_and_says_what_is_left(tmp_path: Path) -> None:
+def test_a_cap_that_pays_no_further_start_up_ends_the_run(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, machines=1)
     voyage.take_at(7)
     assert voyage.drive() == "TRAINING_FAILED"
@@ -457,7 +457,7 @@ def test_a_cap_that_pays_no_further_start_up_ends_it_and_says_what_is_left(tmp_p
     assert voyage.problems() == []
 
 
-def test_sold_out_for_ten_minutes_it_waits_at_no_cost_and_continues(voyage: Voyage) -> None:
+def test_sold_out_for_a_while_it_waits_at_no_cost_and_continues(voyage: Voyage) -> None:
     (cloud,) = voyage.played.clouds.values()
     stock, shown = list(cloud.stock), []
 
@@ -481,16 +481,16 @@ def test_sold_out_for_ten_minutes_it_waits_at_no_cost_and_continues(voyage: Voya
 
     cloud.offers = watched  # type: ignore[method-assign]
     assert voyage.drive() == "DONE"
-    row, told = shown[-1]
+    row, data = shown[-1]
     assert row.state.startswith("waiting, $0.00/h")
-    assert told["is_waiting"] is True
-    gone, asked = (box for box in voyage.boxes)
-    assert asked.born_s - (gone.died_s or 0.0) > 600
+    assert data["is_waiting"] is True
+    gone, second = (box for box in voyage.boxes)
+    assert second.born_s - (gone.died_s or 0.0) > 600
     assert voyage.problems() == []
 
 
 @pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0], ids=["a day ahead", "a day back"])
-def test_a_clock_that_is_set_while_it_waits_changes_nothing_of_the_wait(voyage: Voyage, jump_s: float) -> None:
+def test_a_clock_that_is_set_does_not_change_the_wait(voyage: Voyage, jump_s: float) -> None:
     (cloud,) = voyage.played.clouds.values()
     stock, offers, asked_s = list(cloud.stock), cloud.offers, list[float]()
 
@@ -513,7 +513,7 @@ def test_a_clock_that_is_set_while_it_waits_changes_nothing_of_the_wait(voyage: 
     assert voyage.problems() == []
 
 
-def test_sold_out_for_longer_than_it_may_wait_it_ends_and_says_why(voyage: Voyage) -> None:
+def test_sold_out_for_too_long_it_ends_and_says_why(voyage: Voyage) -> None:
     (cloud,) = voyage.played.clouds.values()
 
     def sell_out() -> None:
@@ -541,7 +541,7 @@ def test_refused_creates_are_asked_for_again_until_one_is_taken(voyage: Voyage) 
     assert voyage.problems() == []
 
 
-def test_after_the_time_until_which_it_may_wait_no_machine_is_asked_for(voyage: Voyage) -> None:
+def test_after_the_end_of_the_wait_no_machine_is_requested(voyage: Voyage) -> None:
     until_wall = voyage.stage.laptop.wall() + 100.0
     choices = voyage.played.plan.choices.model_copy(update={"until_wall": until_wall})
     voyage.played.folder.plan.write_text(changed_plan(voyage.played.plan, {"choices": choices}).to_json())
@@ -552,7 +552,7 @@ def test_after_the_time_until_which_it_may_wait_no_machine_is_asked_for(voyage: 
     assert len(voyage.boxes) == 1
 
 
-def test_a_machine_that_shows_itself_while_another_is_waited_for_is_ended_soon(voyage: Voyage) -> None:
+def test_a_machine_that_appears_during_the_wait_is_ended_soon(voyage: Voyage) -> None:
     choices = voyage.played.plan.choices.model_copy(update={"wait_s": 3600})
     voyage.played.folder.plan.write_text(changed_plan(voyage.played.plan, {"choices": choices}).to_json())
     (cloud,) = voyage.played.clouds.values()
@@ -590,24 +590,24 @@ def test_creates_that_are_refused_for_too_long_end_it(voyage: Voyage) -> None:
     assert voyage.problems() == []
 
 
-def test_the_next_lease_is_as_long_as_what_is_left_of_the_cap_pays(tmp_path: Path) -> None:
+def test_the_next_lease_is_as_long_as_the_rest_of_the_cap_pays(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, machines=2)
     voyage.take_at(12)
     assert voyage.drive() == "DONE"
-    first, second = (one.data for one in voyage.played.records if one.event is Event.CREATE_INTENDED)
+    first, second = (record.data for record in voyage.played.records if record.event is Event.CREATE_INTENDED)
     (leg,) = voyage.legs
     assert first["worst_micros"] < second["worst_micros"] <= leg["left_micros"]
     assert second["worst_micros"] > 0.99 * leg["left_micros"], "it is not cut shorter than that"
     assert voyage.problems() == []
 
 
-def test_a_create_without_a_clear_answer_counts_whole_for_the_next_machine(tmp_path: Path) -> None:
+def test_a_create_without_a_clear_answer_counts_in_full(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, machines=9)
     (cloud,) = voyage.played.clouds.values()
     cloud.script["create"] = [Fault.DROPPED]
     voyage.take_at(12)
     assert voyage.drive() == "DONE"
-    first, _, _ = (one.data for one in voyage.played.records if one.event is Event.CREATE_INTENDED)
+    first, _, _ = (record.data for record in voyage.played.records if record.event is Event.CREATE_INTENDED)
     (leg,) = voyage.legs
     assert leg["spent_micros"] == first["worst_micros"] + voyage.receipt["legs"][0]["micros"]
     assert voyage.problems() == []
@@ -626,12 +626,12 @@ def test_no_machine_is_taken_that_nothing_but_this_laptop_ends(tmp_path: Path) -
     assert len(voyage.boxes) == 1
 
 
-def test_a_region_that_took_two_machines_within_an_hour_is_passed_over(tmp_path: Path) -> None:
+def test_a_region_that_took_two_machines_in_an_hour_is_skipped(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, "runpod", "aws")
     voyage.take_at(7, 12)
     assert voyage.drive() == "DONE"
-    asked = [one.data["provider"] for one in voyage.played.records if one.event is Event.CREATE_INTENDED]
-    assert asked == ["runpod", "runpod", "aws"]
+    providers = [record.data["provider"] for record in voyage.played.records if record.event is Event.CREATE_INTENDED]
+    assert providers == ["runpod", "runpod", "aws"]
     assert voyage.problems() == []
 
 
@@ -642,7 +642,7 @@ def test_a_dearer_offer_than_was_agreed_to_is_not_taken(tmp_path: Path) -> None:
     def take_and_raise() -> None:
         voyage.take()
         rate = cloud.stock[0].rate_micros_per_hour
-        cloud.stock = [one.model_copy(update={"rate_micros_per_hour": rate + 1}) for one in cloud.stock]
+        cloud.stock = [offer.model_copy(update={"rate_micros_per_hour": rate + 1}) for offer in cloud.stock]
 
     voyage.at[1, 7] = take_and_raise
     assert voyage.drive() == "TRAINING_FAILED"
@@ -659,22 +659,22 @@ def test_a_stop_while_it_looks_for_a_machine_ends_the_run(voyage: Voyage, how: A
         cloud.stock = ()
 
     voyage.at[1, 7] = sell_out
-    offers, asked = cloud.offers, []
+    offers, needs = cloud.offers, []
 
     def stopped(*need: Any) -> Any:
-        asked.append(need)
-        if len(asked) == 3:
+        needs.append(need)
+        if len(needs) == 3:
             ask_to_stop(voyage.played.folder, how, by="user", reason="enough")
         return offers(*need)
 
     cloud.offers = stopped  # type: ignore[method-assign]
     assert voyage.drive() in ("INTERRUPTED", "TRAINING_FAILED")
-    assert len(asked) == 3
+    assert len(needs) == 3
     assert voyage.legs == []
     assert voyage.problems() == []
 
 
-def test_a_second_machine_of_the_first_leg_that_shows_late_is_ended_and_paid(tmp_path: Path) -> None:
+def test_a_late_machine_of_the_first_leg_is_ended_and_paid(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path)
     (cloud,) = voyage.played.clouds.values()
     orders = []
@@ -689,10 +689,10 @@ def test_a_second_machine_of_the_first_leg_that_shows_late_is_ended_and_paid(tmp
     late = cloud.boxes[2]
     assert late.order.token == cloud.boxes[0].order.token
     assert late.died_s is not None
-    told = voyage.receipt["cost"]
-    assert [len(one.get("extras", [])) for one in told["rentals"]] == [1, 0]
-    assert cloud.metered() <= told["upper_bound_micros"]
-    assert cloud.metered() <= told["cap_micros"]
+    cost = voyage.receipt["cost"]
+    assert [len(rental.get("extras", [])) for rental in cost["rentals"]] == [1, 0]
+    assert cloud.metered() <= cost["upper_bound_micros"]
+    assert cloud.metered() <= cost["cap_micros"]
 
 
 def copied(voyage: Voyage, at: tuple[int, int], then: Callable[[], None]) -> Home:
@@ -717,7 +717,7 @@ def continued_in(voyage: Voyage, home: Home) -> None:
 
 
 @pytest.mark.parametrize("next_cloud", ["runpod", "aws"])
-def test_a_copied_home_rents_nothing_while_the_first_is_on_its_next_machine(tmp_path: Path, next_cloud: str) -> None:
+def test_a_copied_home_rents_nothing_once_the_first_has_moved(tmp_path: Path, next_cloud: str) -> None:
     """The copy knows the first machine, and not that the run has moved; the next one may be in another cloud."""
     voyage = Voyage(tmp_path, "runpod", "aws", machines=9)
     clouds, first = voyage.played.clouds, voyage.played.home
@@ -747,7 +747,7 @@ def test_a_copied_home_rents_nothing_while_the_first_is_on_its_next_machine(tmp_
     assert [row.problems for row in audit(first).rows] == [()]
 
 
-def test_of_two_homes_that_ask_at_once_the_one_that_sees_the_other_ends_its_machine(tmp_path: Path) -> None:
+def test_of_two_homes_at_once_one_sees_the_other_and_ends(tmp_path: Path) -> None:
     """A list lags, so that a look before the create shows neither to the other; the look before the upload does."""
     voyage = Voyage(tmp_path, machines=9)
     (cloud,) = voyage.played.clouds.values()
@@ -761,10 +761,10 @@ def test_of_two_homes_that_ask_at_once_the_one_that_sees_the_other_ends_its_mach
     assert voyage.drive() == "RUN_HELD"
     assert [box.died_s is None for box in cloud.boxes] == [False, True, False]
     assert cloud.alive == [first]
-    assert Event.SHIP_INTENDED not in [one.event for one in voyage.played.records][-20:], "nothing was uploaded"
+    assert Event.SHIP_INTENDED not in [record.event for record in voyage.played.records][-20:], "nothing was uploaded"
 
 
-def test_a_run_that_was_copied_alone_into_another_home_sees_the_first_ones_machine(tmp_path: Path) -> None:
+def test_a_run_copied_alone_sees_the_machine_of_its_first_home(tmp_path: Path) -> None:
     """Its tokens have the home that opened the run, and not the one where it lies now."""
     voyage = Voyage(tmp_path, machines=9)
     copy = copied(voyage, (1, 12), voyage.take)
@@ -847,12 +847,12 @@ def deaths_between(voyage: Voyage) -> list[tuple[int, str, str]]:
     events = {f"after {event}" for event in Event}
     numbers = [number for number, (_, place) in enumerate(voyage.played.points, start=1) if place in events]
     records = voyage.played.records
-    begun = next(place for place, one in enumerate(records) if one.event is Event.TRAIN_STARTED)
-    made = [place for place, one in enumerate(records) if one.event is Event.CREATE_OBSERVED][-1]
+    begun = next(place for place, record in enumerate(records) if record.event is Event.TRAIN_STARTED)
+    made = [place for place, record in enumerate(records) if record.event is Event.CREATE_OBSERVED][-1]
     return [(numbers[n], label(records[n - 1]), label(records[n])) for n in range(begun + 1, made + 1)]
 
 
-def test_killed_at_every_record_between_two_machines_it_is_one_run() -> None:
+def test_killed_at_any_record_between_two_machines_it_is_one_run() -> None:
     """The records are those of the same run undisturbed; the dying supervisor leaves half of its next one."""
     seen: set[tuple[str, str]] = set()
     met: set[str] = {Event.JOURNAL_REPAIRED}
@@ -877,16 +877,16 @@ def test_killed_at_every_record_between_two_machines_it_is_one_run() -> None:
                         journal.write(TORN)
                     came_to = killed.drive_to_the_end(), killed.problems()
                     assert came_to == ("DONE", []), f"{order}: killed after {name}, which came after {before}"
-                    assert Event.JOURNAL_REPAIRED in [one.event for one in killed.played.records]
+                    assert Event.JOURNAL_REPAIRED in [record.event for record in killed.played.records]
     assert {*Event} - met == {*itertools.chain.from_iterable(NEVER_BETWEEN.values())}
 
 
-def test_each_machine_is_settled_in_the_months_budget_once_it_is_proven_gone(voyage: Voyage) -> None:
+def test_the_month_settles_each_machine_once_it_is_proven_gone(voyage: Voyage) -> None:
     budget = MonthBudget(voyage.played.home, voyage.stage.laptop)
     held: list[tuple[int, bool]] = []
 
     def look() -> None:
-        held.extend((one.micros, one.is_spent) for one in budget.entries())
+        held.extend((entry.micros, entry.is_spent) for entry in budget.entries())
 
     voyage.take_at(12)
     voyage.at[2, 14] = look
@@ -894,10 +894,10 @@ def test_each_machine_is_settled_in_the_months_budget_once_it_is_proven_gone(voy
     assert sorted(is_spent for _, is_spent in held) == [False, True]
     (spent,) = [micros for micros, is_spent in held if is_spent]
     assert spent == voyage.receipt["legs"][0]["micros"]
-    assert sum(one.micros for one in budget.entries()) == voyage.receipt["cost"]["upper_bound_micros"]
+    assert sum(entry.micros for entry in budget.entries()) == voyage.receipt["cost"]["upper_bound_micros"]
 
 
-def test_the_plan_of_a_leg_that_is_lost_still_lets_its_machine_be_ended(voyage: Voyage) -> None:
+def test_the_machine_of_a_leg_whose_plan_is_lost_is_ended(voyage: Voyage) -> None:
     def lose_plan() -> None:
         for path in voyage.played.folder.legs.iterdir():
             path.unlink()
@@ -909,16 +909,16 @@ def test_the_plan_of_a_leg_that_is_lost_still_lets_its_machine_be_ended(voyage: 
     assert all(box.died_s is not None for box in voyage.boxes)
 
 
-def test_the_audit_finds_a_second_machine_that_was_asked_for_before_the_first_was_gone(voyage: Voyage) -> None:
+def test_the_audit_finds_a_second_machine_requested_too_early(voyage: Voyage) -> None:
     voyage.take_at(12)
     assert voyage.drive() == "DONE"
     records = list(voyage.played.records)
     assert list(order_problems(records)) == []
-    events = [one.event for one in records]
+    events = [record.event for record in records]
     proof = events.index(Event.DEATH_PROVEN)
-    told = " ".join(order_problems([*records[:proof], *records[proof + 1 :]]))
-    assert "the machine before it was not proven gone" in told
-    assert "a second machine was requested before the first was proven gone" in told
+    problems = " ".join(order_problems([*records[:proof], *records[proof + 1 :]]))
+    assert "the machine before it was not proven gone" in problems
+    assert "a second machine was requested before the first was proven gone" in problems
 
 
 def test_the_audit_finds_more_machines_than_were_agreed_to(voyage: Voyage) -> None:
@@ -938,7 +938,7 @@ def test_the_audit_finds_a_leg_that_the_cap_did_not_pay(voyage: Voyage) -> None:
     voyage.take_at(12)
     assert voyage.drive() == "DONE"
     records = list(voyage.played.records)
-    place = [i for i, one in enumerate(records) if one.event is Event.CREATE_INTENDED][-1]
+    place = [i for i, record in enumerate(records) if record.event is Event.CREATE_INTENDED][-1]
     dear = records[place].model_copy(
         update={"data": {**records[place].data, "worst_micros": voyage.played.plan.cap_micros}}
     )
@@ -951,7 +951,7 @@ _FULL = StepFailed(step="create", code="create.no_capacity", message="", exit_co
 
 
 @pytest.mark.parametrize(
-    ("told", "moves"),
+    ("fields", "moves"),
     [
         ({"outcome": "lost", "reason": "lost", "failure": _LOST}, True),
         ({"outcome": "failed", "reason": "preempted"}, True),
@@ -969,8 +969,8 @@ _FULL = StepFailed(step="create", code="create.no_capacity", message="", exit_co
         ({"failure": _FULL}, False),
     ],
 )
-def test_only_the_journals_outcome_decides_what_moves(told: dict[str, Any], moves: bool) -> None:
-    state = RunState(**{"run": RUN, "phase": Phase.GONE, "legs": 5, **told})
+def test_only_the_journals_outcome_decides_what_moves(fields: dict[str, Any], moves: bool) -> None:
+    state = RunState(**{"run": RUN, "phase": Phase.GONE, "legs": 5, **fields})
     assert may_move(state) is moves
     assert next_step(state) is (Step.MOVE if moves else Step.SETTLE)
 

@@ -1,4 +1,4 @@
-"""Named commands: a public repository's own run from a user's clone, planned, capped, signed, its log's scores told."""
+"""Named commands: a public repository's own run from a user's clone, planned, capped, signed, its log's scores read."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def envelope(*words: str) -> dict[str, Any]:
     done = gpurun(*words)
     assert done.stdout, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    reply: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return reply
 
 
 def run(clone: Path, *flags: str, command: tuple[str, ...] = ("nano-speedrun",)) -> dict[str, Any]:
@@ -80,9 +80,9 @@ def test_each_names_a_public_commit_and_brings_outputs_home(name: str) -> None:
 
 def test_it_runs_in_its_clone_its_receipt_has_losses_and_core(own_home: Path, clone: Path) -> None:
     assert run(clone, "--name", "fox-1")["ok"]
-    told = envelope("receipt", "fox-1", "--json")["data"]["statement"]["predicate"]
-    assert told["asked"]["command"]["argv"] == ["bash", "runs/speedrun.sh"]
-    figures = told["training"]["figures"]
+    receipt = envelope("receipt", "fox-1", "--json")["data"]["statement"]["predicate"]
+    assert receipt["asked"]["command"]["argv"] == ["bash", "runs/speedrun.sh"]
+    figures = receipt["training"]["figures"]
     assert (figures["last_step"], figures["last_loss"], figures["core"]["core"]) == (3, 6.5, 0.2612)
     assert (own_home / "runs/fox-1/artifacts/outputs/out/model_000004.pt").exists()
     assert "CORE 0.2612" in gpurun("receipt", "fox-1").stdout

@@ -69,7 +69,7 @@ def test_why_a_run_is_undriven_is_not_read_from_an_earlier_note(world: World, mo
     world.far.hello = nightly  # type: ignore[method-assign]
     monkeypatch.setattr(close_run, "write_receipt", refuse)
     assert world.drive() == "ledger.unwritable"
-    assert [one["code"] for one in world.all_of(Event.INCIDENT)] == ["box.warning"]
+    assert [incident["code"] for incident in world.all_of(Event.INCIDENT)] == ["box.warning"]
     world.folder.supervisor_log.write_text(f"ERROR {why.code}: {why.what} {why.hint}\n")
     (error,) = abandoned(look_at_run(world.home, world.folder.name)).errors
     assert why.what in error.what
@@ -151,7 +151,7 @@ def failing_between_steps(world: World, monkeypatch: pytest.MonkeyPatch, until_s
     monkeypatch.setattr(driver, "read_stop_request", failing)
 
 
-def test_a_failure_between_two_steps_is_told_once_and_waited_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_between_two_steps_is_shown_once_and_outwaited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     failing_between_steps(world, monkeypatch, until_s=150.0)
     assert world.drive() is ExitCode.DONE
     (incident,) = world.all_of(Event.INCIDENT)
@@ -227,7 +227,7 @@ def test_a_wrong_laptop_clock_ends_no_machine_early_or_late(
 
     def reap() -> list[str]:
         orphans = sweep([world.cloud], elsewhere, wrong, destroy_all=False, older_than_s=0, look_only=False)
-        return [one.fate for one in orphans]
+        return [orphan.fate for orphan in orphans]
 
     assert reap() == ["within lease"]
     world.clock.sleep(world.plan.lease.total_s + 60)
@@ -280,7 +280,7 @@ def test_what_came_late_and_will_not_go_is_red_until_it_is_gone(world: World) ->
     prove = world.cloud.destroy
 
     def deaf_to_the_late_one(instance_id: str) -> None:
-        if any(one.get("code") == "create.late" for one in world.all_of(Event.INCIDENT)):
+        if any(incident.get("code") == "create.late" for incident in world.all_of(Event.INCIDENT)):
             deaf[:] = [Fault.DEAF] * 40
         prove(instance_id)
 
@@ -295,11 +295,11 @@ def test_what_came_late_and_will_not_go_is_red_until_it_is_gone(world: World) ->
     assert world.cloud.alive == []
 
 
-@pytest.mark.parametrize(("ahead_s", "told"), [(90.0, "90 s ahead of"), (-3600.0, "3600 s behind"), (20.0, "")])
+@pytest.mark.parametrize(("ahead_s", "words"), [(90.0, "90 s ahead of"), (-3600.0, "3600 s behind"), (20.0, "")])
 def test_a_clock_that_is_wrong_stands_in_the_receipt(
-    world: World, monkeypatch: pytest.MonkeyPatch, ahead_s: float, told: str
+    world: World, monkeypatch: pytest.MonkeyPatch, ahead_s: float, words: str
 ) -> None:
     monkeypatch.setattr(type(world.cloud), "clock_ahead_s", ahead_s)
     assert world.drive() is ExitCode.DONE
-    incidents = [one for one in receipt_of(world)["incidents"] if one["code"] == "clock.wrong"]
-    assert [told in one["message"] for one in incidents] == ([True] if told else [])
+    incidents = [incident for incident in receipt_of(world)["incidents"] if incident["code"] == "clock.wrong"]
+    assert [words in incident["message"] for incident in incidents] == ([True] if words else [])

@@ -49,10 +49,10 @@ def tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
     append = Journal.write
 
     def appended(self: Journal, event: Event, data: Mapping[str, Any]) -> Record:
-        told = append(self, event, {**data, "novel": {"of": "tomorrow"}})
-        if any(one.event is Event.READY_OBSERVED for one in self.records) and event is not Event.RUN_CLOSED:
+        record = append(self, event, {**data, "novel": {"of": "tomorrow"}})
+        if any(earlier.event is Event.READY_OBSERVED for earlier in self.records) and event is not Event.RUN_CLOSED:
             append(self, NEW, {"by_s": 60})  # type: ignore[arg-type]
-        return told
+        return record
 
     def wider(value: Any) -> bytes:
         return canonical({**value, "zone": "UTC"} if isinstance(value, dict) and "mono" in value else value)
@@ -95,8 +95,8 @@ def test_a_run_that_it_wrote_is_read_by_every_verb_and_audited(
     for words in ("ps --all", "receipt fox-41", "attach fox-41", "logs fox-41", "resume fox-41", "stop fox-41"):
         code, _ = types(world.home, words, capsys, monkeypatch)
         assert code == 0, words
-    code, told = types(world.home, "audit", capsys, monkeypatch)
-    assert (code, NEW in str(told)) == (0, True), [told["data"]["rows"][0]["problems"], told["errors"]]
+    code, envelope = types(world.home, "audit", capsys, monkeypatch)
+    assert (code, NEW in str(envelope)) == (0, True), [envelope["data"]["rows"][0]["problems"], envelope["errors"]]
 
 
 @pytest.mark.usefixtures("tomorrow")
@@ -138,9 +138,9 @@ def test_nothing_is_rented_on_an_event_that_it_does_not_know(
     before = world.folder.journal.read_bytes()
     assert world.drive() == "journal.newer"
     assert (world.cloud.boxes, world.folder.journal.read_bytes()) == ([], before)
-    code, told = types(own, "resume fox-41", capsys, monkeypatch)
-    assert (code, told["errors"][0]["code"]) == (10, "journal.newer")
-    assert NEW in told["errors"][0]["message"]
+    code, envelope = types(own, "resume fox-41", capsys, monkeypatch)
+    assert (code, envelope["errors"][0]["code"]) == (10, "journal.newer")
+    assert NEW in envelope["errors"][0]["message"]
     ask_to_stop(world.folder, "destroy", by="user", reason="a test")
     assert world.drive() is ExitCode.INTERRUPTED
     assert world.cloud.boxes == []
@@ -157,13 +157,13 @@ def test_a_record_that_lacks_a_read_field_damages_its_run_alone(
     odd.write(Event.RUN_OPENED, {"run": "odd-1"})
     odd.write(event, {"novel": 1})
     make_run(own, "owl-7")
-    code, told = types(own, "ps", capsys, monkeypatch)
-    rows = {row["run"]: row["damage"] for row in told["data"]["runs"]}
-    assert (rows["owl-7"], bool(rows["odd-1"])) == (None, True), told
+    code, envelope = types(own, "ps", capsys, monkeypatch)
+    rows = {row["run"]: row["damage"] for row in envelope["data"]["runs"]}
+    assert (rows["owl-7"], bool(rows["odd-1"])) == (None, True), envelope
     assert code in ((9,) if event is Event.CREATE_INTENDED else (0, 10)), "a hidden intent may have made a machine"
     for words in ("audit", "reap --providers-of-nobody", "receipt odd-1", "resume odd-1", "logs odd-1"):
-        code, told = types(own, words, capsys, monkeypatch)
-        assert all(error["code"] != "bug" for error in told["errors"]), (words, told)
+        code, envelope = types(own, words, capsys, monkeypatch)
+        assert all(error["code"] != "bug" for error in envelope["errors"]), (words, envelope)
 
 
 def test_the_journal_page_documents_every_field_of_each_event() -> None:
@@ -221,7 +221,7 @@ def test_a_machine_with_a_damaged_plan_is_destroyed_and_proven(
 
 
 @pytest.mark.parametrize("cap_micros", [12_000_000, 900_000_000], ids=["its own", "another"])
-def test_a_plan_of_a_further_machine_counts_only_as_the_journal_has_it(own: Home, cap_micros: int) -> None:
+def test_the_plan_of_a_later_machine_must_match_the_journal(own: Home, cap_micros: int) -> None:
     """Another plan in its place would be followed, with a cap that the user never agreed to."""
     run = CloudRun(own)
     agreed, leg = plan_of("fox-41").to_json(), run.folder.legs / "2.json"

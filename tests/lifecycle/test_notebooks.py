@@ -19,10 +19,10 @@ LONG_S = 300
 def written(folder: Path, platform: str, *more: str) -> Path:
     """The notebook of a tiny lab."""
     (folder / "text.txt").write_text("".join(f"{number} bottles of milk\n" for number in range(60)))
-    asked = [word for one in TINY for word in ("--set", one)]
+    flags = [word for setting in TINY for word in ("--set", setting)]
     path = folder / f"{platform}.ipynb"
     done = gpurun(
-        "notebook", "course-lab", "--for", platform, "--data", str(folder / "text.txt"), "-o", str(path), *asked, *more
+        "notebook", "course-lab", "--for", platform, "--data", str(folder / "text.txt"), "-o", str(path), *flags, *more
     )
     assert done.returncode == 0, done.stderr
     return path
@@ -32,10 +32,10 @@ def imported(folder: Path, name: str, *words: str) -> None:
     """The evidence is a run that the audit, by these words, finds nothing against."""
     done = gpurun("import", str(folder / "evidence.zip"), "--name", name)
     assert done.returncode == 0, done.stderr
-    told = json.loads(gpurun("receipt", name, "--json").stdout)["data"]["statement"]["predicate"]
-    assert told["verdict"]["is"] == "smoke"
-    assert told["training"]["outcome"] == "done"
-    assert told["checkpoint"]["latest"] == 20
+    receipt = json.loads(gpurun("receipt", name, "--json").stdout)["data"]["statement"]["predicate"]
+    assert receipt["verdict"]["is"] == "smoke"
+    assert receipt["training"]["outcome"] == "done"
+    assert receipt["checkpoint"]["latest"] == 20
     audited = gpurun("audit", "--strict", *words)
     assert audited.returncode == 0, audited.stdout
 
@@ -43,8 +43,8 @@ def imported(folder: Path, name: str, *words: str) -> None:
 @pytest.mark.torch
 @pytest.mark.process
 def test_notebook_cells_run_in_plain_python_and_import_as_a_run(tmp_path: Path) -> None:
-    told = json.loads(written(tmp_path, "colab").read_text())
-    cells = ["".join(cell["source"]) for cell in told["cells"] if cell["cell_type"] == "code"]
+    notebook = json.loads(written(tmp_path, "colab").read_text())
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     script = tmp_path / "cells.py"
     script.write_text("\n".join(cells[:-1]))  # The last one offers a download, which takes a kernel.
     subprocess.run([sys.executable, str(script)], cwd=tmp_path, check=True, capture_output=True, timeout=LONG_S)
@@ -58,9 +58,9 @@ def test_notebook_cells_run_in_plain_python_and_import_as_a_run(tmp_path: Path) 
         ("https://gist.github.com/ada/0a1b2c", "gist/ada/0a1b2c"),
     ],
 )
-def test_a_notebook_with_a_known_address_opens_in_colab_by_its_badge(tmp_path: Path, url: str, opened: str) -> None:
-    told = json.loads(written(tmp_path, "colab", "--url", url).read_text())
-    first = "".join(told["cells"][0]["source"]).splitlines()
+def test_a_notebook_with_an_address_has_a_badge_for_colab(tmp_path: Path, url: str, opened: str) -> None:
+    notebook = json.loads(written(tmp_path, "colab", "--url", url).read_text())
+    first = "".join(notebook["cells"][0]["source"]).splitlines()
     site = "https://colab.research.google.com"
     assert first[0] == f"[![Open in Colab]({site}/assets/colab-badge.svg)]({site}/{opened})"
     assert first[2].startswith("# course-lab, trained by")
@@ -83,8 +83,8 @@ def test_a_badge_that_colab_could_not_open_is_refused(platform: str, url: str, c
 
 @pytest.mark.process
 def test_a_kernel_without_pytorch_is_told_what_to_type(tmp_path: Path) -> None:
-    told = json.loads(written(tmp_path, "jupyter").read_text())
-    first = next("".join(cell["source"]) for cell in told["cells"] if cell["cell_type"] == "code")
+    notebook = json.loads(written(tmp_path, "jupyter").read_text())
+    first = next("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
     without = "import sys; sys.modules['torch'] = None\n"
     done = subprocess.run([sys.executable, "-c", without + first], capture_output=True, text=True, check=False)
     assert (done.returncode, "%pip install torch" in done.stderr, "Traceback" in done.stderr) == (1, True, False)
@@ -109,7 +109,7 @@ def test_a_real_kernel_runs_it_and_its_run_is_gone_on_from(tmp_path: Path, platf
     assert gpurun("export", "fox-41", str(tmp_path / "hf")).returncode == 0
     more = ("--set", "train.steps=30", "--provider", "local", "--name", "fox-42", "--yes")
     assert gpurun("train", "--from", "fox-41", *more).returncode == 0
-    told = json.loads(gpurun("receipt", "fox-42", "--json").stdout)["data"]["statement"]["predicate"]
-    assert (told["asked"]["continues"]["run"], told["checkpoint"]["latest"]) == ("fox-41", 30)
+    receipt = json.loads(gpurun("receipt", "fox-42", "--json").stdout)["data"]["statement"]["predicate"]
+    assert (receipt["asked"]["continues"]["run"], receipt["checkpoint"]["latest"]) == ("fox-41", 30)
     assert gpurun("audit", "--strict").returncode == 0
     assert Home(own_home).run_names() == ["fox-41", "fox-42"]

@@ -69,7 +69,7 @@ def test_a_refusal_of_this_offer_alone_takes_the_next_one(market: Market) -> Non
     assert market.supervise() is ExitCode.DONE
     assert market.regions == ["here", "second", "third"]
     assert len({intent["token"] for intent in market.all_of(Event.CREATE_INTENDED)}) == 3
-    assert [one["reason"] for one in market.all_of(Event.CREATE_REFUSED)] == ["offer_rejected"] * 2
+    assert [data["reason"] for data in market.all_of(Event.CREATE_REFUSED)] == ["offer_rejected"] * 2
     assert len(market.cloud.boxes) == 1
 
 
@@ -90,7 +90,7 @@ def test_refusals_of_every_offer_are_listed_and_the_last_decides(market: Market)
     assert market.cloud.metered() == 0
 
 
-def test_one_reason_for_all_offers_is_told_once(market: Market) -> None:
+def test_one_reason_for_all_offers_is_shown_once(market: Market) -> None:
     refusing(market, *[Rejected("HTTP 400: no such rule.", of_offer=True)] * 3)
     assert market.supervise() is ExitCode.NO_OFFER
     (failed,) = market.all_of(Event.STEP_FAILED)

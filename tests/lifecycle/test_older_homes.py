@@ -48,24 +48,24 @@ class Older:
             events = self.folder.events.read_bytes()
             self.folder.events.write_bytes(events.replace(b'"parameters":4848', b'"parameters":null'))
         self.clock = VirtualClock(start=self.records[-1].wall + 30)
-        asked = self.all_of(Event.CREATE_INTENDED)[-1]
-        self.cloud = FakeCloud(PROFILES["runpod"], self.clock, account=asked["account"])
-        self.token = asked["token"]
-        self.box = self._box(asked)
+        intent = self.all_of(Event.CREATE_INTENDED)[-1]
+        self.cloud = FakeCloud(PROFILES["runpod"], self.clock, account=intent["account"])
+        self.token = intent["token"]
+        self.box = self._box(intent)
         if kind != "finished":
             self.cloud.boxes.append(self.box)
         self.far = OlderFar(self.cloud, self.folder.events if kind == "training" else None)
 
-    def _box(self, asked: Mapping[str, Any]) -> Box:
-        offer = Offer.model_validate(asked["offer"])
-        lease_s = sum(asked["lease"].values()) - asked["lease"]["kill_allowance_s"]
+    def _box(self, data: Mapping[str, Any]) -> Box:
+        offer = Offer.model_validate(data["offer"])
+        lease_s = sum(data["lease"].values()) - data["lease"]["kill_allowance_s"]
         order = Order(
-            run=RUN, token=asked["token"], attempt=1, offer=offer, deadline_wall=asked["deadline_wall"], lease_s=lease_s
+            run=RUN, token=data["token"], attempt=1, offer=offer, deadline_wall=data["deadline_wall"], lease_s=lease_s
         )
-        told = self.all_of(Event.CREATE_OBSERVED)[-1]["instance"]
+        instance = self.all_of(Event.CREATE_OBSERVED)[-1]["instance"]
         lived_s = self.clock.wall() - self.records[1].wall
-        box = Box(told["id"], order, offer.rate_micros_per_hour, -lived_s, -lived_s, offer.gpu, offer.gpu_count)
-        box.ends_s = asked["deadline_wall"] - self.clock.wall()
+        box = Box(instance["id"], order, offer.rate_micros_per_hour, -lived_s, -lived_s, offer.gpu, offer.gpu_count)
+        box.ends_s = data["deadline_wall"] - self.clock.wall()
         return box
 
     @property
@@ -101,17 +101,17 @@ class Older:
 
 
 class OlderFar(ScriptedFar):
-    """The machine that the older gpurun left in training: it has told what is at home, and then that it is done."""
+    """The machine that the older gpurun left in training: it has reported what is at home, and then that it is done."""
 
-    def __init__(self, cloud: FakeCloud, told: Path | None) -> None:
+    def __init__(self, cloud: FakeCloud, events: Path | None) -> None:
         super().__init__(cloud)
         self.started_s, self.train_s = 0.0, 20.0
-        self._told = told.read_bytes() if told else b""
+        self._content = events.read_bytes() if events else b""
 
     def poll(self, wants: Mapping[str, tuple[int, int]]) -> Poll:
         poll = super().poll(wants)
         end = b'{"kind":"stop","reason":"done","message":"","step":100000}\n'
-        story = self._told + (end if self._has_ended else b"")
+        story = self._content + (end if self._has_ended else b"")
         at, most = wants["events.jsonl"]
         return Poll(poll.status, {**poll.chunks, "events.jsonl": Chunk(at, story[at : at + most], len(story))})
 

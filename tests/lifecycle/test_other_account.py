@@ -123,7 +123,7 @@ def test_a_new_key_that_sees_nothing_needs_the_users_word(world: World) -> None:
     ask_to_stop(world.folder, "destroy", by="user", reason="", same_account=True)
     world.drive()
     assert world.state.phase is Phase.CLOSED
-    assert [one["code"] for one in receipt_of(world)["incidents"]].count("account.vouched") == 1
+    assert [incident["code"] for incident in receipt_of(world)["incidents"]].count("account.vouched") == 1
 
 
 def test_nobody_can_vouch_for_an_account_that_its_provider_names(world: World) -> None:
@@ -174,8 +174,8 @@ def reaped(world: World, patch: pytest.MonkeyPatch) -> tuple[int, str]:
     """The exit code of `gpurun reap --exit-code`, and the code of what it could not see."""
     patch.setattr("gpurun.providers.registry.ready_providers", lambda home: [])
     patch.setattr("gpurun.providers.registry.open_provider", lambda *_, **__: world.cloud)
-    told = reap(Session(home=world.home, clock=world.clock), ["local"], exit_code=True)
-    return int(told.exit_code), "".join(one.code for one in told.errors)
+    outcome = reap(Session(home=world.home, clock=world.clock), ["local"], exit_code=True)
+    return int(outcome.exit_code), "".join(error.code for error in outcome.errors)
 
 
 @pytest.mark.parametrize("mark", ["key:2222", "account:2222"])
@@ -201,8 +201,8 @@ def test_a_damaged_run_unseen_by_another_account_was_not_nothing(world: World, m
     assert sight.damage
     monkeypatch.setattr(registry, "open_provider", lambda *_, **__: world.cloud)
     world.cloud = other(world, "key:2222")
-    told = run_control.sweep_damaged(session, sight)
-    assert (told.exit_code, [one.code for one in told.errors]) == (ExitCode.MAY_BE_BILLING, ["account.other"])
+    outcome = run_control.sweep_damaged(session, sight)
+    assert (outcome.exit_code, [error.code for error in outcome.errors]) == (ExitCode.MAY_BE_BILLING, ["account.other"])
     assert len(right.alive) == 1
     world.cloud = right
     assert run_control.sweep_damaged(session, sight).exit_code is ExitCode.DONE

@@ -48,7 +48,7 @@ def risen(world: World) -> World:
 
 def reap(world: World, **flags: Any) -> tuple[int, list[str]]:
     result = reap_verb.reap(Session(home=world.home, clock=world.clock, json=True), **flags)
-    return int(result.exit_code), [one["fate"] for one in result.data["found"]]  # type: ignore[index,call-overload]
+    return int(result.exit_code), [machine["fate"] for machine in result.data["found"]]  # type: ignore[index,call-overload]
 
 
 def listed(world: World) -> ExitCode:
@@ -115,11 +115,11 @@ def renamed(world: World, name: str) -> None:
     """Somebody gave the machine another name in the provider's console."""
     find, read = world.cloud.find, world.cloud.read
 
-    def told(one: Instance) -> Instance:
-        return one.model_copy(update={"token": name, "run": ""})
+    def with_name(instance: Instance) -> Instance:
+        return instance.model_copy(update={"token": name, "run": ""})
 
-    world.cloud.find = lambda token: [told(one) for one in find(None) if name and token in (None, name)]  # type: ignore[method-assign]
-    world.cloud.read = lambda instance_id: told(read(instance_id))  # type: ignore[method-assign]
+    world.cloud.find = lambda token: [with_name(box) for box in find(None) if name and token in (None, name)]  # type: ignore[method-assign]
+    world.cloud.read = lambda instance_id: with_name(read(instance_id))  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("name", ["", "gpurun-abcdef-4000000000-c4deb1-owl-7"])

@@ -73,7 +73,7 @@ def test_a_reinstalled_or_keyless_box_holds_no_run_open_forever(world: World, wh
     world.far.broken["manifest"] = why
     world.drive()
     assert world.state.phase is Phase.CLOSED
-    (left,) = [one for one in world.all_of(Event.INCIDENT) if one["code"] == "box.not_left"]
+    (left,) = [incident for incident in world.all_of(Event.INCIDENT) if incident["code"] == "box.not_left"]
     assert why.what.rstrip(".") in left["message"]
 
 

@@ -41,12 +41,12 @@ def dead_for(world: World, verb: str, seconds: float) -> list[float]:
     """The line is down for so long from the first call of a verb on; when it was called."""
     real, calls = getattr(world.far, verb), list[float]()
 
-    def down(*told: Any, **more: Any) -> Any:
+    def down(*arguments: Any, **options: Any) -> Any:
         calls.append(world.clock.monotonic())
         if calls[-1] - calls[0] < seconds:
             world.clock.sleep(5.0)
             raise NO_ROUTE
-        return real(*told, **more)
+        return real(*arguments, **options)
 
     setattr(world.far, verb, down)
     return calls
@@ -56,12 +56,12 @@ def doze_in(world: World, verb: str, seconds: float) -> None:
     """The laptop sleeps in the first call of a verb; when it wakes the connection is dead."""
     real, slept = getattr(world.far, verb), list[float]()
 
-    def dozing(*told: Any, **more: Any) -> Any:
+    def dozing(*arguments: Any, **options: Any) -> Any:
         if not slept:
             slept.append(seconds)
             world.clock.sleep(seconds)
             raise MachineLost("The connection is dead: not a byte for 60 s.")
-        return real(*told, **more)
+        return real(*arguments, **options)
 
     setattr(world.far, verb, dozing)
 
@@ -201,7 +201,7 @@ def test_an_agent_killed_every_time_is_left_within_minutes(world: World) -> None
 
 
 def silences(world: World) -> list[tuple[str, str]]:
-    return [(one["code"], one["message"]) for one in world.all_of(Event.INCIDENT) if one["code"] in (SILENT, HEARD)]
+    return [(data["code"], data["message"]) for data in world.all_of(Event.INCIDENT) if data["code"] in (SILENT, HEARD)]
 
 
 def test_a_silent_machine_is_reported_once_with_time_and_cost(

@@ -48,12 +48,12 @@ def downloaded(
     order: Callable[[VirtualClock, PullResult, Callable[[], None]], None],
 ) -> tuple[int, float]:
     """How many bytes came, in how many seconds, where the machine downloads like this."""
-    clock, told = VirtualClock(), PullResult()
+    clock, result = VirtualClock(), PullResult()
     begun = clock.monotonic()
 
     def script(_: object, __: object, ___: object, came: PullResult, *, on_progress: Any, timeout_s: float) -> None:
         order(clock, came, on_progress)
-        told.sent_bytes = came.sent_bytes
+        result.sent_bytes = came.sent_bytes
 
     monkeypatch.setattr(room, "Patience", Patience)
     monkeypatch.setattr(room, "have_downloaded", script)
@@ -61,7 +61,7 @@ def downloaded(
     plan = SimpleNamespace(data=DATA)
     context = SimpleNamespace(plan=plan, clock=clock, folder=folder, raise_if_stopped=lambda _: None)
     room._download(RunState(run="fox-41", phase=Phase.READY), cast(Context, context), cast(FarSide, None))
-    return told.sent_bytes, clock.monotonic() - begun
+    return result.sent_bytes, clock.monotonic() - begun
 
 
 def at(bits_per_s: float) -> Callable[[VirtualClock, PullResult, Callable[[], None]], None]:
@@ -82,8 +82,8 @@ def failing(code: str, times: int) -> Callable[[VirtualClock, PullResult, Callab
         nonlocal times
         clock.sleep(1)
         times -= 1
-        told = NotPulled(sha256=FILE.sha256, code=code, message="its words")
-        came.failed = {FILE.sha256: told} if times >= 0 else {}
+        not_pulled = NotPulled(sha256=FILE.sha256, code=code, message="its words")
+        came.failed = {FILE.sha256: not_pulled} if times >= 0 else {}
 
     return order
 

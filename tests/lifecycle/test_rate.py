@@ -47,8 +47,8 @@ def let_it_say(world: World, *, step_s: float, steps: int = 1000) -> None:
         "eval": {"every": 1000, "tokens": 8192},
     }
     offer = world.plan.offer.model_copy(update={"vram_gb": 16})
-    told = {"resolved": resolved, "offer": offer, "cap_micros": world.plan.worst_micros}
-    world.plan = changed_plan(world.plan, told)
+    changes = {"resolved": resolved, "offer": offer, "cap_micros": world.plan.worst_micros}
+    world.plan = changed_plan(world.plan, changes)
     world.folder.plan.write_text(world.plan.to_json())
     before = world.far._events
 
@@ -72,7 +72,7 @@ def test_a_rate_that_suffices_is_shown_once_with_end_and_dollars(world: World) -
     assert (rates[0]["finishes"], rates[0]["ends_at_step"], rates[0]["needed_micros"]) == (True, 1000, None)
     assert rates[0]["tokens_per_s"] == pytest.approx(819_200)
     assert 0 < rates[0]["expected_micros"] < world.plan.cap_micros
-    record = next(one for one in world.records if one.event is Event.RATE_OBSERVED)
+    record = next(record for record in world.records if record.event is Event.RATE_OBSERVED)
     assert lacking(tell_record(record), "819 k tok/s", format_usd(world.plan.worst_micros)) == []
     assert not is_alarming(record)
     assert kept(world)
@@ -83,12 +83,12 @@ def test_a_clock_that_is_set_back_makes_no_run_cheaper(world: World, set_back_s:
     let_it_say(world, step_s=0.01)
     world.far.during = lambda: world.clock.jump_wall(-set_back_s if world.far.polls == 1 else 0.0)
     world.drive()
-    (told,) = world.all_of(Event.RATE_OBSERVED)
-    asked, told_at = (
-        next(one.mono for one in world.records if one.event is event)
+    (observed,) = world.all_of(Event.RATE_OBSERVED)
+    created_s, observed_s = (
+        next(record.mono for record in world.records if record.event is event)
         for event in (Event.CREATE_INTENDED, Event.RATE_OBSERVED)
     )
-    assert told["expected_micros"] > cost_of(RATE, told_at - asked + told["left_s"])
+    assert observed["expected_micros"] > cost_of(RATE, observed_s - created_s + observed["left_s"])
 
 
 def test_a_rate_too_slow_says_how_far_and_what_would_finish(world: World) -> None:
@@ -100,7 +100,7 @@ def test_a_rate_too_slow_says_how_far_and_what_would_finish(world: World) -> Non
     assert rates[0]["finishes"] is False
     assert 60 <= rates[0]["ends_at_step"] < 1000
     assert rates[0]["needed_micros"] > world.plan.cap_micros
-    record = next(one for one in world.records if one.event is Event.RATE_OBSERVED)
+    record = next(record for record in world.records if record.event is Event.RATE_OBSERVED)
     needed = format_usd(Micros(rates[0]["needed_micros"]))
     ends, steps = format_whole(rates[0]["ends_at_step"]), format_whole(1000)
     assert lacking(tell_record(record), f"{ends} of {steps}", needed) == []
@@ -131,10 +131,10 @@ def test_after_a_sleep_the_latest_line_counts_for_the_rate(world: World) -> None
     let_it_say(world, step_s=0.1)
     rating = Rating(world.state, world.context)
     lines = [{"kind": "step", "step": n, "elapsed_s": n * 0.1} for n in (1, *range(10, 501, 10))]
-    told = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
     pieces = EventLines()
-    rating.hear(pieces.take(told[:700]))
-    rating.hear(pieces.take(told[700:]))
+    rating.hear(pieces.take(content[:700]))
+    rating.hear(pieces.take(content[700:]))
     (rate,) = rating.notes(world.state)
     assert (rate.step, rate.step_s) == (500, pytest.approx(0.1))
     assert not list(rating.notes(world.state))
@@ -146,10 +146,10 @@ def test_a_trained_run_informs_later_plans_once_if_settled_twice(world: World) -
     world.drive()
     known, damage = load_priors(world.home)
     assert (len(known.runs), damage) == (1, "")
-    one = known.runs[0]
-    assert (one.run, one.card, one.gpu_count, one.micro_batch, one.torch) == ("fox-41", "A100", 1, 64, "2.9.1")
-    assert (one.machine, one.memory_peak_bytes, one.val_losses) == ("", 9 << 30, ((60, 2.5),))
-    assert one.tokens_per_s == pytest.approx(819_200, rel=0.01)
+    past = known.runs[0]
+    assert (past.run, past.card, past.gpu_count, past.micro_batch, past.torch) == ("fox-41", "A100", 1, 64, "2.9.1")
+    assert (past.machine, past.memory_peak_bytes, past.val_losses) == ("", 9 << 30, ((60, 2.5),))
+    assert past.tokens_per_s == pytest.approx(819_200, rel=0.01)
     context = world.context
     add_prior(world.state, context.plan, context.folder, context.home, context.clock.wall())
     assert len(load_priors(world.home)[0].runs) == 1
@@ -165,10 +165,10 @@ def test_a_measured_upload_informs_later_plans_about_the_line(
     let_it_say(world, step_s=0.01)
     unpack = world.far.unpack
 
-    def send(pack: Pack, **told: Any) -> Shipped:
+    def send(pack: Pack, **options: Any) -> Shipped:
         pack.sent_bytes = 30_000_000
         world.clock.sleep(7.0)
-        return unpack(pack, **told)
+        return unpack(pack, **options)
 
     world.far.unpack = send  # type: ignore[method-assign,assignment]
     world.drive()
@@ -176,16 +176,16 @@ def test_a_measured_upload_informs_later_plans_about_the_line(
     offer = plan.offer.model_copy(update={"provider": provider})
     rented = changed_plan(plan, {"offer": offer, "choices": plan.choices.model_copy(update={"stage": stage})})
     add_prior(world.state, rented, context.folder, context.home, context.clock.wall())
-    (one,) = load_priors(world.home)[0].runs
-    assert one.sent_bytes == (30_000_000 if is_kept else 0)
-    assert one.sent_s == pytest.approx(7.0 if is_kept else 0.0, abs=1.0)
+    (prior,) = load_priors(world.home)[0].runs
+    assert prior.sent_bytes == (30_000_000 if is_kept else 0)
+    assert prior.sent_s == pytest.approx(7.0 if is_kept else 0.0, abs=1.0)
 
 
 def test_a_run_that_failed_shows_nothing(world: World) -> None:
     let_it_say(world, step_s=0.01)
     ended = world.far._events
     world.far._events = lambda: [  # type: ignore[method-assign]
-        one if one["kind"] != "stop" else {**one, "reason": "nonfinite"} for one in ended()
+        event if event["kind"] != "stop" else {**event, "reason": "nonfinite"} for event in ended()
     ]
     assert world.drive() is ExitCode.TRAINING_FAILED
     assert load_priors(world.home) == (Priors(), "")
@@ -194,8 +194,8 @@ def test_a_run_that_failed_shows_nothing(world: World) -> None:
 @pytest.mark.parametrize("lie", [{"device": "cpu"}, {"micro_batch": "64"}, {"torch": 2}, {"precision": "x" * 300}])
 def test_an_impossible_figure_from_a_machine_is_not_kept(world: World, lie: dict[str, Any]) -> None:
     let_it_say(world, step_s=0.01)
-    told = world.far._events
-    world.far._events = lambda: [{**one, **lie} for one in told()]  # type: ignore[method-assign]
+    before = world.far._events
+    world.far._events = lambda: [{**event, **lie} for event in before()]  # type: ignore[method-assign]
     world.drive()
     assert load_priors(world.home)[0] == Priors()
 
@@ -205,9 +205,9 @@ def test_a_speed_that_no_such_card_has_is_not_kept(world: World) -> None:
     card = world.plan.offer.model_copy(update={"gpu": "T4"})
     world.plan = changed_plan(world.plan, {"offer": card})
     world.folder.plan.write_text(world.plan.to_json())
-    told = world.far._events
+    before = world.far._events
     world.far._events = lambda: [  # type: ignore[method-assign]
-        {**one, "elapsed_s": one["elapsed_s"] * 1e-7} if one["kind"] == "step" else one for one in told()
+        {**event, "elapsed_s": event["elapsed_s"] * 1e-7} if event["kind"] == "step" else event for event in before()
     ]
     world.drive()
     assert load_priors(world.home)[0] == Priors()

@@ -62,7 +62,7 @@ def test_a_recipe_that_learns_passes_and_another_fails_alone(own: Home, tmp_path
     assert "✘" in result.text
 
 
-def test_a_rehearsal_that_breaks_is_told_with_its_reason(
+def test_a_rehearsal_that_breaks_is_reported_with_its_reason(
     own: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tiny trainer of the lifecycle's tests stands in for the real one; it knows how to fail."""

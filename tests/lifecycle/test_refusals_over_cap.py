@@ -23,9 +23,9 @@ from tests.plan_makers import make_plan
 
 def planned(gpu: str, cap: str, **choices: bool) -> Plan:
     """The plan under this cap; NoOffer where there is none."""
-    asked = Request(recipe="gpt2-124m", gpu=parse_gpu(gpu), max_cost_micros=parse_usd(cap), choices=Choices(**choices))
+    wanted = Request(recipe="gpt2-124m", gpu=parse_gpu(gpu), max_cost_micros=parse_usd(cap), choices=Choices(**choices))
     home = Home(Path("/nowhere"))
-    plan = make_plan(asked, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=False)
+    plan = make_plan(wanted, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=False)
     assert choices or not is_weak(plan.offer)
     return plan
 

@@ -36,7 +36,7 @@ def sign_again(home: Home, folder: RunFolder, name: str) -> None:
     for record in records:
         for file in record["data"].get("files", []) if isinstance(record["data"].get("files"), list) else []:
             file.update(now if file["name"] == name else {})
-    kept = [one for one in records if one["event"] not in ("receipt.observed", "run.closed")]
+    kept = [record for record in records if record["event"] not in ("receipt.observed", "run.closed")]
     chain_anew(folder.journal, kept)
     folder.receipt.unlink()
     home.ledger.unlink()
@@ -49,8 +49,8 @@ def sign_again(home: Home, folder: RunFolder, name: str) -> None:
 @pytest.mark.parametrize("moved", [0.0, 1e-3])
 def test_moved_and_re_signed_weights_are_found_by_replay_alone(own_home: Path, tmp_path: Path, moved: float) -> None:
     (tmp_path / "text.txt").write_text(TEXT * 3)
-    asked = ("course-lab", "--data", str(tmp_path / "text.txt"), "--provider", "local", "--challenge", "ml-2026-word")
-    assert gpurun("train", *asked, "--yes", "--name", "fox-41", "--no-progress").returncode == 0
+    words = ("course-lab", "--data", str(tmp_path / "text.txt"), "--provider", "local", "--challenge", "ml-2026-word")
+    assert gpurun("train", *words, "--yes", "--name", "fox-41", "--no-progress").returncode == 0
     home, name = Home(own_home), "checkpoints/000300.model.safetensors"
     folder = home.run("fox-41")
     nudge(folder.artifacts / name, moved)
@@ -69,8 +69,8 @@ def test_moved_and_re_signed_weights_are_found_by_replay_alone(own_home: Path, t
 
 def trained(home: Path, text: Path, word: str, *more: str) -> RunFolder:
     """A learner's honest run in a home of his own."""
-    asked = ("course-lab", "--data", str(text), "--provider", "local", "--challenge", word, "--yes", "--no-progress")
-    done = gpurun("train", *asked, "--name", "fox-41", *more, "--home", str(home))
+    words = ("course-lab", "--data", str(text), "--provider", "local", "--challenge", word, "--yes", "--no-progress")
+    done = gpurun("train", *words, "--name", "fox-41", *more, "--home", str(home))
     assert done.returncode == 0, done.stderr
     return Home(home).run("fox-41")
 
@@ -82,8 +82,8 @@ def as_own(mine: RunFolder, theirs: RunFolder) -> None:
     nudge(mine.artifacts / name, 1e-9)
     own = [json.loads(line) for line in mine.events.read_text().splitlines()]
     copied = [json.loads(line) for line in theirs.events.read_text().splitlines()]
-    losses = {(one["kind"], one["step"]): one for one in copied if one["kind"] in ("step", "eval")}
-    mine.events.write_text("".join(json.dumps(losses.get((one["kind"], one["step"]), one)) + "\n" for one in own))
+    losses = {(event["kind"], event["step"]): event for event in copied if event["kind"] in ("step", "eval")}
+    mine.events.write_text("".join(json.dumps(losses.get((line["kind"], line["step"]), line)) + "\n" for line in own))
     log = {line.split(" | ")[0]: line for line in theirs.log.read_text().splitlines() if line.startswith("step ")}
     lines = [log.get(line.split(" | ")[0], line) for line in mine.log.read_text().splitlines()]
     mine.log.write_text("\n".join(lines) + "\n")
@@ -91,17 +91,17 @@ def as_own(mine: RunFolder, theirs: RunFolder) -> None:
 
 def without_first_steps(mine: RunFolder) -> None:
     """Delete the events that a replay compares."""
-    told = [json.loads(line) for line in mine.events.read_text().splitlines()]
-    kept = [one for one in told if one["kind"] != "step" or one["step"] > 20]
-    mine.events.write_text("".join(json.dumps(one) + "\n" for one in kept))
+    events = [json.loads(line) for line in mine.events.read_text().splitlines()]
+    kept = [event for event in events if event["kind"] != "step" or event["step"] > 20]
+    mine.events.write_text("".join(json.dumps(event) + "\n" for event in kept))
 
 
 def with_state(mine: RunFolder, theirs: RunFolder, **edits: Any) -> None:
     """Make the checkpoint's own word fit, but for what is edited in it."""
     name = "checkpoints/000300.state.json"
-    state, other = (json.loads((one.artifacts / name).read_bytes()) for one in (mine, theirs))
-    told = {key: other[key] for key in ("loss", "val_loss") if key in other}
-    (mine.artifacts / name).write_text(json.dumps({**state, **told, **edits}))
+    state, other = (json.loads((folder.artifacts / name).read_bytes()) for folder in (mine, theirs))
+    losses = {key: other[key] for key in ("loss", "val_loss") if key in other}
+    (mine.artifacts / name).write_text(json.dumps({**state, **losses, **edits}))
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_a_classmates_training_under_ones_own_challenge_is_found(
     as_own(mine, theirs)
     with_state(mine, theirs, **edits)
     if not edits:  # It says that it went on from where nothing shows.
-        told = [json.loads(line) for line in mine.events.read_text().splitlines()]
-        told.append({**next(one for one in told if one["kind"] == "start"), "step": 150, "resumed_from": 150})
-        mine.events.write_text("".join(json.dumps(one) + "\n" for one in told))
+        events = [json.loads(line) for line in mine.events.read_text().splitlines()]
+        events.append({**next(event for event in events if event["kind"] == "start"), "step": 150, "resumed_from": 150})
+        mine.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     if hides:
         without_first_steps(mine)
     for name in ("000300.model.safetensors", "000300.state.json"):

@@ -90,7 +90,7 @@ def test_a_good_end_leaves_its_bucket_checkpoints_unfetched(own: Home, s3: S3Emu
     assert last_data(folder, "train.started")["pushed"] == place_of(folder)
     assert incidents(folder) == []
     written = [path.read_bytes() for path in own.root.rglob("*") if path.is_file()]
-    assert not [one for one in written if b"X-Amz-Signature" in one]
+    assert not [content for content in written if b"X-Amz-Signature" in content]
     assert oct(folder.push_key.stat().st_mode & 0o777) == "0o600"
 
 

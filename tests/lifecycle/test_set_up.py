@@ -1,4 +1,4 @@
-"""The script of --setup in a run: paid once, seen while it works, told in its own words where it fails."""
+"""The script of --setup in a run: paid once, seen while it works, quoted where it fails."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def make(home: Home, script: str, limit_s: int = 60) -> Path:
 
 
 def failure(home: Home) -> dict[str, object]:
-    (failed,) = [one for one in read_journal(home.run(RUN).journal).records if one.event is Event.STEP_FAILED]
+    (failed,) = [record for record in read_journal(home.run(RUN).journal).records if record.event is Event.STEP_FAILED]
     assert LocalProvider(home, SystemClock()).find(None) == []
     assert "death.proven" in tiny_runs.events_of(home.run(RUN))
     return dict(failed.data)
@@ -82,7 +82,8 @@ def test_it_runs_once_over_two_lost_lines_and_its_output_comes(own: Home) -> Non
     log = own.run(RUN).setup_log
     assert log.read_text() == "1\n2\n3\ndone\n"
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
-    (ready,) = [one.data for one in read_journal(own.run(RUN).journal).records if one.event is Event.READY_OBSERVED]
+    records = read_journal(own.run(RUN).journal).records
+    (ready,) = [record.data for record in records if record.event is Event.READY_OBSERVED]
     assert 1.0 <= ready["setup_s"] < ready["seconds"]
     (row,) = audit(own).rows
     assert (list(row.problems), read_receipt(own, own.run(RUN)).predicate["runtime"]["phases_s"]["setup"]) == (
@@ -153,10 +154,10 @@ def test_a_working_set_up_ends_within_ten_seconds_of_a_stop(own: Home) -> None:
     seen = read_moving(folder, time.time())
     assert seen is not None
     assert moving_words(seen).endswith(" s of 10 m 00 s · whole red")
-    asked = time.monotonic()
+    asked_mono = time.monotonic()
     ask_to_stop(folder, "destroy", by="user", reason="a test")
     until(lambda: LocalProvider(own, SystemClock()).find(None) == [], 10.0)
-    assert time.monotonic() - asked < 10
+    assert time.monotonic() - asked_mono < 10
     supervisor.communicate(timeout=60)
     assert supervisor.returncode == int(ExitCode.INTERRUPTED)
 
@@ -169,10 +170,10 @@ def test_what_it_does_not_need_of_its_limit_is_trained_for(own: Home) -> None:
         tiny_runs.setting_up(world.folder, "pip install something", 600)
         world.far.setup_takes_s = takes_s
         assert world.drive() is ExitCode.DONE
-        (asked,) = world.all_of(Event.CREATE_INTENDED)
-        assert asked["lease"]["setup_s"] == 600
+        (intent,) = world.all_of(Event.CREATE_INTENDED)
+        assert intent["lease"]["setup_s"] == 600
         (job,) = world.all_of(Event.TRAIN_INTENDED)
-        stops.append(asked["deadline_wall"] - job["hard_stop_wall"])
+        stops.append(intent["deadline_wall"] - job["hard_stop_wall"])
     assert stops == pytest.approx([lease.collect_s + lease.destroy_s] * 2)
 
 

@@ -72,7 +72,7 @@ def looked_at(world: World, home: Home) -> Orphan:
 def tag_as(world: World, **changed: object) -> None:
     """The provider's list has the machine with other tags."""
     find = world.cloud.find
-    world.cloud.find = lambda token: [one.model_copy(update=changed) for one in find(token)]  # type: ignore
+    world.cloud.find = lambda token: [instance.model_copy(update=changed) for instance in find(token)]  # type: ignore
 
 
 def test_destroy_ends_no_training_of_another_home_and_says_whose(world: World, other: Home, reap: Reap) -> None:
@@ -165,8 +165,8 @@ def test_only_the_current_token_of_a_run_is_driven(world: World) -> None:
     box, token = world.cloud.boxes[0], make_token(world.home.id, world.cloud.boxes[0].order.deadline_wall, "fox-41")
     with RunLock(world.folder.lock):
         assert looked_at(world, world.home).fate == "owned"
-        told = {"code": "create.duplicate", "message": "A second machine.", "id": box.id, "token": token}
-        Journal.open(world.folder.journal, world.clock).write(Event.INCIDENT, told)
+        incident = {"code": "create.duplicate", "message": "A second machine.", "id": box.id, "token": token}
+        Journal.open(world.folder.journal, world.clock).write(Event.INCIDENT, incident)
         box.order = box.order.model_copy(update={"token": token})
         found = looked_at(world, world.home)
     assert (found.fate, found.owner.whose, found.owner.run) == ("within lease", "here", "fox-41")
@@ -176,8 +176,8 @@ def test_an_overdue_second_machine_ends_without_its_run(world: World, reap: Reap
     own, past = world.cloud.boxes[0], world.clock.wall() - 60
     token = make_token(world.home.id, past, "fox-41")
     extra = world.cloud.create(own.order.model_copy(update={"token": token, "deadline_wall": past}))
-    told = {"code": "create.duplicate", "message": "A second machine.", "id": extra.id, "token": token}
-    Journal.open(world.folder.journal, world.clock).write(Event.INCIDENT, told)
+    incident = {"code": "create.duplicate", "message": "A second machine.", "id": extra.id, "token": token}
+    Journal.open(world.folder.journal, world.clock).write(Event.INCIDENT, incident)
     assert reap(world.home)[0] == 0
     assert [box.id for box in world.cloud.alive] == [own.id]
 
@@ -202,9 +202,9 @@ def test_side_resources_of_another_home_stay_within_their_lease(world: World, ot
     order = world.cloud.boxes[0].order
     world.cloud._leave_things(order)
 
-    def fates(home: Home, **asked: bool) -> list[str]:
-        asks = {"remove_all": False, "look_only": False, **asked}
-        return [one.fate for one in sweep_leftovers([world.cloud], home, world.clock, **asks)]
+    def fates(home: Home, **changes: bool) -> list[str]:
+        options = {"remove_all": False, "look_only": False, **changes}
+        return [leftover.fate for leftover in sweep_leftovers([world.cloud], home, world.clock, **options)]
 
     assert fates(other, remove_all=True, anyones=True) == ["kept"], "its machine lives"
     world.cloud.boxes[0].died_s = world.clock.monotonic()

@@ -1,4 +1,4 @@
-"""A job that writes nothing: told on record, in `ps` and by a notice, and ended as --idle and --silent have it."""
+"""A job that writes nothing: shown on record, in `ps` and by a notice, and ended as --idle and --silent have it."""
 
 from __future__ import annotations
 
@@ -71,17 +71,17 @@ def incidents(world: World) -> list[dict[str, Any]]:
 def test_a_silence_is_recorded_once_with_cards_and_its_limit(world: World) -> None:
     silent_between(world, [(2, 6)], percent=100)
     assert world.drive() is ExitCode.DONE
-    told, over = incidents(world)
-    assert (told["code"], over["code"]) == ("job.silent", "job.heard")
-    assert "100 %" in told["message"]
-    assert lacking(told["message"], "1 h 00 m", "--idle") == []
+    silence, over = incidents(world)
+    assert (silence["code"], over["code"]) == ("job.silent", "job.heard")
+    assert "100 %" in silence["message"]
+    assert lacking(silence["message"], "1 h 00 m", "--idle") == []
     assert kept(world)
 
 
 def test_a_sparse_writer_is_silent_only_after_twice_its_pause(world: World) -> None:
     silent_between(world, [(2, 6), (8, 14), (16, 50)], percent=0)
     assert world.drive() is ExitCode.DONE
-    assert [one["code"] for one in incidents(world)] == ["job.silent", "job.heard"] * 2
+    assert [incident["code"] for incident in incidents(world)] == ["job.silent", "job.heard"] * 2
 
 
 def test_ps_and_a_notice_tell_of_it_while_it_lasts(world: World) -> None:
@@ -146,7 +146,7 @@ def error_of(home: Home) -> GpurunError:
     return error
 
 
-def test_git_is_told_in_the_environment_as_its_folder_stays_here(tmp_path: Path) -> None:
+def test_the_git_commit_is_in_the_environment_without_its_folder(tmp_path: Path) -> None:
     (lab := tmp_path / "lab").mkdir()
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
         git(lab, *words)
@@ -171,7 +171,7 @@ def test_git_is_told_in_the_environment_as_its_folder_stays_here(tmp_path: Path)
     ],
     ids=["killed for memory", "shared memory", "the trainer needs no git", "killed by somebody"],
 )
-def test_a_failure_is_told_with_the_cure_of_its_own_cause_alone(
+def test_a_failure_is_shown_with_the_cure_of_its_own_cause_alone(
     world: World, words: str, status: dict[str, int], cure: str
 ) -> None:
     poll = world.far.poll
@@ -192,7 +192,7 @@ def test_a_failure_is_told_with_the_cure_of_its_own_cause_alone(
     assert cure in error.hint
     if cure == "more memory":
         assert "memory of 17 GB" in error.what
-    assert len([one for one in cures if one in error.hint]) == (1 if cure else 0), error.hint
+    assert len([known for known in cures if known in error.hint]) == (1 if cure else 0), error.hint
 
 
 def git(folder: Path, *words: str) -> str:

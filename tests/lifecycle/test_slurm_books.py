@@ -131,9 +131,9 @@ def test_torchrun_on_two_nodes_meets_and_a_stop_reaches_both(engine: Engine, tmp
         "stopped = []\nsignal.signal(signal.SIGTERM, lambda *_: stopped.append(1))\n"
         "dist.init_process_group('gloo')\nrank = dist.get_rank()\n"
         "for step in range(1, 1000):\n"
-        "    told = torch.tensor([float(len(stopped))])\n    dist.all_reduce(told)\n"
+        "    stops = torch.tensor([float(len(stopped))])\n    dist.all_reduce(stops)\n"
         "    if rank == 0: print(f'step {step} of {dist.get_world_size()}', flush=True)\n"
-        "    if told.item(): open(f'{rank}.txt', 'w').write(str(step)); break\n"
+        "    if stops.item(): open(f'{rank}.txt', 'w').write(str(step)); break\n"
         "    time.sleep(0.2)\n"
     )
     words = ("--gpu", "2xcpu", "--accept-cpu", "--yes", "--name", "two-1", "--", "torchrun", "--nproc-per-node", "1")

@@ -61,16 +61,16 @@ def waited(provider: SlurmProvider, instance_id: str, state: InstanceState, with
 def test_one_job_of_a_name_runs_at_a_time_and_goes_with_its_node(engine: Engine) -> None:
     provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
     assert "(probe)" in provider.verify().identity
-    asked = order(provider, lease_s=600)
-    first, second = provider.create(asked), provider.create(asked)
+    wish = order(provider, lease_s=600)
+    first, second = provider.create(wish), provider.create(wish)
     waited(provider, first.id, InstanceState.RUNNING, 20)
     assert provider.read(second.id).state is InstanceState.PENDING
-    (found, _) = provider.find(asked.token)
-    assert (found.run, found.deadline_wall, found.region) == ("fox-41", asked.deadline_wall, "lab")
+    (found, _) = provider.find(wish.token)
+    assert (found.run, found.deadline_wall, found.region) == ("fox-41", wish.deadline_wall, "lab")
     assert provider.read("lab/9999").state is InstanceState.GONE
-    for one in (second, first):
-        provider.destroy(one.id)
-        provider.destroy(one.id)
+    for instance in (second, first):
+        provider.destroy(instance.id)
+        provider.destroy(instance.id)
     waited(provider, first.id, InstanceState.GONE, 40)
     assert provider.read(second.id).state is InstanceState.GONE
 
@@ -80,10 +80,10 @@ def test_a_steps_secrets_are_in_no_file_of_the_shared_disk(engine: Engine, tmp_p
     made = provider.create(order(provider, lease_s=600))
     waited(provider, made.id, InstanceState.RUNNING, 20)
     step = job_step(engine.cluster, provider.read(made.id), Home(tmp_path / "home").prepare(), CLOCK)
-    told = step.call(
+    done = step.call(
         ["sh", "-c", 'grep -rl canary . ; cat; echo " in job $SLURM_JOB_ID"'], stdin=[b"canary"], timeout_s=60
     )
-    assert (told.exit_code, told.stdout.decode()) == (0, f"canary in job {made.id.partition('/')[2]}\n")
+    assert (done.exit_code, done.stdout.decode()) == (0, f"canary in job {made.id.partition('/')[2]}\n")
     assert [path for path in engine.work.rglob("*") if path.is_file() and b"canary" in path.read_bytes()] == []
 
 
@@ -196,8 +196,8 @@ def test_a_failing_node_ends_the_run_as_lost_and_proven_dead(engine: Engine, tmp
     _, errors = driven.communicate(timeout=300)
     assert driven.returncode == ExitCode.TRAINING_FAILED, errors
     check_one_job(engine, home, folder)
-    told = next(one for one in read_journal(folder.journal).records if one.event is Event.TRAIN_OBSERVED)
-    assert (told.data["outcome"], "NODE_FAIL" in told.data["message"]) == ("lost", True)
+    observed = next(record for record in read_journal(folder.journal).records if record.event is Event.TRAIN_OBSERVED)
+    assert (observed.data["outcome"], "NODE_FAIL" in observed.data["message"]) == ("lost", True)
     assert list(folder.artifacts.rglob("*.safetensors")), "what was finished comes from its folder"
 
 
@@ -232,18 +232,18 @@ def training(engine: Engine, home: Home, gpu: str, run: str, steps: int) -> subp
     """`gpurun train` of a small model, with torch, on so many nodes."""
     home.prepare()
     home.config.write_text(f'[slurm.lab]\nhost = "local"\nworkdir = "{engine.work}"\npython = "{sys.executable}"\n')
-    words = [word for one in (*SMALL, f"train.steps={steps}") for word in ("--set", one)]
-    asked = ["train", "mini-gpt", "--provider", "slurm", "--gpu", gpu, "--name", run, "--yes", *words]
+    words = [word for setting in (*SMALL, f"train.steps={steps}") for word in ("--set", setting)]
+    command = ["train", "mini-gpt", "--provider", "slurm", "--gpu", gpu, "--name", run, "--yes", *words]
     return subprocess.Popen(
-        [sys.executable, "-m", "gpurun", *asked], env={**os.environ, "GPURUN_HOME": str(home.root)},
+        [sys.executable, "-m", "gpurun", *command], env={**os.environ, "GPURUN_HOME": str(home.root)},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
 
 def last_loss(events: Path) -> float:
     """The training loss of the last step."""
-    told = [json.loads(line) for line in events.read_text().splitlines()]
-    return float(next(one["loss"] for one in reversed(told) if one["kind"] == "step"))
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    return float(next(event["loss"] for event in reversed(lines) if event["kind"] == "step"))
 
 
 def test_one_node_and_two_reach_the_loss_of_two_processes_here(engine: Engine, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_one_node_and_two_reach_the_loss_of_two_processes_here(engine: Engine, t
     for gpu, run in (("2xcpu", "two-1"), ("cpu", "one-1")):
         assert training(engine, home, gpu, run, 20).wait(timeout=300) == ExitCode.DONE
     folder, own = home.run("two-1"), tmp_path / "own"
-    ready = next(one for one in read_journal(folder.journal).records if one.event is Event.READY_OBSERVED)
+    ready = next(record for record in read_journal(folder.journal).records if record.event is Event.READY_OBSERVED)
     assert [node["name"] for node in ready.data["network"]["nodes"]] == ["n1", "n2"]
     assert ready.data["network"]["gigabytes_per_s"] > 0
     plan = Plan.from_json(folder.plan.read_bytes())
@@ -273,7 +273,7 @@ def test_a_failing_second_node_is_lost_with_checkpoints_here(engine: Engine, tmp
             break
     engine.break_second_node()
     assert training_two.wait(timeout=400) == ExitCode.TRAINING_FAILED
-    told = next(one for one in read_journal(folder.journal).records if one.event is Event.TRAIN_OBSERVED)
-    assert (told.data["outcome"], "NODE_FAIL" in told.data["message"]) == ("lost", True)
+    observed = next(record for record in read_journal(folder.journal).records if record.event is Event.TRAIN_OBSERVED)
+    assert (observed.data["outcome"], "NODE_FAIL" in observed.data["message"]) == ("lost", True)
     assert list(folder.artifacts.rglob("*.model.safetensors"))
     check_one_job(engine, home, folder)

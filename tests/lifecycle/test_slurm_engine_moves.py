@@ -93,7 +93,7 @@ def records(folder: RunFolder) -> list[Record]:
 
 
 def recorded(event: Event) -> Callable[[Engine, RunFolder], bool]:
-    return lambda engine, folder: any(one.event is event for one in records(folder))
+    return lambda engine, folder: any(record.event is event for record in records(folder))
 
 
 def runs(engine: Engine, folder: RunFolder) -> bool:
@@ -115,7 +115,7 @@ MOMENTS: dict[str, Callable[[Engine, RunFolder], bool]] = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_cancelled_by_root_the_run_continues_with_the_loss_of_an_unbroken_one(
+def test_cancelled_by_root_it_continues_to_the_same_loss(
     engine: Engine, tmp_path: Path, lab: Path, moment: str
 ) -> None:
     home = Home(tmp_path / "home").prepare()
@@ -126,14 +126,14 @@ def test_cancelled_by_root_the_run_continues_with_the_loss_of_an_unbroken_one(
         if MOMENTS[moment](engine, folder):
             break
     engine.ask("scancel", "-u", "root")
-    told = lambda: [f"{one.event} {dict(one.data)}"[:400] for one in records(folder)]  # noqa: E731
-    assert child.wait(timeout=500) == ExitCode.DONE, told()
+    story = lambda: [f"{record.event} {dict(record.data)}"[:400] for record in records(folder)]  # noqa: E731
+    assert child.wait(timeout=500) == ExitCode.DONE, story()
     assert json.loads((folder.artifacts / "outputs/out/ckpt.json").read_text()) == unbroken(tmp_path)
     assert [row.problems for row in audit(home).rows] == [()]
     assert list(engine.work.iterdir()) == []
-    intents = [one for one in records(folder) if one.event is Event.CREATE_INTENDED]
+    intents = [record for record in records(folder) if record.event is Event.CREATE_INTENDED]
     if moment != "collecting":  # By then all was done, and comes from its folder.
-        assert len(intents) == 2, told()
+        assert len(intents) == 2, story()
     if moment == "a checkpoint":
         assert read_receipt(home, folder).predicate["legs"][1]["step"] >= 20
 
@@ -164,7 +164,7 @@ def test_taken_by_one_cluster_the_run_continues_on_another(engine: Engine, tmp_p
             taken = first.data["offer"]["region"]
             clusters[taken].ask("/usr/bin/scontrol", "update", "partitionname=main", "state=down")
             clusters[taken].ask("/usr/bin/scancel", "-u", "root")
-            story = lambda: [f"{one.event} {dict(one.data)}"[:400] for one in records(folder)]  # noqa: E731
+            story = lambda: [f"{record.event} {dict(record.data)}"[:400] for record in records(folder)]  # noqa: E731
             assert child.wait(timeout=500) == ExitCode.DONE, story()
         finally:
             engine.ask("/usr/bin/scontrol", "update", "partitionname=main", "state=up")

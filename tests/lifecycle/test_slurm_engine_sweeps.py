@@ -58,16 +58,16 @@ def check_promises(engine: Engine, person: Person) -> list[dict[str, Any]]:
     """Both jobs are over, by accounting's own word each ran trials; twelve rows, none twice; the audit is content."""
     home = Home(person.home)
     folder = home.run("fox-41")
-    told = read_receipt(home, folder).predicate
-    rows: list[dict[str, Any]] = told["training"]["trials"]["rows"]
+    receipt = read_receipt(home, folder).predicate
+    rows: list[dict[str, Any]] = receipt["training"]["trials"]["rows"]
     assert [row["trial"] for row in rows] == list(range(1, 13))
     assert {row["state"] for row in rows} == {"done"}
     assert len({tuple(sorted(row["params"].items())) for row in rows}) == 12
     begun = [event["trial"] for event in trials(folder) if event["state"] == "running" and event["step"] is None]
     assert sorted(begun) == list(range(1, 13))
-    assert told["instance"]["jobs"] == 2
+    assert receipt["instance"]["jobs"] == 2
     found = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK).find(None)
-    assert {one.state for one in found} <= {InstanceState.GONE}
+    assert {instance.state for instance in found} <= {InstanceState.GONE}
     assert list(engine.work.iterdir()) == []
     assert [row.problems for row in audit(home).rows] == [()]
     return rows
@@ -107,10 +107,10 @@ def test_a_node_dies_under_a_trial_and_it_is_begun_again(engine: Engine, person:
     for _ in ticks(CLOCK, 0.1, 240):
         if any(event["trial"] == 3 for event in trials(folder)):
             break
-    (lead,) = {one.id for one in SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK).find(None)}
+    (lead,) = {instance.id for instance in SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK).find(None)}
     engine.ask("scancel", f"{lead.rpartition('/')[2].removesuffix('_0')}_1")
     assert person.types("resume", "fox-41", timeout_s=600).returncode == 0
-    told = read_receipt(Home(person.home), folder).predicate
-    assert {row["state"] for row in told["training"]["trials"]["rows"]} == {"done"}
-    assert len(told["training"]["trials"]["rows"]) == 12
+    receipt = read_receipt(Home(person.home), folder).predicate
+    assert {row["state"] for row in receipt["training"]["trials"]["rows"]} == {"done"}
+    assert len(receipt["training"]["trials"]["rows"]) == 12
     assert [row.problems for row in audit(Home(person.home)).rows] == [()]

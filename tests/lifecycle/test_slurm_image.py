@@ -68,9 +68,9 @@ def plan_of(
     lab = tmp_path / "lab"
     lab.mkdir(exist_ok=True)
     (lab / "t.py").write_text(program)
-    asked = Command(argv=argv, folder=str(lab), outputs=("*.txt",), env={"FOO": "bar"}).model_copy(update=more)
+    job_command = Command(argv=argv, folder=str(lab), outputs=("*.txt",), env={"FOO": "bar"}).model_copy(update=more)
     choices, need = Choices(accept_cpu=True, image=str(image)), GpuNeed(count=0, name="cpu", nodes=nodes)
-    request = Request(recipe="", providers=("slurm",), gpu=need, command=asked, choices=choices)
+    request = Request(recipe="", providers=("slurm",), gpu=need, command=job_command, choices=choices)
     return create_run(home, request, make_command_plan(request, run="fox-41", home=home, clock=CLOCK, say=print))
 
 
@@ -129,8 +129,8 @@ def test_every_node_runs_the_command_in_the_image(
     words = ("sh", "-c", 'echo "$APPTAINER_CONTAINER" >$NODE_RANK.txt')
     folder = plan_of(home, tmp_path, *words, image=images.good, nodes=2)
     assert drive(home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
-    told = {path.name: path.read_text().strip() for path in (folder.artifacts / "outputs").iterdir()}
-    assert told == {"0.txt": str(images.good), "1.txt": str(images.good)}
+    written = {path.name: path.read_text().strip() for path in (folder.artifacts / "outputs").iterdir()}
+    assert written == {"0.txt": str(images.good), "1.txt": str(images.good)}
 
 
 def test_an_image_that_lacks_something_is_refused_early(
@@ -146,7 +146,7 @@ def test_an_image_that_lacks_something_is_refused_early(
     config = home.config.read_text()
     home.config.write_text(config.replace(images.setup, images.bare_setup))
     folder = plan_of(home, tmp_path, "t.py", "x", image=images.bare)
-    (warning,) = [one for one in Plan.from_json(folder.plan.read_bytes()).warnings if "bare.sif" in one]
+    (warning,) = [words for words in Plan.from_json(folder.plan.read_bytes()).warnings if "bare.sif" in words]
     assert lacking(warning, str(images.bare), "python3") == []
     assert drive(home) == ExitCode.TRAINING_FAILED
     assert "python3" in folder.log.read_text()

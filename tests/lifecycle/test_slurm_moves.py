@@ -91,14 +91,14 @@ def saved(slurm: ScriptedSlurm) -> bool:
 
 def legs(folder: RunFolder) -> list[dict[str, Any]]:
     records = read_journal(folder.journal).records
-    return [dict(one.data) for one in records if one.event is Event.LEG_PLANNED]
+    return [dict(record.data) for record in records if record.event is Event.LEG_PLANNED]
 
 
 def one_at_a_time(slurm: ScriptedSlurm) -> bool:
     """Whether each job was over before the next one was submitted."""
     ends = [(slurm.state / "jobs" / job / "ended").read_text() for job in slurm.jobs]
-    asked = [(slurm.state / "jobs" / job / "submitted").read_text() for job in slurm.jobs]
-    return all(int(end) <= int(next_one) for end, next_one in zip(ends, asked[1:], strict=False))
+    submitted = [(slurm.state / "jobs" / job / "submitted").read_text() for job in slurm.jobs]
+    return all(int(end) <= int(next_one) for end, next_one in zip(ends, submitted[1:], strict=False))
 
 
 def check_moved(home: Home, folder: RunFolder, slurm: ScriptedSlurm, jobs: int = 2) -> None:
@@ -107,15 +107,15 @@ def check_moved(home: Home, folder: RunFolder, slurm: ScriptedSlurm, jobs: int =
     assert len(slurm.jobs) == jobs
     assert one_at_a_time(slurm)
     assert list(slurm.work.iterdir()) == []
-    told = read_receipt(home, folder).predicate
-    assert [leg["leg"] for leg in told["legs"]] == list(range(1, jobs + 1))
-    assert len([one for one in told["cost"]["rentals"] if one["end"] != "refused"]) == jobs
-    assert told["cost"]["gpu_hours"] <= 4
+    receipt = read_receipt(home, folder).predicate
+    assert [leg["leg"] for leg in receipt["legs"]] == list(range(1, jobs + 1))
+    assert len([rental for rental in receipt["cost"]["rentals"] if rental["end"] != "refused"]) == jobs
+    assert receipt["cost"]["gpu_hours"] <= 4
     assert [row.problems for row in audit(home).rows] == [()]
 
 
 @pytest.mark.parametrize("books", [True, False], ids=["accounting names root", "no accounting"])
-def test_a_job_that_an_admin_cancels_continues_from_its_checkpoint_in_another(
+def test_a_job_that_an_admin_cancels_continues_in_another(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, books: bool
 ) -> None:
     if books:
@@ -203,9 +203,7 @@ def test_a_job_that_its_own_user_cancels_ends_the_run(
     assert [row.problems for row in audit(home).rows] == [()]
 
 
-def test_what_gpurun_itself_cancels_counts_as_lost_and_not_as_ended_by_its_user(
-    home: Home, slurm: ScriptedSlurm, tmp_path: Path
-) -> None:
+def test_what_gpurun_itself_cancels_counts_as_lost(home: Home, slurm: ScriptedSlurm, tmp_path: Path) -> None:
     """An admin puts it back into the queue; gpurun cancels it there, by the name of the user."""
     slurm.set("books")
     folder = opened(home, tmp_path)
@@ -219,9 +217,7 @@ def test_what_gpurun_itself_cancels_counts_as_lost_and_not_as_ended_by_its_user(
     check_moved(home, folder, slurm)
 
 
-def test_a_job_that_never_starts_within_its_queue_is_not_queued_again(
-    home: Home, slurm: ScriptedSlurm, tmp_path: Path
-) -> None:
+def test_a_job_that_never_starts_in_time_is_not_queued_again(home: Home, slurm: ScriptedSlurm, tmp_path: Path) -> None:
     folder = opened(home, tmp_path)
     slurm.set("hold", "DEADLINE")
     assert drive(home) == ExitCode.NO_OFFER
@@ -229,7 +225,7 @@ def test_a_job_that_never_starts_within_its_queue_is_not_queued_again(
     assert slurm.jobs == ["1"]
 
 
-def test_a_cap_that_pays_for_no_second_start_up_ends_it_and_the_plan_says_so(
+def test_a_cap_below_a_second_start_up_is_warned_of_and_ends_it(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path
 ) -> None:
     warned = planned(home, tmp_path, max_gpu_hours=0.2)
@@ -240,7 +236,7 @@ def test_a_cap_that_pays_for_no_second_start_up_ends_it_and_the_plan_says_so(
     assert any("--max-gpu-hours" in words for words in unbound.warnings)
 
 
-def test_what_the_jobs_before_took_is_off_what_the_next_one_may_take(
+def test_earlier_jobs_reduce_what_the_next_one_may_take(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 1.1 hours the first job took one: what is left pays for no second start-up."""
@@ -256,7 +252,7 @@ def test_what_the_jobs_before_took_is_off_what_the_next_one_may_take(
 
 
 @pytest.mark.parametrize("record", ["death.proven", "leg.planned", "create.intended"])
-def test_a_supervisor_killed_between_two_jobs_is_resumed_with_no_second_one_beside(
+def test_killed_between_two_jobs_it_is_resumed_with_one_job(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, record: str
 ) -> None:
     folder = opened(home, tmp_path)
@@ -279,7 +275,7 @@ def stopping_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_spec, "stops_of", stops_of)
 
 
-def test_a_job_whose_partition_limits_it_saves_in_time_and_the_next_one_continues(
+def test_a_job_at_its_partitions_limit_saves_and_continues(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.set("sinfo", "main*|up|6:00|idle|2|(null)")
@@ -314,7 +310,7 @@ def test_dollars_are_the_cap_where_the_cluster_has_a_price(home: Home, slurm: Sc
     assert read_receipt(home, folder).predicate["cost"]["cap_kept"] is True
 
 
-def test_a_job_whose_folder_cannot_be_read_ends_the_run_and_keeps_the_folder(
+def test_an_unreadable_folder_ends_the_run_and_is_kept(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is newest lies there alone: another job would begin with less, and the end of the run remove it."""
@@ -342,9 +338,7 @@ def sinfo(slurm: ScriptedSlurm, debug: str) -> None:
     slurm.set("sinfo", f"debug|{debug}|2-00:00:00|idle|1|(null)\nmain*|up|2-00:00:00|idle|1|(null)")
 
 
-def test_of_two_clusters_the_next_job_is_on_the_one_that_takes_it(
-    home: Home, slurm: ScriptedSlurm, tmp_path: Path
-) -> None:
+def test_the_next_job_is_on_the_cluster_that_takes_it(home: Home, slurm: ScriptedSlurm, tmp_path: Path) -> None:
     two_clusters(home, slurm)
     sinfo(slurm, "up")
     folder = opened(home, tmp_path, clusters=("lab", "annex"))
@@ -353,16 +347,14 @@ def test_of_two_clusters_the_next_job_is_on_the_one_that_takes_it(
     sinfo(slurm, "down")
     slurm.cancel("1")
     assert ended(child, home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
-    intents = [one.data for one in read_journal(folder.journal).records if one.event is Event.CREATE_INTENDED]
-    assert [one["offer"]["region"] for one in intents] == ["lab", "annex"]
+    intents = [record.data for record in read_journal(folder.journal).records if record.event is Event.CREATE_INTENDED]
+    assert [intent["offer"]["region"] for intent in intents] == ["lab", "annex"]
     assert legs(folder)[0]["region"] == "lab"
     assert list(Path(f"{slurm.work}-annex").iterdir()) == []
     check_moved(home, folder, slurm)
 
 
-def test_two_clusters_are_named_by_the_flag_twice_and_one_that_cannot_take_it_is_left_out(
-    home: Home, slurm: ScriptedSlurm
-) -> None:
+def test_a_named_cluster_that_cannot_take_the_run_is_left_out(home: Home, slurm: ScriptedSlurm) -> None:
     two_clusters(home, slurm)
     sinfo(slurm, "down")
     named = ("--provider", "slurm:lab", "--provider", "slurm:annex", "--max-gpu-hours", "4")
@@ -372,7 +364,7 @@ def test_two_clusters_are_named_by_the_flag_twice_and_one_that_cannot_take_it_is
     assert any(words.startswith("Left out: lab") for words in plan["warnings"]), plan["warnings"]
 
 
-def test_clusters_whose_caps_are_in_dollars_and_in_hours_are_not_named_together(
+def test_clusters_with_caps_in_dollars_and_in_hours_do_not_mix(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path
 ) -> None:
     two_clusters(home, slurm, price="price_per_gpu_hour = 1.25\n")

@@ -83,18 +83,18 @@ def test_a_run_is_one_job_that_trains_comes_home_and_is_gone(home: Home, slurm: 
     slurm.clear("hold")
     assert ended(child, home) == ExitCode.DONE
     check_promises(home, folder, slurm)
-    ready = next(one for one in read_journal(folder.journal).records if one.event is Event.READY_OBSERVED)
-    shipped = next(one for one in read_journal(folder.journal).records if one.event is Event.SHIP_OBSERVED)
+    ready = next(record for record in read_journal(folder.journal).records if record.event is Event.READY_OBSERVED)
+    shipped = next(record for record in read_journal(folder.journal).records if record.event is Event.SHIP_OBSERVED)
     assert (shipped.data["sent_bytes"], ready.data["sent_bytes"] > 0) == (0, True)
     instance = ready.data["instance"]
     assert instance["started_wall"] - instance["created_wall"] > 1
-    told = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
-    assert told["teardown"]["is"] == "released"
-    assert told["shipping"]["by_ssh_bytes"] == ready.data["sent_bytes"]
-    (paid,) = told["cost"]["rentals"]
+    receipt = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
+    assert receipt["teardown"]["is"] == "released"
+    assert receipt["shipping"]["by_ssh_bytes"] == ready.data["sent_bytes"]
+    (paid,) = receipt["cost"]["rentals"]
     assert paid["billable_s"] < CLOCK.monotonic() - begun_mono - 1.5 + STAMPS_S
-    assert told["cost"]["upper_bound_micros"] == cost_of(usd(36), paid["billable_s"]) > 0
-    assert told["cost"]["cap_kept"]
+    assert receipt["cost"]["upper_bound_micros"] == cost_of(usd(36), paid["billable_s"]) > 0
+    assert receipt["cost"]["cap_kept"]
 
 
 def test_two_nodes_are_one_job_that_starts_and_saves_together(home: Home, slurm: ScriptedSlurm) -> None:
@@ -111,7 +111,7 @@ def test_two_nodes_are_one_job_that_starts_and_saves_together(home: Home, slurm:
     assert (folder.artifacts / f"checkpoints/{stop['step']:06d}.model.safetensors").exists()
     assert "--nodes=2" in slurm.options_of("1")
     records = read_journal(folder.journal).records
-    ready = next(one for one in records if one.event is Event.READY_OBSERVED)
+    ready = next(record for record in records if record.event is Event.READY_OBSERVED)
     assert [node["name"] for node in ready.data["network"]["nodes"]] == ["n1", "n2"]
     assert lacking(tell_record(ready), "2 nodes", "0.5 GB/s") == []
     receipt = payload_of(json.loads(folder.receipt.read_bytes()))
@@ -136,7 +136,7 @@ def test_a_login_node_over_ssh_is_all_that_is_reached(home: Home, slurm: Scripte
 
 
 @pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
-def test_a_login_node_that_refuses_the_key_leads_to_the_line_to_add(home: Home, tmp_path: Path) -> None:
+def test_a_login_node_that_refuses_the_key_shows_the_line_to_add(home: Home, tmp_path: Path) -> None:
     (key, _), (host, let_in) = (
         (tmp_path / name, make_keys(tmp_path / name).client_public) for name in ("own", "another")
     )
@@ -185,8 +185,8 @@ def test_a_person_gets_into_a_job_as_a_step_of_it(
             "x",
             "a  b",
         ]
-        told = {**os.environ, "GPURUN_HOME": str(home.root)}
-        done = subprocess.run(words, env=told, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
+        env = {**os.environ, "GPURUN_HOME": str(home.root)}
+        done = subprocess.run(words, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
         (job,) = slurm.work.iterdir()
         assert (done.stdout, done.returncode) == (f"{job}\na  b\n", 7), done.stderr
         assert "bundle/work" in (slurm.state / "steps").read_text(), "it was srun that has run it"
@@ -289,8 +289,8 @@ def test_an_unreadable_folder_goes_only_when_the_user_says_so(
     assert drive(home) == ExitCode.BUDGET_STOP
     assert not at_home(folder)
     (left,) = slurm.work.iterdir()
-    incidents = [one.data for one in read_journal(folder.journal).records if one.event is Event.INCIDENT]
-    assert [one["code"] for one in incidents][-1] == "folder.kept"
+    incidents = [record.data for record in read_journal(folder.journal).records if record.event is Event.INCIDENT]
+    assert [incident["code"] for incident in incidents][-1] == "folder.kept"
     assert left.name in incidents[-1]["message"]
     assert sweep(home, slurm, remove_all=False) == ["kept"]
     assert (left / "out" / "MANIFEST.json").exists()
@@ -313,9 +313,9 @@ def test_a_command_runs_as_a_job_with_its_secret_off_shared_disk(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (lab := tmp_path / "lab").mkdir()
-    (lab / "train.sh").write_text('grep -rlF "$MY_TOKEN" "${PWD%/*}" >found; echo "${#MY_TOKEN} letters" >told.txt\n')
+    (lab / "train.sh").write_text('grep -rlF "$MY_TOKEN" "${PWD%/*}" >found; echo "${#MY_TOKEN} letters" >length.txt\n')
     monkeypatch.setenv("MY_TOKEN", "canary-77")
-    command = Command(argv=("sh", "train.sh"), folder=str(lab), outputs=("told.txt", "found"), secrets=("MY_TOKEN",))
+    command = Command(argv=("sh", "train.sh"), folder=str(lab), outputs=("length.txt", "found"), secrets=("MY_TOKEN",))
     choices = Choices(accept_cpu=True, max_gpu_hours=1)
     need = GpuNeed(count=0, name="cpu")
     request = Request(recipe="", providers=("slurm",), gpu=need, command=command, choices=choices)
@@ -324,7 +324,7 @@ def test_a_command_runs_as_a_job_with_its_secret_off_shared_disk(
     folder = create_run(home, request, plan)
     assert drive(home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
     outputs = {path.name: path.read_text() for path in (folder.artifacts / "outputs").iterdir()}
-    assert outputs == {"told.txt": "9 letters\n", "found": ""}
+    assert outputs == {"length.txt": "9 letters\n", "found": ""}
     assert "agent.pyz secrets" in (slurm.state / "steps").read_text()
     assert [path for path in tmp_path.rglob("*") if path.is_file() and b"canary-77" in path.read_bytes()] == []
     assert [row.problems for row in audit(home).rows] == [()]
@@ -392,7 +392,7 @@ def test_a_table_that_leads_to_another_cluster_proves_no_death(
     assert [row.problems for row in audit(home).rows] == [()]
 
 
-def test_a_workdir_that_is_not_shared_is_told_as_what_it_may_be(home: Home, slurm: ScriptedSlurm) -> None:
+def test_a_hint_says_that_the_workdir_may_not_be_shared(home: Home, slurm: ScriptedSlurm) -> None:
     folder = opened(home, slurm)
     slurm.set("hold", "Priority")
     child = begin(home)
@@ -402,7 +402,7 @@ def test_a_workdir_that_is_not_shared_is_told_as_what_it_may_be(home: Home, slur
     (slurm.state / "jobs" / "1" / "command").write_text("/nowhere/pilot.sh")
     slurm.clear("hold")
     assert ended(child, home) == ExitCode.NO_OFFER
-    failed = next(one for one in read_journal(folder.journal).records if one.event is Event.STEP_FAILED)
+    failed = next(record for record in read_journal(folder.journal).records if record.event is Event.STEP_FAILED)
     assert "FAILED" in failed.data["message"]
     assert "share" in failed.data["hint"]
 
@@ -441,8 +441,8 @@ def test_a_job_that_can_never_begin_is_cancelled_at_no_cost(home: Home, slurm: S
     assert drive(home) == ExitCode.NO_OFFER
     assert (slurm.state / "jobs" / "1" / "word").read_text() == "CANCELLED"
     assert events_of(folder).count(Event.DEATH_PROVEN) == 1
-    told = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
-    assert told["cost"]["upper_bound_micros"] == 0
+    receipt = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
+    assert receipt["cost"]["upper_bound_micros"] == 0
     assert [row.problems for row in audit(home).rows] == [()]
 
 

@@ -74,21 +74,21 @@ def rows_of(provider: SlurmProvider, ask: Callable[..., str]) -> dict[InstanceSt
     second = provider.create(wish)
     try:
         return {
-            one.state: ask(
-                "squeue", "-h", "-r", "--me", "-t", "all", "-o", SQUEUE, "-j", one.id.rpartition("/")[2]
+            instance.state: ask(
+                "squeue", "-h", "-r", "--me", "-t", "all", "-o", SQUEUE, "-j", instance.id.rpartition("/")[2]
             ).splitlines()[-1]
-            for one in (provider.read(first.id), provider.read(second.id))
+            for instance in (provider.read(first.id), provider.read(second.id))
         }
     finally:
-        for one in (second, first):
-            provider.destroy(one.id)
+        for instance in (second, first):
+            provider.destroy(instance.id)
 
 
 def test_lists_of_the_scripted_slurm_have_the_real_ones_columns(engine: Engine, tmp_path: Path) -> None:
     def ask_in(environment: dict[str, str]) -> Callable[..., str]:
         def ask(*argv: str) -> str:
-            told = subprocess.run(argv, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
-            return told.stdout.strip()
+            done = subprocess.run(argv, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+            return done.stdout.strip()
 
         return ask
 
@@ -267,7 +267,7 @@ def test_a_full_cluster_has_jobs_wait_for_resources_and_priority(engine: Engine)
     assert {*WAITS, *WAITS_AFTER, *waits} == set(REASONS["waits"]), "none is on record that was not brought out here"
 
 
-def test_reasons_that_were_not_brought_out_are_in_slurms_own_library() -> None:
+def test_reasons_not_produced_here_are_in_slurms_own_library() -> None:
     (library,) = Path("/").glob(LIBRARY.lstrip("/"))
     content = library.read_bytes()
     missing = [words for words in REASONS["only in its library"] if b"\0%s\0" % words.encode() not in content]
@@ -307,7 +307,7 @@ def test_each_state_of_a_node_is_one_of_the_real_sinfo(engine: Engine) -> None:
     assert seen >= {"idle", "mix", "drain", "down"}
 
 
-def test_a_start_that_never_comes_is_told_as_the_real_one_tells_it(engine: Engine) -> None:
+def test_a_start_that_never_comes_reads_as_in_real_slurm(engine: Engine) -> None:
     submitted(engine, "--partition=closed")  # Neither this job nor one behind it would ever start.
     tried = ("sbatch", "--test-only", "--partition=closed", "--wrap", "true")
     found = STARTS.search("\n".join(words_of(engine, "env", "SLURM_TIME_FORMAT=%s", *tried)))
@@ -315,7 +315,7 @@ def test_a_start_that_never_comes_is_told_as_the_real_one_tells_it(engine: Engin
     assert len(found[1]) > MOST_DIGITS, found[0]
 
 
-def test_an_over_time_limit_is_told_as_the_real_one_tells_it(engine: Engine) -> None:
+def test_an_over_time_limit_reads_as_in_real_slurm(engine: Engine) -> None:
     for value, words in (("5", "5 min"), ("UNLIMITED", "UNLIMITED")):
         with configured(engine, f"OverTimeLimit={value}"):
             assert SAYS["over"].format(words) in engine.ask("scontrol", "show", "config").stdout.splitlines()

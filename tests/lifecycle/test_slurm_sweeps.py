@@ -107,29 +107,29 @@ def check_promises(home: Home, folder: RunFolder, slurm: ScriptedSlurm, count: i
     assert list(slurm.work.iterdir()) == []
     events = [record.event for record in read_journal(folder.journal).records]
     assert events.count(Event.DEATH_PROVEN) == 1
-    told: dict[str, Any] = read_receipt(home, folder).predicate
-    rows = told["training"]["trials"]["rows"]
+    receipt: dict[str, Any] = read_receipt(home, folder).predicate
+    rows = receipt["training"]["trials"]["rows"]
     assert [row["trial"] for row in rows] == list(range(1, count + 1))
     assert len({row["params"]["lr"] for row in rows}) == count
-    assert told["cost"]["cap_kept"]
+    assert receipt["cost"]["cap_kept"]
     assert [row.problems for row in audit(home).rows] == [()]
-    return told
+    return receipt
 
 
 def test_twelve_trials_are_two_jobs_under_one_cap(home: Home, slurm: ScriptedSlurm, tmp_path: Path) -> None:
     home.config.write_text(home.config.read_text() + "price_per_gpu_hour = 1.5\n")
     folder = opened(home, tmp_path)
     assert drive(home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
-    told = check_promises(home, folder, slurm)
-    assert {row["state"] for row in told["training"]["trials"]["rows"]} == {"done"}
+    receipt = check_promises(home, folder, slurm)
+    assert {row["state"] for row in receipt["training"]["trials"]["rows"]} == {"done"}
     used = jobs_used(folder)
     assert len(used) == 12
     assert min(used.count("1"), used.count("2")) >= 3
     assert [(slurm.state / "jobs" / job / "word").read_text() for job in ("1", "2")] == ["COMPLETED"] * 2
-    assert (told["instance"]["id"], told["instance"]["jobs"]) == ("lab/1_0", 2)
-    (rental,) = told["cost"]["rentals"]
+    assert (receipt["instance"]["id"], receipt["instance"]["jobs"]) == ("lab/1_0", 2)
+    (rental,) = receipt["cost"]["rentals"]
     assert rental["rate_micros_per_hour"] == usd(3)
-    assert told["cost"]["gpu_hours"] == pytest.approx(2 * rental["billable_s"] / 3600, abs=1e-4)
+    assert receipt["cost"]["gpu_hours"] == pytest.approx(2 * rental["billable_s"] / 3600, abs=1e-4)
 
 
 OFTEN = ("create.observed", "train.started")
@@ -149,7 +149,7 @@ def test_killed_at_a_record_and_resumed_no_trial_runs_twice(
     assert sorted(begun) == [1, 2, 3, 4]
 
 
-def test_killed_in_the_middle_of_a_trial_and_resumed_no_trial_runs_twice(
+def test_killed_during_a_trial_and_resumed_no_trial_runs_twice(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path
 ) -> None:
     folder = opened(home, tmp_path, pause="0.1")
@@ -171,23 +171,21 @@ def test_a_stop_reaches_the_trial_in_the_other_job(home: Home, slurm: ScriptedSl
     CLOCK.sleep(1.0)
     ask_to_stop(folder, "save", by="user", reason="enough")
     assert ended(child, home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
-    told = check_promises(home, folder, slurm, 2)
-    assert [row["state"] for row in told["training"]["trials"]["rows"]] == ["stopped"] * 2
+    receipt = check_promises(home, folder, slurm, 2)
+    assert [row["state"] for row in receipt["training"]["trials"]["rows"]] == ["stopped"] * 2
     best = folder.artifacts / "outputs" / "gpurun-sweep" / "best"
     assert sorted(path.parent.name for path in best.glob("*/saved.txt")) == ["001", "002"]
     assert jobs_used(folder) == ["1", "2"]
 
 
-def test_a_trial_whose_job_ends_under_it_is_begun_again_in_another(
-    home: Home, slurm: ScriptedSlurm, tmp_path: Path
-) -> None:
+def test_a_trial_whose_job_ends_is_begun_again_in_another(home: Home, slurm: ScriptedSlurm, tmp_path: Path) -> None:
     folder = opened(home, tmp_path, values=TWELVE[:4], pause="0.4")
     child = begin(home)
     until(folder, 2, "running")
     slurm.end_job("2", "NODE_FAIL")
     assert ended(child, home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
-    told = check_promises(home, folder, slurm, 4)
-    assert {row["state"] for row in told["training"]["trials"]["rows"]} == {"done"}
+    receipt = check_promises(home, folder, slurm, 4)
+    assert {row["state"] for row in receipt["training"]["trials"]["rows"]} == {"done"}
     assert "stopped" in [event["state"] for event in trials(folder)]
     assert "1" in jobs_used(folder)
 
@@ -204,7 +202,7 @@ def test_where_the_job_that_leads_ends_the_others_are_ended_too(
     assert [row.problems for row in audit(home).rows] == [()]
 
 
-def test_with_the_laptop_lost_the_others_end_with_the_work_of_the_first(
+def test_with_the_laptop_lost_the_other_jobs_end_with_the_first(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path
 ) -> None:
     folder = opened(home, tmp_path, values=TWELVE[:4], pause="0.1")
@@ -220,7 +218,7 @@ def test_with_the_laptop_lost_the_others_end_with_the_work_of_the_first(
     check_promises(home, folder, slurm, 4)
 
 
-def test_a_secret_and_a_variable_reach_the_other_job_and_no_shared_disk(
+def test_secrets_and_variables_reach_jobs_and_no_shared_disk(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "canary-77")
@@ -235,9 +233,7 @@ def test_a_secret_and_a_variable_reach_the_other_job_and_no_shared_disk(
     assert [(best / name / "found.txt").read_text() for name in ("001", "002")] == ["", ""]
 
 
-def test_jobs_of_an_image_are_refused_before_anything_is_asked_for(
-    home: Home, slurm: ScriptedSlurm, tmp_path: Path
-) -> None:
+def test_jobs_of_an_image_are_refused_before_any_request(home: Home, slurm: ScriptedSlurm, tmp_path: Path) -> None:
     command = Command(argv=("sh", "-c", "{lr}"), folder=str(tmp_path), outputs=("*.txt",))
     request = Request(
         recipe="",

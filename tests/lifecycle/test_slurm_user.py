@@ -90,7 +90,7 @@ def home(user: User, tmp_path: Path) -> Home:
 RUN = ("run", "--provider", "slurm", "--gpu", "cpu", "--accept-cpu", "--yes", "--name", "user-1")
 
 
-def test_a_user_has_a_job_and_its_receipt_is_as_accounting_has_it(user: User, home: Home, tmp_path: Path) -> None:
+def test_a_users_job_has_a_receipt_that_agrees_with_accounting(user: User, home: Home, tmp_path: Path) -> None:
     ran = gpurun(home, *RUN, "--partition", "shut", "--account", "lab", "--", "sh", "t.sh", cwd=tmp_path / "lab")
     assert ran.returncode == ExitCode.DONE, ran.stderr
     folder = home.run("user-1")
@@ -104,7 +104,7 @@ def test_a_user_has_a_job_and_its_receipt_is_as_accounting_has_it(user: User, ho
     assert [row.problems for row in audit(home).rows] == [()]
 
 
-def test_an_account_that_a_partition_does_not_admit_is_told_as_that(user: User, home: Home, tmp_path: Path) -> None:
+def test_an_account_that_its_partition_refuses_is_reported_so(user: User, home: Home, tmp_path: Path) -> None:
     ran = gpurun(home, *RUN, "--partition", "shut", "--json", "--", "sh", "t.sh", cwd=tmp_path / "lab")
     (error,) = json.loads(ran.stdout.splitlines()[-1])["errors"]
     assert (ran.returncode, error["code"]) == (ExitCode.NO_OFFER, "slurm.not_admitted"), error
@@ -120,18 +120,18 @@ def test_an_account_that_a_partition_does_not_admit_is_told_as_that(user: User, 
         (("--partition", "closed"), "--partition"),
     ],
 )
-def test_what_is_not_the_users_is_refused_with_its_cure_and_no_job(
+def test_what_a_user_may_not_have_is_refused_with_a_hint(
     user: User, home: Home, tmp_path: Path, words: tuple[str, ...], hint: str
 ) -> None:
     before = user.engine.ask("sacct", "-X", "-n", "-a", "-o", "JobID").stdout
     ran = gpurun(home, *RUN, *words, "--json", "--", "sh", "t.sh", cwd=tmp_path / "lab")
-    told = json.loads(ran.stdout)
-    assert ran.returncode == ExitCode.NO_OFFER, told
-    assert hint in told["errors"][0]["hint"]
+    envelope = json.loads(ran.stdout)
+    assert ran.returncode == ExitCode.NO_OFFER, envelope
+    assert hint in envelope["errors"][0]["hint"]
     assert user.engine.ask("sacct", "-X", "-n", "-a", "-o", "JobID").stdout == before
 
 
-def test_a_workdir_of_somebody_else_is_told_before_anything(user: User, home: Home, tmp_path: Path) -> None:
+def test_a_workdir_of_another_user_is_refused_first(user: User, home: Home, tmp_path: Path) -> None:
     home.config.write_text(user.table.replace("/of-user", ""))
     ran = gpurun(home, *RUN, "--json", "--", "sh", "t.sh", cwd=tmp_path / "lab")
     assert json.loads(ran.stdout)["errors"][0]["code"] == "slurm.workdir"

@@ -69,8 +69,8 @@ def test_a_failed_collect_is_not_tried_for_ever() -> None:
 
 
 def test_an_unanswered_create_is_looked_for_despite_a_stop() -> None:
-    asked = (Event.STOP_REQUESTED, {"how": "now", "by": "user", "reason": ""})
-    assert next_step(state_after(2, asked)) is Step.CREATE
+    stop = (Event.STOP_REQUESTED, {"how": "now", "by": "user", "reason": ""})
+    assert next_step(state_after(2, stop)) is Step.CREATE
 
 
 @pytest.mark.parametrize("how", ["save", "now"])
@@ -79,9 +79,9 @@ def test_a_stop_in_training_watches_on_until_the_trainer_ends(how: str) -> None:
 
 
 def test_destroy_collects_nothing() -> None:
-    asked = (Event.STOP_REQUESTED, {"how": "destroy", "by": "user", "reason": ""})
-    assert next_step(state_after(6, asked)) is Step.DESTROY
-    assert next_step(state_after(7, asked)) is Step.DESTROY
+    stop = (Event.STOP_REQUESTED, {"how": "destroy", "by": "user", "reason": ""})
+    assert next_step(state_after(6, stop)) is Step.DESTROY
+    assert next_step(state_after(7, stop)) is Step.DESTROY
 
 
 @given(count=st.integers(3, 8), extra=st.lists(st.sampled_from(list(Step)), max_size=4))
@@ -117,9 +117,9 @@ def test_a_late_machine_is_settled_first_even_in_a_closed_run(count: int) -> Non
     assert next_step(state_after(count, LATE, LATE_GONE)) is NEXT[count - 1]
 
 
-@pytest.mark.parametrize(("told", "is_red"), [({}, False), ({"token": "gr-x-1", "billed": True}, True)])
-def test_what_was_left_is_settled_first_where_it_is_billed(told: dict[str, Any], is_red: bool) -> None:
-    left = (Event.INCIDENT, {"code": "leftover", "message": "", **told})
+@pytest.mark.parametrize(("fields", "is_red"), [({}, False), ({"token": "gr-x-1", "billed": True}, True)])
+def test_what_was_left_is_settled_first_where_it_is_billed(fields: dict[str, Any], is_red: bool) -> None:
+    left = (Event.INCIDENT, {"code": "leftover", "message": "", **fields})
     gone = (Event.INCIDENT, {"code": "leftover_gone", "message": "", "token": "gr-x-1"})
     assert state_after(10, left).may_be_billing is is_red
     assert next_step(state_after(11, left)) is (Step.SETTLE if is_red else Step.CLOSE)
@@ -139,8 +139,8 @@ def test_a_run_closed_red_gets_its_exit_code_once_all_is_gone() -> None:
 
 
 def test_stopped_before_anything_was_made_is_130() -> None:
-    asked = (Event.STOP_REQUESTED, {"how": "now", "by": "signal", "reason": ""})
-    state = state_after(1, asked, (Event.RECEIPT_OBSERVED, {}))
+    stop = (Event.STOP_REQUESTED, {"how": "now", "by": "signal", "reason": ""})
+    state = state_after(1, stop, (Event.RECEIPT_OBSERVED, {}))
     assert exit_code_of(state) is ExitCode.INTERRUPTED
     assert state.phase is Phase.SETTLED
 
@@ -156,7 +156,7 @@ def test_stopped_before_anything_was_made_is_130() -> None:
     ],
 )
 def test_a_signal_sets_the_exit_code_and_a_users_stop_does_not(how: str, by: str, outcome: str, code: int) -> None:
-    told = {"signal": by} if by else {}
-    stop = (Event.STOP_REQUESTED, {"how": how, "by": "signal" if by else "user", "reason": "", **told})
+    signal = {"signal": by} if by else {}
+    stop = (Event.STOP_REQUESTED, {"how": how, "by": "signal" if by else "user", "reason": "", **signal})
     ends = [(Event.TRAIN_OBSERVED, {"outcome": outcome, "reason": ""})] if outcome else []
     assert exit_code_of(state_after(1, stop, *ends, (Event.RECEIPT_OBSERVED, {}))) == code

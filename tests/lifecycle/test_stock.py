@@ -80,9 +80,9 @@ def test_files_home_before_a_destroy_are_in_the_receipt(world: World, how: str, 
     checkpoint = receipt_of(world)["checkpoint"]
     assert [file["name"] for file in checkpoint["files"]] == ALL[:2]
     assert checkpoint["missing"] == [ALL[2], SPARE[0]]
-    told = collect(Session(home=world.home, quiet=True), world.folder.name, only="best")
-    assert [file["name"] for file in told.data["here"]] == ALL[:1]
-    assert told.data["lost"] == [ALL[2], SPARE[0]]
+    brought = collect(Session(home=world.home, quiet=True), world.folder.name, only="best")
+    assert [file["name"] for file in brought.data["here"]] == ALL[:1]
+    assert brought.data["lost"] == [ALL[2], SPARE[0]]
     assert kept(world)
 
 

@@ -50,8 +50,8 @@ def sweeps(
 
 
 def rows(person: Person, name: str = "fox-41") -> list[Any]:
-    told: list[Any] = person.receipt(name)["training"]["trials"]["rows"]
-    return told
+    trial_rows: list[Any] = person.receipt(name)["training"]["trials"]["rows"]
+    return trial_rows
 
 
 def refused(person: Person, *words: str) -> str:
@@ -71,7 +71,7 @@ def until(holds: Callable[[], object], limit_s: float = 60) -> None:
 def trials_over(person: Person) -> int:
     events = person.home / "runs" / "fox-41" / "events.jsonl"
     lines = events.read_text().splitlines() if events.exists() else []
-    return len({told["trial"] for told in map(json.loads, lines) if told.get("state") == "done"})
+    return len({event["trial"] for event in map(json.loads, lines) if event.get("state") == "done"})
 
 
 def test_twelve_trials_of_a_script_are_one_run_with_twelve_rows(person: Person) -> None:
@@ -79,17 +79,17 @@ def test_twelve_trials_of_a_script_are_one_run_with_twelve_rows(person: Person) 
         person, "--at-once", "4", "--keep", "2", *TWELVE, "python", "train.py", "--lr", "{lr}", "--width", "{width}"
     )
     assert done.returncode == 0, done.stderr
-    told = rows(person)
-    assert [row["trial"] for row in told] == list(range(1, 13))
-    assert {row["state"] for row in told} == {"done"}
-    assert len({(row["params"]["lr"], row["params"]["width"]) for row in told}) == 12
+    trials = rows(person)
+    assert [row["trial"] for row in trials] == list(range(1, 13))
+    assert {row["state"] for row in trials} == {"done"}
+    assert len({(row["params"]["lr"], row["params"]["width"]) for row in trials}) == 12
     best = person.receipt()["training"]["trials"]["best"]
-    assert (told[best - 1]["params"], told[best - 1]["result"]) == ({"lr": "1", "width": "1"}, 1.1)
+    assert (trials[best - 1]["params"], trials[best - 1]["result"]) == ({"lr": "1", "width": "1"}, 1.1)
     weights = {name: text for name, text in person.brought().items() if name.endswith("weights.bin")}
     assert weights[f"gpurun-sweep/best/{best:03d}/weights.bin"] == "1.0"
     assert len(weights) == 2
     listed = json.loads(person.types("report", "fox-41", "--json").stdout.splitlines()[-1])["data"]["runs"]
-    assert next(one["run"] for one in listed) == f"fox-41/{best:03d}"
+    assert next(listed_run["run"] for listed_run in listed) == f"fox-41/{best:03d}"
     assert len(listed) == 12
     shown = person.types("receipt", "fox-41").stdout
     assert shown.count(" done ") + shown.count(" best ") >= 12
@@ -104,17 +104,17 @@ def test_a_resume_after_the_fifth_trial_ends_with_twelve_rows(person: Person) ->
     until(lambda: trials_over(person) >= 4)
     kill_supervisor(person.home)
     assert person.types("resume", "fox-41").returncode == 0
-    told = rows(person)
-    assert len(told) == len({(row["params"]["lr"], row["params"]["width"]) for row in told}) == 12
-    assert [row["trial"] for row in told] == list(range(1, 13))
-    assert {row["state"] for row in told} == {"done"}
+    trials = rows(person)
+    assert len(trials) == len({(row["params"]["lr"], row["params"]["width"]) for row in trials}) == 12
+    assert [row["trial"] for row in trials] == list(range(1, 13))
+    assert {row["state"] for row in trials} == {"done"}
     log = (person.home / "runs/fox-41/run.log").read_text()
     assert all(log.count(f"{number:03d} | step 1/10 ") == 1 for number in range(1, 13))
     assert len(list((person.home / "runs").glob("*/receipt.json"))) == 1
     assert person.holds()
 
 
-def test_a_stop_keeps_the_best_and_another_sweep_tries_what_is_left(person: Person) -> None:
+def test_a_stop_keeps_the_best_and_another_sweep_does_the_rest(person: Person) -> None:
     words = (*TWELVE, "python", "train.py", "--lr", "{lr}", "--width", "{width}", "--pause", "0.05")
     assert sweeps(person, "--detach", *words).returncode == 0
     until(lambda: trials_over(person) >= 3)
@@ -126,9 +126,9 @@ def test_a_stop_keeps_the_best_and_another_sweep_tries_what_is_left(person: Pers
 
     again = sweeps(person, "--from", "fox-41", name="fox-42")
     assert again.returncode == 0, again.stderr
-    told = rows(person, "fox-42")
-    assert len({(row["params"]["lr"], row["params"]["width"]) for row in told}) == len(told) == 12
-    assert {row["trial"] for row in told if row.get("restored")} == over
+    trials = rows(person, "fox-42")
+    assert len({(row["params"]["lr"], row["params"]["width"]) for row in trials}) == len(trials) == 12
+    assert {row["trial"] for row in trials if row.get("restored")} == over
     best = person.receipt("fox-42")["training"]["trials"]["best"]
     assert person.brought("fox-42")[f"gpurun-sweep/best/{best:03d}/weights.bin"] == "1.0"
     assert person.receipt("fox-42")["asked"]["continues"]["run"] == "fox-41"
@@ -140,10 +140,10 @@ def test_a_stop_keeps_the_best_and_another_sweep_tries_what_is_left(person: Pers
 def test_a_sweep_whose_trials_fail_ends_after_three(person: Person) -> None:
     done = sweeps(person, *TWELVE, "python", "-c", "raise SystemExit('no such table {lr} {width}')")
     assert done.returncode == 6
-    told = person.receipt()
-    assert len(told["training"]["trials"]["rows"]) == 3
-    assert "3 of 3 trials failed" in told["training"]["message"]
-    assert "no such table" in told["training"]["message"]
+    receipt = person.receipt()
+    assert len(receipt["training"]["trials"]["rows"]) == 3
+    assert "3 of 3 trials failed" in receipt["training"]["message"]
+    assert "no such table" in receipt["training"]["message"]
     assert person.holds()
 
 
@@ -183,7 +183,7 @@ def test_a_sweep_in_a_folders_file_has_a_name(person: Person) -> None:
         (("--set", "lr=1,2", "python", "train.py"), "sweep.words"),
     ],
 )  # fmt: skip
-def test_what_no_trial_could_be_is_refused_before_anything_begins(
+def test_an_impossible_sweep_is_refused_before_anything_begins(
     person: Person, words: tuple[str, ...], code: str
 ) -> None:
     data = ("--data", "text.txt") if words[:1] == ("course-lab",) else ()
@@ -204,10 +204,10 @@ def test_twelve_trials_have_the_losses_that_each_has_alone(person: Person) -> No
     done = sweeps(person, "course-lab", "--data", "text.txt", *SMALL, *lists, "--at-once", "2", "--prune", "asha",
                   timeout_s=600)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = rows(person)
-    assert len(told) == 12
-    assert {row["state"] for row in told} == {"done", "pruned"}
-    best = next(row for row in told if row["trial"] == person.receipt()["training"]["trials"]["best"])
+    trials = rows(person)
+    assert len(trials) == 12
+    assert {row["state"] for row in trials} == {"done", "pruned"}
+    best = next(row for row in trials if row["trial"] == person.receipt()["training"]["trials"]["best"])
     own = [word for name, value in best["params"].items() for word in ("--set", f"{name}={value}")]
     alone = ("train", "course-lab", "--data", "text.txt", "--provider", "local", "--yes", "--name", "fox-42", *SMALL)
     assert person.types(*alone, *own).returncode == 0
@@ -257,7 +257,7 @@ def test_the_page_about_sweeps_holds_as_it_is_typed(person: Person) -> None:
     assert done.returncode == 0, done.stderr
     drawn = [float(row["params"]["lr"]) for row in rows(person, "fox-2")]
     assert len(drawn) == 20
-    assert all(1e-4 <= one <= 1e-2 for one in drawn)
+    assert all(1e-4 <= rate <= 1e-2 for rate in drawn)
 
     named = find_named("rates", person.folder, ())
     assert named is not None

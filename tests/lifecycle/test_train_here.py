@@ -117,8 +117,8 @@ def test_only_the_supervisor_asks_the_machine_however_many_watch(own_home: Path,
     views = {"train": trains, "attach": ("attach", "cat-2"), "logs": ("logs", "cat-2", "-f")}
     watching, calls = [], {name: tmp_path / name for name in views}
     for name, words in views.items():
-        told = {**os.environ, "GPURUN_CRASH_LOG": str(calls[name])}
-        watching.append(subprocess.Popen([*GPURUN, *words], env=told, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        env = {**os.environ, "GPURUN_CRASH_LOG": str(calls[name])}
+        watching.append(subprocess.Popen([*GPURUN, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
         wait_for(lambda: (own_home / "runs/cat-2/events.jsonl").exists())
     said = [viewer.communicate(timeout=240)[0] for viewer in watching]
     assert [viewer.returncode for viewer in watching] == [0, 0, 0], said

@@ -34,8 +34,8 @@ class CompiledRun(CloudRun):
     cache, provider = CACHE, "runpod"
 
     def opened(self) -> Note:
-        event, told = super().opened()
-        return event, {**told, "provider": self.provider}
+        event, data = super().opened()
+        return event, {**data, "provider": self.provider}
 
     def trainer_files(self) -> None:
         super().trainer_files()
@@ -72,9 +72,9 @@ def sent_along(home: Home, wanted: Request | None = None, recipe: ResolvedRecipe
     """What lies beside the shards then; the plan's bytes count it."""
     into, data = home.staged_data("owl-07"), plan_of("owl-07").data
     into.mkdir(parents=True)
-    asked = wanted or request()
-    need = need_of(asked, recipe, is_rented=asked.providers != ("ssh",))
-    found = with_compile_caches(data, asked, recipe, need, home, into)
+    needed = wanted or request()
+    need = need_of(needed, recipe, is_rented=needed.providers != ("ssh",))
+    found = with_compile_caches(data, needed, recipe, need, home, into)
     names = {str(path.relative_to(into)): path.read_bytes() for path in into.rglob("*.bin")}
     assert found.bytes == data.bytes + sum(map(len, names.values()))
     return names

@@ -132,7 +132,7 @@ def test_a_balance_that_is_used_up_is_named_as_the_cause(world: World, monkeypat
     assert lacking(seen["message"], "balance", "local", "$0.00") == []
 
 
-def test_only_a_request_that_was_taken_is_told_as_asked_to_die(world: World) -> None:
+def test_only_a_request_that_was_taken_counts_as_asked_to_die(world: World) -> None:
     refusals = [Unknown("503"), Unknown("503"), None]
     destroy = world.cloud.destroy
 

@@ -72,9 +72,9 @@ def make_run(
 def setting_up(folder: RunFolder, script: str, limit_s: int | None = None) -> None:
     """Have the machine of a run set up by a script, within the limit of its lease or within another."""
     plan = Plan.from_json(folder.plan.read_bytes())
-    told = {"choices": plan.choices.model_copy(update={"setup": script})}
-    told |= {"lease": plan.lease.model_copy(update={"setup_s": limit_s})} if limit_s is not None else {}
-    folder.plan.write_text(changed_plan(plan, told).to_json())
+    changes = {"choices": plan.choices.model_copy(update={"setup": script})}
+    changes |= {"lease": plan.lease.model_copy(update={"setup_s": limit_s})} if limit_s is not None else {}
+    folder.plan.write_text(changed_plan(plan, changes).to_json())
 
 
 def start(home: Home, name: str = "fox-41", **environment: str) -> subprocess.Popen[str]:

@@ -54,9 +54,9 @@ def killed() -> dict[str, object]:
     (dead,) = unfinished()
     resumed = subprocess.run([*GPURUN, "resume", run["run"]], capture_output=True, text=True, timeout=LIMIT_S)
     audited = subprocess.run([*GPURUN, "audit"], capture_output=True, text=True, timeout=LIMIT_S)
-    told = resumed.stdout[-1500:] + resumed.stderr[-1500:] + audited.stdout
+    output = resumed.stdout[-1500:] + resumed.stderr[-1500:] + audited.stdout
     return {"phase": dead["phase"], "driven": dead["owner"], "exit": resumed.returncode, "audit": audited.returncode,
-            "said": told}  # fmt: skip
+            "said": output}  # fmt: skip
 
 
 if __name__ == "__main__":
