@@ -38,7 +38,7 @@ def live() -> tuple[Screen, float]:
     events.append({"kind": "eval", "step": 600, "val_loss": 4.4})
     events.append({"kind": "output", "step": 600, "name": "out/model.pt", "bytes": 1_400_000_000})
     screen.update(
-        records, samples.told(*events), [f"Epoch 2:  50%|█████     | 150/300 [loss={samples.loss_at(600):.3f}]"]
+        records, samples.make_events(*events), [f"Epoch 2:  50%|█████     | 150/300 [loss={samples.loss_at(600):.3f}]"]
     )
     screen.update((), (), (), gpus=GpuReading(samples.NOW, 1, 94, 62_464, 81_920, 71, 608))
     return screen, samples.NOW

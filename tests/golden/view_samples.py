@@ -190,7 +190,7 @@ def ending(begun: float) -> list[Record]:
     return [record(i, event, begun + after, data) for i, (event, after, data) in enumerate(events, 9)]
 
 
-def told(*events: dict[str, Any]) -> list[TrainerEvent]:
+def make_events(*events: dict[str, Any]) -> list[TrainerEvent]:
     """Events as they are read from lines that say this."""
     return [event for fields in events if (event := make_event(fields)) is not None]
 
@@ -221,7 +221,7 @@ def trainer_events(begun: float, steps: int = 4768, until: int = 2410, *, cuda: 
         if step % 250 == 0:
             events.append({"kind": "eval", "wall": wall, "step": step, "val_loss": loss_at(step) + 0.05})
             events.append({"kind": "checkpoint", "wall": wall, "step": step, "bytes": 1_400_000_000, "files": []})
-    return told(*events)
+    return make_events(*events)
 
 
 def log_lines(until: int = 2410) -> list[str]:

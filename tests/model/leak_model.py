@@ -101,8 +101,8 @@ def client(s: State, rules: Rules) -> Iterator[tuple[str, State]]:
         late = s if rules.intent_first else s.wrote("create.intended")
         for kind, box in s.flying:
             if kind == "created":
-                told = replace(late.wrote("create.observed", box), step="have", known=box)
-                yield f"create.observed {box}", told.took((kind, box))
+                seen = replace(late.wrote("create.observed", box), step="have", known=box)
+                yield f"create.observed {box}", seen.took((kind, box))
         if rules.look_before_retry:
             yield "create.unknown", replace(late.wrote("create.unknown"), step="look")
         else:

@@ -107,7 +107,7 @@ def test_events_that_lie_break_nothing_and_draw_nothing_raw() -> None:
     begun = samples.NOW - 900
     screen.update(samples.story(begun, samples.usd("2.49")), samples.trainer_events(begun), HOSTILE.values())
     view = PlainView()
-    for event in samples.told(*hostile_events()):
+    for event in samples.make_events(*hostile_events()):
         screen.update([], [event], ["\x1b[31m"])
         for width in (60, 120):
             style = Style(width=width, height=30)
@@ -124,7 +124,7 @@ def test_losses_at_the_ends_of_what_a_float_holds_break_no_chart() -> None:
     losses = [4.0, -1e308, 1e308, 3.5, -1.7e308, 3.0]
     events = [{"kind": "step", "step": step, "loss": loss, "step_s": 1e308} for step, loss in enumerate(losses)]
     screen = Screen(samples.plan(), spent_by)
-    screen.update([], samples.told(*events), [])
+    screen.update([], samples.make_events(*events), [])
     assert drawn_somehow(screen)
     heard = hear(json.dumps(event).encode() for event in events)
     assert ([mark.loss for mark in heard.losses.items], heard.not_finite) == ([4.0, 3.5, 3.0], 3)
@@ -150,7 +150,7 @@ def test_records_that_quote_the_far_side_are_told_harmlessly() -> None:
 
 def test_a_flood_of_warnings_is_thinned_and_counted() -> None:
     view = PlainView()
-    flood = samples.told(*({"kind": "warning", "code": "x", "message": str(i)} for i in range(10_000)))
+    flood = samples.make_events(*({"kind": "warning", "code": "x", "message": str(i)} for i in range(10_000)))
     lines = view.update([], flood, samples.NOW)
     assert len(lines) == 41
     assert lines[0].endswith("9960 lines of the trainer left out")
@@ -161,13 +161,13 @@ def test_a_flood_of_warnings_is_thinned_and_counted() -> None:
 
 @pytest.mark.parametrize("kind", ["start", "stop"])
 def test_a_flood_of_beginnings_or_ends_is_thinned_too(kind: str) -> None:
-    lines = PlainView().update([], samples.told({"kind": kind, "reason": "done"}) * 10_000, samples.NOW)
+    lines = PlainView().update([], samples.make_events({"kind": kind, "reason": "done"}) * 10_000, samples.NOW)
     assert len(lines) <= 81
 
 
 def test_the_screen_keeps_little_however_much_is_sent() -> None:
     screen = Screen(samples.plan(Mode.LOCAL), spent_by)
-    steps = samples.told(*({"kind": "step", "step": i, "loss": 1.0} for i in range(50_000)))
+    steps = samples.make_events(*({"kind": "step", "step": i, "loss": 1.0} for i in range(50_000)))
     screen.update([], steps, (b"x" * 9999 for _ in range(5000)))
     assert len(screen.losses.points) <= 4096
     assert len(screen.log) <= 200

@@ -58,7 +58,7 @@ def lines_of(*events: dict[str, Any], way: list[Note] = WAY) -> list[str]:
     """The plain lines of a command's records and events, without their times and phases."""
     records = [samples.record(place, event, samples.NOW, data) for place, (event, data) in enumerate(way, 1)]
     view = PlainView(COMMAND)
-    lines = view.update(records, samples.told(*events), samples.NOW) + view.rest(samples.NOW)
+    lines = view.update(records, samples.make_events(*events), samples.NOW) + view.rest(samples.NOW)
     return [line[33:] for line in lines]
 
 
@@ -96,7 +96,9 @@ def test_what_came_home_of_a_command_is_called_here(files: list[str]) -> None:
         (Event.RUN_CLOSED, {"exit_code": 0}),
     ]
     screen.update(
-        [samples.record(i, event, samples.NOW, data) for i, (event, data) in enumerate(way)], samples.told(*events), ()
+        [samples.record(i, event, samples.NOW, data) for i, (event, data) in enumerate(way)],
+        samples.make_events(*events),
+        (),
     )
     drawn = render(live_screen(screen, STYLE, now=samples.NOW), STYLE)
     what = "step 7" if "checkpoint" in files else "2 files"

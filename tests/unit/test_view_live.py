@@ -269,7 +269,7 @@ def test_when_a_word_came_is_known_to_whoever_attaches_later(tmp_path: Path) -> 
 @pytest.mark.parametrize("width", [40, 50, 80])
 def test_how_long_it_still_takes_is_never_cut(width: int) -> None:
     screen, now = samples.rented_screen()
-    screen.update([], samples.told({"kind": "step", "step": 4000, "step_s": 100.25, "loss": 3.0}), [])
+    screen.update([], samples.make_events({"kind": "step", "step": 4000, "step_s": 100.25, "loss": 3.0}), [])
     assert "eta 21 h 23 m\n" in drawn(screen, now, width)
 
 

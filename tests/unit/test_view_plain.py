@@ -20,7 +20,7 @@ NOW = samples.NOW
 
 
 def step(number: int, wall: float) -> TrainerEvent:
-    return samples.told({"kind": "step", "step": number, "wall": wall, "loss": 3.0, "lr": 1e-3})[0]
+    return samples.make_events({"kind": "step", "step": number, "wall": wall, "loss": 3.0, "lr": 1e-3})[0]
 
 
 def test_every_record_is_a_line_with_a_utc_stamp() -> None:
@@ -41,7 +41,7 @@ def test_the_last_figures_come_out_before_the_stop() -> None:
     view = PlainView()
     view.update([], [step(1, NOW)], NOW)
     stop = {"kind": "stop", "step": 120, "reason": "done", "wall": NOW + 2}
-    lines = view.update([], [step(120, NOW + 1), *samples.told(stop)], NOW + 2)
+    lines = view.update([], [step(120, NOW + 1), *samples.make_events(stop)], NOW + 2)
     assert "step 120" in lines[0]
     assert "ended: done" in lines[1]
 
@@ -50,7 +50,7 @@ def test_who_attaches_later_reads_records_and_events_in_order() -> None:
     begun = samples.NOW - 20_000
     records = [*samples.story(begun, samples.usd(0)), *samples.ending(begun)]
     stop = {"kind": "stop", "step": 120, "reason": "done", "wall": begun + 10_991}
-    events = [step(120, begun + 10_990), *samples.told(stop)]
+    events = [step(120, begun + 10_990), *samples.make_events(stop)]
     stamps = [line[:20] for line in PlainView().update(records, events, NOW)]
     assert len(stamps) == len(records) + 2
     assert stamps == sorted(stamps)
@@ -58,11 +58,11 @@ def test_who_attaches_later_reads_records_and_events_in_order() -> None:
 
 def test_a_long_history_shows_the_newest_and_how_much_is_hidden() -> None:
     began = {"kind": "start", "wall": NOW - 1000, "device": "cuda", "steps": 200}
-    evals = samples.told(
+    evals = samples.make_events(
         *({"kind": "eval", "step": s, "wall": NOW - 900 + s, "val_loss": 9.0 - s / 100} for s in range(200))
     )
     view = PlainView()
-    lines = view.update([], [*samples.told(began), *evals], NOW)
+    lines = view.update([], [*samples.make_events(began), *evals], NOW)
     assert "device cuda" in lines[0]
     assert "160 lines" in lines[1]
     assert "step 199  val loss 7.010" in lines[-1]
