@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from decimal import ROUND_HALF_EVEN, Decimal
 from enum import StrEnum
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
@@ -101,6 +102,12 @@ def all_typed(records: Iterable[Record], kind: type[T]) -> Iterator[T]:
 def last_typed(records: Sequence[Record], kind: type[T]) -> T | None:
     """Return the content of the last record of a class; None if there is none."""
     return next(all_typed(reversed(records), kind), None)
+
+
+def by_machine(records: Sequence[Record]) -> list[Sequence[Record]]:
+    """Divide the records of a run at each move to another machine."""
+    moves = [place for place, record in enumerate(records) if record.event is Event.LEG_PLANNED]
+    return [records[begin:end] for begin, end in pairwise([0, *moves, len(records)])]
 
 
 def last_brought(records: Sequence[Record]) -> FilesBrought | None:

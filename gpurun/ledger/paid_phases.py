@@ -12,7 +12,7 @@ from typing import Any
 
 from gpurun.core.clock import utc
 from gpurun.core.journal_events import CreateIntended
-from gpurun.core.journal_records import Event, Record, opened_of
+from gpurun.core.journal_records import Event, Record, by_machine, opened_of
 from gpurun.core.receipt_record import UNKNOWN, Planned, Timeline
 from gpurun.core.receipt_rules import END_BY_MACHINE_CLOCK
 from gpurun.core.trainer_events import CheckpointEvent, EvaluationEvent, StartEvent, StepEvent, TrainerEvent
@@ -161,8 +161,7 @@ def timeline(records: Sequence[Record]) -> Timeline:
     Of a run that moved, the beginning is that on its first machine.
     """
     asked = next((record for record in records if record.event is Event.CREATE_INTENDED), None)
-    moves = [place for place, record in enumerate(records) if record.event is Event.LEG_PLANNED]
-    first = records[: moves[0]] if moves and (opened_of(records).rules or 1) >= END_BY_MACHINE_CLOCK else records
+    first = by_machine(records)[0] if (opened_of(records).rules or 1) >= END_BY_MACHINE_CLOCK else records
 
     def seen(event: Event, among: Sequence[Record] = records) -> str:
         record = last_of(among, event) or last_of(records, event)

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpurun.core.errors import VerificationFailed
 from gpurun.core.journal_events import CreateIntended, LegPlanned, RunOpened
-from gpurun.core.journal_records import Event, Record, all_typed, last_typed, opened_of
+from gpurun.core.journal_records import Record, all_typed, by_machine, last_typed, opened_of
 from gpurun.core.money import Micros
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.records import Offer
@@ -77,8 +77,7 @@ def plan_of(folder: RunFolder, records: Sequence[Record]) -> tuple[Plan, Verific
 
 def _intents_of_now(records: Sequence[Record]) -> list[CreateIntended]:
     """Return what was requested since the last plan of a leg, or at all."""
-    legs = [place for place, record in enumerate(records) if record.event is Event.LEG_PLANNED]
-    since = list(all_typed(records[legs[-1] :] if legs else records, CreateIntended))
+    since = list(all_typed(by_machine(records)[-1], CreateIntended))
     return since or list(all_typed(records, CreateIntended))
 
 

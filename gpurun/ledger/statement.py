@@ -8,7 +8,6 @@ on: "measured" (this computer's clock), "provider-reported", "instance-reported"
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, cast
 
 from gpurun.core.clock import utc
@@ -27,7 +26,7 @@ from gpurun.core.journal_events import (
     TrainObserved,
     TrainStarted,
 )
-from gpurun.core.journal_records import Event, Record, all_typed, last_brought, last_typed, opened_of
+from gpurun.core.journal_records import Event, Record, all_typed, by_machine, last_brought, last_typed, opened_of
 from gpurun.core.money import Figure, Micros, share_of, total
 from gpurun.core.paths import RunFolder
 from gpurun.core.receipt_record import (
@@ -399,7 +398,7 @@ def _training_seconds(records: Sequence[Record]) -> ReceiptMeasured:
     A run that moved is counted on each of its machines.
     """
     is_whole = (opened_of(records).rules or 1) >= END_BY_MACHINE_CLOCK
-    parts = _by_machine(records) if is_whole else [records]
+    parts = by_machine(records) if is_whole else [records]
     times = [time for time in map(_training_time, parts) if time is not None]
     if not times:
         return {"is": UNKNOWN, "train_s": None}
@@ -409,12 +408,6 @@ def _training_seconds(records: Sequence[Record]) -> ReceiptMeasured:
     if is_whole and 0 <= machine_s < seconds - SEEN_LATE_S:
         line["told_s"] = machine_s
     return line
-
-
-def _by_machine(records: Sequence[Record]) -> list[Sequence[Record]]:
-    """Divide the records of a run at each move to another machine."""
-    moves = [place for place, record in enumerate(records) if record.event is Event.LEG_PLANNED]
-    return [records[begin:end] for begin, end in pairwise([0, *moves, len(records)])]
 
 
 def _training_time(records: Sequence[Record]) -> tuple[float, float | None] | None:
@@ -434,7 +427,7 @@ def failed_step(records: Sequence[Record]) -> StepFailed | None:
 
     Failures on an earlier machine, after which the run continued on another, do not count.
     """
-    records = _by_machine(records)[-1]
+    records = by_machine(records)[-1]
     held = next((place for place, record in enumerate(records) if record.event is Event.HOLD_INTENDED), len(records))
     is_home = any(not collected.missing for collected in all_typed(records[held:], CollectObserved))
     failed = all_typed(reversed(records), StepFailed)

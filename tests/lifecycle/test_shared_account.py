@@ -121,7 +121,7 @@ def test_a_machine_ended_from_elsewhere_is_recorded_as_lost(world: World, other:
     world.drive()
     seen = world.all_of(Event.TRAIN_OBSERVED)[-1]
     assert seen["outcome"] == "lost"
-    assert lacking(seen["message"], world.cloud.boxes[0].id, "elsewhere") == []
+    assert lacking(seen["message"], world.cloud.boxes[0].id, "another gpurun") == []
     assert receipt_of(world)["training"]["message"] == seen["message"]
 
 

@@ -49,6 +49,8 @@ def there(box: Box) -> Iterator[Any]:
         begun.append(
             subprocess.Popen(words, **{"cwd": work, "stdin": subprocess.DEVNULL, "start_new_session": True, **more})
         )
+        while not Path(f"/proc/{begun[-1].pid}/environ").read_bytes():  # For a moment after exec it is still empty.
+            time.sleep(0.01)
         return begun[-1]
 
     yield begins
