@@ -159,8 +159,8 @@ class Patience(Waits):
     def wait(self, error: MachineLost | FarRefusal) -> None:
         """Pause after a failed try, or raise if a retry is useless.
 
-        Raise a FarRefusal that is permanent. Raise TrainingFailed if the limit or the lease is over, if the provider
-        says that the instance no longer runs, or if waiting costs too much.
+        Raise a FarRefusal that is permanent, or came too often. Raise TrainingFailed if the limit or the lease is over,
+        if the provider says that the instance no longer runs, or if waiting costs too much.
         """
         clock, down = self._context.clock, None
         if isinstance(error, FarRefusal):

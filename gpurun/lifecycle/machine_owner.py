@@ -155,7 +155,7 @@ def refuse_beside_copy(provider: Provider, state: RunState, context: Context, ou
             raise RunHeld(
                 "run.elsewhere",
                 f"{machine.id} at {provider.name} was made for {run} by a copy of this home, and lives.",
-                hint=f"{outcome} Continue with that copy, or end it there: gpurun destroy {run}.",
+                hint=f"{outcome} In that copy of the home, continue the run or end its machine: gpurun destroy {run}.",
             )
     if doubt is not None:
         raise doubt

@@ -235,7 +235,7 @@ class _Plain(HTTPConnection):
 
 
 class _Secure(_Plain, HTTPSConnection):
-    """A connection over TLS. The limit watches the wrapped socket."""
+    """A connection over TLS, with the same time limit as `_Plain`; the limit watches the wrapped socket."""
 
 
 class _PlainHandler(HTTPHandler):

@@ -85,10 +85,10 @@ class SshProvider:
         return Account(provider=self.name, identity=f"your own boxes, from {platform.node()}")
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """Return the box at the price that the user stated; an empty list without a box.
+        """Return the box at the price that the user stated; an empty list if the user has named no box.
 
-        The offer has the smallest card of the `known` rows that fit, because a plan must not rely on more memory. The
-        agent detects the real card later.
+        Its card is not known yet: the offer names the card with the least memory among the `known` rows that fit, so
+        that a plan does not rely on more. The agent detects the real card later.
         """
         if self._box is None:
             return []

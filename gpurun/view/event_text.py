@@ -262,7 +262,7 @@ def _leg(leg: LegPlanned) -> str:
 
 
 def _ended(end: TrainObserved, terms: JobTerms) -> str:
-    """Return how the work ended, with the reason if it differs; for a failure, also the job's last output."""
+    """Return how the work ended, with the reason if it differs, and the record's message if it failed or was lost."""
     outcome, reason = _line(end.outcome), _line(end.reason)
     is_worded = outcome in FELL or "elsewhere" in (end.outputs or {})
     why = _line(end.message) if is_worded else ""

@@ -343,7 +343,7 @@ def _saved(screen: Screen, style: Style, now: float) -> list[Line]:
 
 
 def _away(screen: Screen, now: float) -> Span:
-    """Return where a checkpoint is that was not downloaded."""
+    """Return where the newest checkpoint is if it was not downloaded: still on the machine, or lost."""
     if screen.phases["destroy"].ended is not None:
         return Span("did not come home", "bad")
     written = screen.checkpoint_wall()

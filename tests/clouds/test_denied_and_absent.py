@@ -25,7 +25,7 @@ BY_KEY = "Client.InvalidKMSKey.InvalidState"
 
 
 def denies(account: Account, is_denied: Callable[[], bool]) -> None:
-    """Every verb of the cloud says that there is nothing, as long as it is so; what there is lives on."""
+    """While `is_denied()`, the cloud lists no machine and knows none by its id; the machines live on."""
     world = account.emulator.world
     if account.provider.name == "aws":
         hidden = world.hidden

@@ -1,4 +1,4 @@
-"""No room on this laptop's disk, as the kernel tells it: what can still be saved waits, and what is to end ends."""
+"""A full disk on this laptop: gpurun waits while files can still be saved, and ends each machine that must end."""
 
 from __future__ import annotations
 

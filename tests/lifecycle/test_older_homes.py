@@ -101,7 +101,7 @@ class Older:
 
 
 class OlderFar(ScriptedFar):
-    """The machine that the older gpurun left in training: it has reported what is at home, and then that it is done."""
+    """The machine that an older gpurun left in training: it reports what this home already has, and then the end."""
 
     def __init__(self, cloud: FakeCloud, events: Path | None) -> None:
         super().__init__(cloud)

@@ -107,7 +107,7 @@ def test_a_bucket_that_takes_no_urls_costs_only_its_copy(own: Home, s3: S3Emulat
 @pytest.mark.parametrize(
     ("stop", "reason", "step"), [("", "", "salvage"), ("destroy", "lease", "salvage"), ("destroy", "", "settle")]
 )
-def test_a_run_destroyed_uncollected_stays_in_the_bucket(stop: str, reason: str, step: str) -> None:
+def test_pushed_files_are_salvaged_unless_the_user_destroyed(stop: str, reason: str, step: str) -> None:
     state = RunState(run="fox-41", phase=Phase.GONE, pushed="gpt/runs/fox-41/gr-1", stop=stop, reason=reason)
     assert next_step(state) == step
     assert next_step(state.model_copy(update={"pushed": ""})) == "settle"

@@ -115,7 +115,7 @@ def test_a_job_its_agent_stopped_for_silence_has_failed(world: World, reason: st
 
 
 def command_run(home: Home, lab: Path, script: str, **choices: Any) -> Any:
-    """Run a script here with these choices; its sight once it is over."""
+    """Run a script here with these choices; return how its supervisor ended, and the run as it is seen then."""
     lab.mkdir(exist_ok=True)
     (lab / "train.py").write_text(script)
     home.prepare()

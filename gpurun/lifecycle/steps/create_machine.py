@@ -314,7 +314,7 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
         if elapsed - steady_since >= traits.settle_s and looked_late:
             raise NoOffer(
                 UNSEEN,
-                f"gpurun looked for {state.token} too late. It does not exist now, but it may have run before.",
+                f"gpurun looked for {state.token} too late: that machine does not exist now, but may have run before.",
                 hint="The machine is proven gone, and its worst case is counted. Train again: gpurun train.",
             )
         if elapsed - steady_since >= traits.settle_s:

@@ -126,7 +126,7 @@ def flavour_of(type_id: str) -> tuple[str, int]:
     """Return flavour and number of vCPUs: `cpu3c-4` is flavour cpu3c with four vCPUs."""
     flavour, _, vcpus = type_id.rpartition("-")
     if not flavour or not (vcpus.isascii() and vcpus.isdigit()):
-        raise Rejected(f"{type_id!r} is not a CPU flavour with a number of vCPUs")
+        raise Rejected(f"{type_id!r} does not name a CPU flavour and a number of vCPUs, as cpu3c-4 does")
     return flavour, int(vcpus)
 
 

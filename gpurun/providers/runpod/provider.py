@@ -125,7 +125,7 @@ class RunPodProvider:
         return list(_oldest_first(found))
 
     def read(self, instance_id: str) -> Instance:
-        """Return one pod; GONE after a 404, which proves the end only together with the list of pods."""
+        """Return one pod; GONE after a 404, which alone proves nothing: the list of pods must lack it, too."""
         answer = self._http.request("GET", f"/v2/pods/{check_pod_id(instance_id)}")
         if answer.status == 404:
             return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)

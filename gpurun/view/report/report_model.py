@@ -233,7 +233,7 @@ def _set_keys(runs: Sequence[RunMaterial], flat: Mapping[str, Mapping[str, str]]
 
 
 def _env_rows(commands: Sequence[RunMaterial], runs: Sequence[RunMaterial]) -> Iterator[tuple[str, list[str | None]]]:
-    """Yield the name of each variable of --env, and "value 1", "value 2", … for its value in each run."""
+    """Yield the name of each --env variable, and for each run "value 1", "value 2", … instead of its value."""
     for name in dict.fromkeys(name for run in commands for name in run.env):
         values = list(dict.fromkeys(run.env[name] for run in commands if name in run.env))
         words = {value: f"value {place}, not shown" for place, value in enumerate(values, 1)}

@@ -80,7 +80,7 @@ def _shutdown(run: RunMaterial) -> Span:
 
 
 def _verdict(run: RunMaterial) -> Span:
-    """Return the receipt's verdict; "bad signature" if so, because then neither verdict nor cost can be trusted."""
+    """Return the receipt's verdict; "BAD SIGNATURE" if it is, because then verdict and cost cannot be trusted."""
     if run.receipt is None:
         return Span(run.no_receipt, "warn")
     if signature_word(run.receipt) == "bad":

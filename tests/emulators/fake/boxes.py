@@ -11,7 +11,7 @@ from gpurun.core.records import Leftover, Order
 
 
 class Fault(StrEnum):
-    """What goes wrong with one call. The first group is answered before anything happens, the second after it did."""
+    """What goes wrong with one call: in the first group it does nothing yet; in the second its answer is wrong."""
 
     NONE = "made"
     DROPPED = "dropped"
