@@ -97,8 +97,8 @@ def bring_now(
 ) -> Brought:  # fmt: skip
     """Download the finished files that `only` selects, and verify them. `tell` is called with each file's progress.
 
-    Raise UsageError if no selected file is finished yet, or if the plan does not pay for their egress. Raise CollectFailed
-    if nothing arrives for PATIENCE_S, or if a file does not arrive as announced or cannot be stored.
+    Raise UsageError if no selected file is finished yet, or if the plan does not pay for their egress. Raise
+    CollectFailed if nothing arrives for PATIENCE_S, or if a file does not arrive as announced or cannot be stored.
     """
     inventory, waits = Inventory(folder), _Selected(clock)
     with far.many_lanes():
