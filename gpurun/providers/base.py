@@ -97,7 +97,7 @@ class Traits:
 
     @property
     def closes_address(self) -> bool:
-        """Return whether a destroyed machine's address stops answering. A cluster's login node goes on answering."""
+        """Return whether a destroyed machine's address stops answering. A cluster's login node does not."""
         return self.teardown is Teardown.DESTROYED
 
     @property

@@ -185,12 +185,8 @@ class Screen:
 
     @property
     def worst_micros(self) -> Micros:
-        """Return the most that the run can cost: the worst case of this machine, plus the cost of earlier machines.
-
-        The cap bounds it: the lease of the next machine, which is shortened to what is left, is known at its request.
-        """
-        worst, cap = total(self.spent_before, self.plan.worst_micros), self.plan.cap_micros
-        return min(worst, cap) if self.leg and cap is not None else worst
+        """Return the most that the run can cost: the worst case of this machine, plus the cost of earlier machines."""
+        return total(self.spent_before, self.plan.worst_micros)
 
     def _take(self, intent: CreateIntended) -> None:
         """Take the approved offer that is requested now; offers before it were unavailable."""
@@ -198,10 +194,10 @@ class Screen:
             (candidate for candidate in self.plan.approved if candidate.offer.model_dump(mode="json") == intent.offer),
             None,
         )
-        if taken is None and self.leg:  # Prices and lease are this leg's.
+        if self.leg:  # Price, lease and worst case are this leg's, also on an offer that the first plan had.
             offer, worst = Offer.model_validate(intent.offer), Micros(intent.worst_micros)
             leased = {"offer": offer, "lease": Lease(**intent.lease.model_dump()), "worst_micros": worst}
-            taken = self.plan.chosen.model_copy(update=leased)
+            taken = (taken or self.plan.chosen).model_copy(update=leased)
         if taken is not None:
             self.plan = self.plan.with_chosen(taken)
 
@@ -226,6 +222,9 @@ class Screen:
                     self.queued = None
             case LegPlanned() as leg:
                 self.spent_before = Micros(leg.spent_micros)
+                if leg.left_micros is not None:  # Until the next request states its worst case, the cap bounds it.
+                    chosen = self.plan.chosen.model_copy(update={"worst_micros": Micros(leg.left_micros)})
+                    self.plan = self.plan.with_chosen(chosen)
                 self.leg = f"leg {leg.number}" + (f" from step {format_whole(leg.step)}" if leg.step else "")
                 self.phases |= {name: PhaseTime() for name in PHASES[1:]}
                 self.phase, self.deadline_wall, self.alarm, self.outcome = "plan", None, "", ""

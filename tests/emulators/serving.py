@@ -83,7 +83,7 @@ class Emulator:
         raise NotImplementedError
 
     def _let_time_pass(self) -> None:
-        """Let time pass even while nobody asks."""
+        """Let time pass even between requests."""
         while not self.ended.wait(self._tick_s):
             self.tick()
 

@@ -378,3 +378,16 @@ def test_no_byte_of_escape_in_a_pipe() -> None:
     written = _show({}, terminal=False)
     assert b"\x1b" not in written
     assert b"\r" not in written
+
+
+def test_the_worst_case_of_a_later_machine_is_that_of_its_own_lease() -> None:
+    """The first plan's candidate for the same offer has a longer lease, which the cap no longer pays for."""
+    screen, now = samples.rented_screen()
+    leg = {"number": 2, "plan": "legs/1.json", "plan_sha256": samples.SHA, "step": 2250}
+    leg |= {"spent_micros": usd("4.31"), "left_micros": usd("7.69")}
+    screen.update([samples.record(10, Event.LEG_PLANNED, now, leg)], [], [])
+    assert screen.worst_micros == usd("12.00"), "what is left of the cap bounds a machine that is not requested yet"
+    offer = screen.plan.offer.model_dump(mode="json")
+    intent = {**samples.INTENT, "provider": "runpod", "offer": offer, "worst_micros": usd("2.10")}
+    screen.update([samples.record(11, Event.CREATE_INTENDED, now, intent)], [], [])
+    assert screen.worst_micros == usd("6.41")

@@ -309,7 +309,7 @@ def _vcpus(type_id: str) -> int:
 
 
 def _gpus(type_id: str) -> int | None:
-    """Return how many GPUs a type has; None for what is no type."""
+    """Return how many GPUs a type has; None if there is no such type."""
     if not _facts(type_id):
         return None
     info = _facts(type_id).get("GpuInfo")

@@ -140,7 +140,7 @@ class FakeCloud:
         self._ends("remove", fault)
 
     def charges(self, instance_id: str, from_wall: float, to_wall: float) -> Charge | None:
-        """Return what was billed for one box until some minutes ago; None where nothing was, or there is no bill."""
+        """Return the bill of one box, which lags by some minutes; None if it has none."""
         self._ends("charges", self._begins("charges"))
         lag_s = self.profile.bill_lag_s
         box = next((box for box in self.boxes if box.id == instance_id), None)

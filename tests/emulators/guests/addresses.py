@@ -13,7 +13,7 @@ def take(address: str | None = None) -> tuple[str, socket.socket]:
     """Take an address; return it with the claim to it, which holds while any process has the claim open.
 
     The claim is a name in the kernel's abstract socket space, so that nothing has to be cleaned up after a crash.
-    Raise OSError when the address that is asked for is taken.
+    Raise OSError if the requested address is in use.
     """
     if address is not None:
         return address, _claim(address)

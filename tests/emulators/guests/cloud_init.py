@@ -1,4 +1,4 @@
-"""Applies user-data inside a guest, in cloud-init's order; failures go to the console, and the boot goes on."""
+"""Applies user-data inside a guest, in cloud-init's order; failures go to the console, and the boot continues."""
 
 from __future__ import annotations
 

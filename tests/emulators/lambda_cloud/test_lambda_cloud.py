@@ -34,7 +34,7 @@ def cloud(clock: VirtualClock) -> Iterator[LambdaEmulator]:
 
 
 def ask(cloud: LambdaEmulator, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    """Send one request; return the status, and the data or the error's code (the text itself, where it is no JSON)."""
+    """Send one request; return the status, and the data or the error's code (the text itself, if it is not JSON)."""
     parts = urlsplit(cloud.base_url)
     connection = HTTPConnection(parts.hostname or "", parts.port, timeout=5)
     sent = {"Authorization": f"Bearer {KEY}", "User-Agent": "gpurun-test", **headers}

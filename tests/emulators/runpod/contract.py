@@ -19,7 +19,7 @@ NEWER_FIELDS = ("entrypoint", "cmd")  # On RunPod's page of creating a pod, not 
 
 
 def against(schema: str, value: Any) -> list[str]:
-    """Return how a value differs from a schema of the document; nothing where there is no document."""
+    """Return how a value differs from a schema of the document; nothing without a document."""
     return differences(SPEC, {"$ref": f"#/components/schemas/{schema}"}, value)
 
 

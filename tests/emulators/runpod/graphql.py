@@ -125,7 +125,7 @@ def execute(document: str, world: World, own_pod: str | None) -> dict[str, Any]:
 
 
 def _chosen(value: Any, fields: list[Field]) -> Any:
-    """Return only the fields of a value that were asked for."""
+    """Return only the requested fields of a value."""
     if isinstance(value, list):
         return [_chosen(item, fields) for item in value]
     if not isinstance(value, dict):

@@ -91,7 +91,7 @@ class ScriptedSlurm:
         return sorted(path.name for path in (self.state / "jobs").iterdir())
 
     def options_of(self, job: str) -> list[str]:
-        """Return what sbatch was asked for."""
+        """Return the options that sbatch received."""
         return (self.state / "jobs" / job / "argv").read_text().splitlines()
 
     def cancel(self, job: str, by: str = ROOT) -> None:
