@@ -25,6 +25,8 @@ SHELL_OF = b"GPURUN_SHELL_OF="
 """The variable by which a shell that `gpurun ssh` has opened names the run's folder."""
 SERVERS = (b"sshd", b"sshd-session", b"nvidia-smi", b"dropbear")
 """Programs that only host a user's work, such as a shell, or read the GPUs; they do not count as work themselves."""
+OWN = (b"agent.pyz", b"slurm_script")
+"""What gpurun's own command lines contain: the agent's file, or Slurm's name for the job's first program (pilot.sh)."""
 ESTABLISHED, INET_DIAG_INFO, DUMP, SOCK_DIAG_BY_FAMILY, DONE = 1 << 1, 2, 0x301, 20, 3
 MESSAGE_BYTES, ACKED_AT, RECEIVED_AT = 72, 120, 128
 
@@ -76,11 +78,12 @@ class People:
                 with open("/proc/%d/stat" % pid, "rb") as file:
                     name, _, rest = file.read().partition(b"(")[2].rpartition(b")")
                 with open("/proc/%d/cmdline" % pid, "rb") as file:
-                    is_ours = b"agent.pyz" in file.read()
+                    words = file.read()
             except OSError:
                 continue
             fields = rest.split()
-            if fields[0] in b"ZX" or is_ours or name in SERVERS or pid == os.getpid():
+            is_ours = pid == os.getpid() or any(own in words for own in OWN)
+            if fields[0] in b"ZX" or is_ours or name in SERVERS:
                 continue
             parents[pid] = int(fields[1])
             ticks = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])

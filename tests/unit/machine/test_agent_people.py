@@ -160,6 +160,15 @@ def test_work_in_the_background_keeps_it(box: Box, there: Any, tmp_path: Path, w
             os.environ["PATH"] = before
 
 
+def test_the_first_program_of_a_cluster_job_does_not_count(box: Box, there: Any) -> None:
+    """It starts each call of gpurun's, so that a client which asks often, or a slow node, would keep a job busy."""
+    begin(box)
+    script = box.folder / "slurm_script"
+    script.write_text("while :; do sleep 0.001; done\n")
+    there("sh", str(script), str(box.folder))
+    assert box.until_exited().stop_reason == "idle"
+
+
 @pytest.mark.parametrize(
     ("every_s", "size", "is_used"), [(1.0, 4000, True), (1.0, 2, False)], ids=["used", "only open"]
 )
