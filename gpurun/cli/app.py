@@ -137,8 +137,8 @@ def build_app() -> typer.Typer:
     return app
 
 
-def _tell_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         put(f"gpurun {__version__}")
         raise typer.Exit
 
@@ -147,7 +147,7 @@ def options_of_all(**given: Any) -> None:
     """Rent a GPU under a hard dollar cap, train, download the checkpoints, and prove that the machine is gone."""
 
 
-_VERSION = typer.Option("--version", help="Show gpurun's version.", is_eager=True, callback=_tell_version)
+_VERSION = typer.Option("--version", help="Show gpurun's version.", is_eager=True, callback=_print_version)
 takes(options_of_all, {"version": (Annotated[bool, _VERSION], False), **COMMON})
 
 

@@ -19,7 +19,7 @@ from gpurun.core.journal_records import Phase, last_brought, last_typed
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import canonical
 from gpurun.ledger.runs import Sight
-from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, spare
+from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, spare_files
 from gpurun.lifecycle.artifacts.on_demand import (
     ONLY,
     OVER_PLAN,
@@ -55,7 +55,7 @@ def copy_result_files(result: Result, sight: Sight, place: Path) -> Result:
     return replace(result, data={**result.data, "to": str(place)}, text=f"{result.text}\n{summary}")
 
 
-def collected(session: Session, sight: Sight, wanted: Only) -> Result:
+def collected(session: Session, sight: Sight, only: Only) -> Result:
     """Download the requested files if the machine is alive; list which files are here and which are not."""
     name, phase = sight.folder.name, sight.state.phase
     if phase in _NO_FILES_YET:
@@ -65,22 +65,22 @@ def collected(session: Session, sight: Sight, wanted: Only) -> Result:
     if phase not in _ALIVE and sight.state.shared == "kept" and instance is not None:
         instance = as_finished(instance)
     elif phase not in _ALIVE:
-        return _collect_ended(session, sight, wanted)
+        return _collect_ended(session, sight, only)
     far = MachineConnector(sight.folder, sight.plan, session.clock)(instance or get_instance(sight.state))
     held = _held_lines(sight)
     try:
         budget = EgressBudget.from_plan(sight.folder, sight.plan)
-        brought = bring_now(far, sight.folder, wanted, session.clock, _progress_printer(session), budget)
+        brought = bring_now(far, sight.folder, only, session.clock, _progress_printer(session), budget)
     except (CollectFailed, UsageError) as error:
         if held and error.code == "checkpoint.none":
-            return Result(data=_data(sight, wanted, Manifest(), (), ()), text="\n".join(held))
+            return Result(data=_data(sight, only, Manifest(), (), ()), text="\n".join(held))
         if error.code not in (UNREACHABLE, OVER_PLAN) or not _place_of(sight):
             raise
         session.say(f"{error.what} Using the copies in the bucket instead.")
-        return _from_bucket(session, sight, wanted)
+        return _from_bucket(session, sight, only)
     finally:
         far.close()
-    return _download_result(sight, wanted, brought)
+    return _download_result(sight, only, brought)
 
 
 def parse_only(only: str) -> Only:
@@ -109,7 +109,7 @@ def _download_result(sight: Sight, only: Only, brought: Brought) -> Result:
     """Return the result of a download: the files here, and the files that would be lost with the machine."""
     name = sight.folder.name
     lines = [_files_line(sight, brought.manifest, brought.here)]
-    older = {file.name for file in spare(brought.manifest)}
+    older = {file.name for file in spare_files(brought.manifest)}
     beside = [file for file in brought.left if file.name in older]
     left = [file for file in brought.left if file.name not in older]
     if left:

@@ -174,16 +174,16 @@ def _name(flag: str, name: str) -> str:
     return name
 
 
-def _with_pip(request: Request, wanted: Sequence[str]) -> Command | None:
+def _with_pip(request: Request, requirements: Sequence[str]) -> Command | None:
     """Return the command with the requirements of --pip."""
     from gpurun.jobs.requirements import requirement_lines
 
-    if not wanted or request.command is None:
+    if not requirements or request.command is None:
         return request.command
     if not request.dry_run:
         rehearse = ", or use --dry-run, which installs it in a separate environment"
         refuse_pip_here(request, f"Install it yourself, and leave --pip out{rehearse}.")
-    lines = tuple(line for text in wanted for line in requirement_lines(text))
+    lines = tuple(line for text in requirements for line in requirement_lines(text))
     return request.command.model_copy(update={"pip": lines})
 
 

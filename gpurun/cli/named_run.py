@@ -81,10 +81,10 @@ def _lowered_cap(session: Session, named: NamedCommand) -> dict[str, str]:
     own = session.settings["max_cost"]
     if not named.max_cost:
         return {}
-    wanted = parse_usd(named.max_cost, name=f"max_cost in {named.place}", example="max_cost = 5")
+    cap = parse_usd(named.max_cost, name=f"max_cost in {named.place}", example="max_cost = 5")
     if not own.value:
         return {}
-    if wanted > parse_usd(own.value):
+    if cap > parse_usd(own.value):
         what = f"max_cost in {named.place} is {named.max_cost}, above your cap of {own.value} ({own.source})."
         raise UsageError("run.not_in_a_table", what, hint=f"Type the cap that you want: --max-cost {own.value}")
     return {"max_cost": named.max_cost, "cap_from": named.place}

@@ -177,7 +177,7 @@ def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False)
     from gpurun.providers.registry import open_provider
 
     run, ended, left = sight.folder.name, list[str](), list[MayBeBilling]()
-    choices, last = sight.plan.choices, sight.state.asked.get(sight.state.token)
+    choices, last = sight.plan.choices, sight.state.attempts.get(sight.state.token)
     offers = [candidate.offer for candidate in sight.approved]
     names = dict.fromkeys(choices.opened_as(offer.provider, offer.region) for offer in offers)
     used = choices.opened_as(last.provider, last.region) if last is not None else sight.state.provider

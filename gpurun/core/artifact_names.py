@@ -65,15 +65,15 @@ def renamed(name: str) -> str:
 
 def make_room_for_names(folder: Path, names: Iterable[str]) -> None:
     """Record which files of a complete list are renamed below a folder; a second call adds to the mapping."""
-    known, wanted = _renamed_in(folder), set(names)
+    known, requested = _renamed_in(folder), set(names)
     try:
         make_private(folder)
         with _Trial(folder) as trial:
-            bad = {name for name in wanted if len(name) > trial.safe_bytes and trial.is_too_long(name)}
+            bad = {name for name in requested if len(name) > trial.safe_bytes and trial.is_too_long(name)}
             if not trial.is_open:
-                bad |= {name for name in wanted if _is_odd(name) and not trial.holds(name)}
+                bad |= {name for name in requested if _is_odd(name) and not trial.holds(name)}
             if trial.folds:
-                bad |= _twins(sorted(wanted))
+                bad |= _twins(sorted(requested))
     except OSError:  # A full disk: the next list tries again.
         return
     if bad - known:

@@ -192,9 +192,9 @@ class RunState(Frozen):
     """A run's journal, replayed: its phase, what exists, what failed.
 
     `account` identifies the account that was used, if its provider has accounts. `passed_over` counts the unavailable
-    offers: the next attempt is on the next approved offer. `asked_at` is when the machine was requested, `heard_at`
+    offers: the next attempt is on the next approved offer. `requested_at` is when the machine was requested, `heard_at`
     when the last reply about that arrived: the request may have left as late as that. `extras` are the machines that
-    were found beside the run's own, by id (a token of "" is an old journal's); `asked` has every create attempt, by
+    were found beside the run's own, by id (a token of "" is an old journal's); `attempts` has every create attempt, by
     token; `dearer` are the prices that its machine rose to while it ran. `leftover` has the tokens of machines that
     left something behind that is billed. `shared` is the state of the folder that a job on a cluster shares with its
     login node: "empty", "holds" for files that may not be here, or "kept" if those did not come home; "" elsewhere.
@@ -250,7 +250,7 @@ class RunState(Frozen):
     timer_shares_key: bool | None = None
     armed: bool = False
     ends_wall: float | None = None
-    asked_at: Moment | None = None
+    requested_at: Moment | None = None
     heard_at: Moment | None = None
     outcome: str = ""
     reason: str = ""
@@ -265,7 +265,7 @@ class RunState(Frozen):
     elsewhere: int = 0
     unpublished: dict[str, Any] = Field(default_factory=dict)
     teardown: Teardown | None = None
-    asked: dict[str, CreateAttempt] = Field(default_factory=dict)
+    attempts: dict[str, CreateAttempt] = Field(default_factory=dict)
     extras: dict[str, Extra] = Field(default_factory=dict)
     dearer: tuple[Dearer, ...] = ()
     leftover: tuple[str, ...] = ()

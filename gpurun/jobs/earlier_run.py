@@ -125,9 +125,9 @@ def read_earlier_run(home: Home, chain: Chain, name: str) -> EarlierRun | None:
     return EarlierRun(folder, {**receipt.predicate}, receipt.sha256) if receipt.sha256 == link.receipt_sha256 else None
 
 
-def find_earlier_run(wanted: str, home: Home) -> EarlierRun:
-    """Return the run that `wanted` names; UsageError if it has not ended, or has no receipt signed by this home."""
-    name = find_run(home, wanted)
+def find_earlier_run(reference: str, home: Home) -> EarlierRun:
+    """Return the run that `reference` names; UsageError if it has not ended, or has no receipt signed by this home."""
+    name = find_run(home, reference)
     if look_at_run(home, name).unfinished:
         hint = f"gpurun stop {name} saves and ends it. If its supervisor is dead, use gpurun resume {name} instead."
         raise UsageError("continue.unfinished", f"{name} has not ended yet.", hint=hint)

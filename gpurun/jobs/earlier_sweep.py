@@ -126,9 +126,9 @@ class EarlierTrial(EarlierRun):
         return super().unchanged({**file, "name": f"{self._sweep_folder}{file['name']}"})
 
 
-def find_earlier_training(wanted: str, home: Home) -> EarlierRun:
-    """Return the run that `wanted` names, or the best trial if that run is a sweep; UsageError if no trial finished."""
-    run = find_earlier_run(wanted, home)
+def find_earlier_training(reference: str, home: Home) -> EarlierRun:
+    """Return the run that `reference` names, or its best trial if it is a sweep; UsageError if no trial finished."""
+    run = find_earlier_run(reference, home)
     plan = run.plan()
     if plan is None or not isinstance(plan.job, SweepJob) or not plan.job.trial.terms.has_model:
         return run

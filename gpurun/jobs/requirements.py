@@ -96,14 +96,14 @@ _OTHER_NAMES = {
 }  # fmt: skip
 
 
-def requirement_lines(wanted: str) -> list[str]:
+def requirement_lines(requirement: str) -> list[str]:
     """Return the lines of a requirements file, or the single requirement itself; UsageError if a file is unreadable."""
-    if not wanted.endswith(".txt"):
-        return [wanted]
+    if not requirement.endswith(".txt"):
+        return [requirement]
     try:
-        return read_regular(Path(wanted).expanduser()).decode().splitlines()
+        return read_regular(Path(requirement).expanduser()).decode().splitlines()
     except (OSError, UnicodeDecodeError):
-        raise UsageError("run.pip", f"--pip {wanted} cannot be read.", hint="Check its path.") from None
+        raise UsageError("run.pip", f"--pip {requirement} cannot be read.", hint="Check its path.") from None
 
 
 def with_pip(choices: Choices, lines: Sequence[str], python: str = "") -> Choices:
@@ -136,8 +136,8 @@ def distributions(modules: Iterable[str], python: str = sys.executable) -> dict[
 
 def provided_by(module: str, lines: Iterable[str]) -> bool:
     """Return whether a --pip line names the module, or a distribution that provides it on this computer."""
-    wanted = {_normalized(found[0]) for line in lines if (found := _NAME.match(line.strip()))}
-    return bool(wanted & {_normalized(name) for name in (module, *packages_distributions().get(module, []))})
+    listed = {_normalized(found[0]) for line in lines if (found := _NAME.match(line.strip()))}
+    return bool(listed & {_normalized(name) for name in (module, *packages_distributions().get(module, []))})
 
 
 def distribution_of(module: str) -> str:

@@ -160,7 +160,7 @@ def timeline(records: Sequence[Record]) -> Timeline:
 
     Of a run that moved, the beginning is that on its first machine.
     """
-    asked = next((record for record in records if record.event is Event.CREATE_INTENDED), None)
+    intended = next((record for record in records if record.event is Event.CREATE_INTENDED), None)
     first = by_machine(records)[0] if (opened_of(records).rules or 1) >= END_BY_MACHINE_CLOCK else records
 
     def seen(event: Event, among: Sequence[Record] = records) -> str:
@@ -169,7 +169,7 @@ def timeline(records: Sequence[Record]) -> Timeline:
 
     return {
         "is": MEASURED,
-        "asked": utc(asked.wall) if asked else UNKNOWN,
+        "asked": utc(intended.wall) if intended else UNKNOWN,
         "exists": seen(Event.CREATE_OBSERVED, first),
         "ready": seen(Event.READY_OBSERVED, first),
         "shipped": seen(Event.SHIP_OBSERVED, first),

@@ -91,12 +91,12 @@ def _stand_in(opened: RunOpened, intents: Sequence[CreateIntended]) -> Plan:
         Candidate(
             offer=offer,
             estimate=_NO_GUESS,
-            lease=one.lease,
+            lease=intent.lease,
             expected_micros=None,
-            worst_micros=Micros(one.worst_micros),
+            worst_micros=Micros(intent.worst_micros),
             finishes=False,
         )
-        for offer, one in offers.items()
+        for offer, intent in offers.items()
     ]
     known = {"run", "mode", "recipe", "form", "recipe_sha256", "bundle_sha256", "cap_micros"}
     return Plan.model_validate(

@@ -247,13 +247,13 @@ def _billed(rental: BilledTime, records: Sequence[Record]) -> Micros | None:
 def _extras_of(rental: BilledTime, records: Sequence[Record]) -> Iterator[ExtraRental]:
     """Yield the extra machines of a rental's token, whenever they appeared: they count from its intent."""
     proofs = [record.seq for record in rental.records if record.event is Event.DEATH_PROVEN]
-    noted = [(record, record.typed) for record in records if record.event is Event.INCIDENT]
-    about = [(one, its) for one, its in noted if isinstance(its, Incident) and its.id and its.token == rental.token]
-    longest_ms = rental.longest_ms or inf  # The longest that one may run, however long it was queued.
+    noted = [(record.seq, record.typed) for record in records if record.event is Event.INCIDENT]
+    about = [(seq, its) for seq, its in noted if isinstance(its, Incident) and its.id and its.token == rental.token]
+    longest_ms = rental.longest_ms or inf  # The longest that it may run, however long it was queued.
     is_older = not isinstance(opened := records[0].typed, RunOpened) or opened.home is None
     codes = ("create.duplicate",) if is_older else ("create.duplicate", "create.late")
-    for name, found in {its.id: one.seq for one, its in about if its.code in codes}.items():
-        gone = [one.seq for one, its in about if its.code in GONE and its.id == name]
+    for name, found in {its.id: seq for seq, its in about if its.code in codes}.items():
+        gone = [seq for seq, its in about if its.code in GONE and its.id == name]
         ends = [seq for seq in (*gone, *proofs) if seq > found]
         end = next(record for record in records if record.seq == min(ends)) if ends else records[-1]
         ms = min(longest_ms, elapsed_ms(records, rental.asked, end))

@@ -221,7 +221,7 @@ def _create_intended(state: RunState, record: Record, intent: CreateIntended) ->
         "was_gone": False,
         "moved": False,
         "deadline_wall": intent.deadline_wall,
-        "asked_at": Moment.from_record(record),
+        "requested_at": Moment.from_record(record),
         "heard_at": Moment.from_record(record),
         "dearer": (),
         "timer_shares_key": intent.timer_shares_key,
@@ -229,7 +229,7 @@ def _create_intended(state: RunState, record: Record, intent: CreateIntended) ->
         "ends_wall": None,
         "hold_s": intent.hold_s,
         "limited": bool(state.legs and intent.lease.limit_s),
-        "asked": {**state.asked, intent.token: _asked(record, intent, state.leg)},
+        "attempts": {**state.attempts, intent.token: _asked(record, intent, state.leg)},
     }
 
 
@@ -251,16 +251,16 @@ def _asked(record: Record, intent: CreateIntended, leg: int) -> CreateAttempt:
 
 def _answered(state: RunState, answer: str) -> dict[str, CreateAttempt]:
     """Return all requests, with the result of the current one."""
-    if state.token not in state.asked:
-        return state.asked
-    return {**state.asked, state.token: state.asked[state.token].model_copy(update={"answer": answer})}
+    if state.token not in state.attempts:
+        return state.attempts
+    return {**state.attempts, state.token: state.attempts[state.token].model_copy(update={"answer": answer})}
 
 
 def _create_observed(state: RunState, record: Record, created: CreateObserved) -> dict[str, Any]:
     return {
         "phase": Phase.CREATED,
         "instance": created.instance,
-        "asked": _answered(state, "made"),
+        "attempts": _answered(state, "made"),
         "heard_at": Moment.from_record(record),
     }
 
@@ -288,8 +288,8 @@ def _clock_ahead_s(record: Record, facts: dict[str, Any]) -> float:
 
 def _create_refused(state: RunState, record: Record, refused: CreateRefused) -> dict[str, Any]:
     passed_over = state.passed_over + (refused.reason in PASSES_OVER)
-    asked = _answered(state, "unseen" if refused.reason == "absent" else "refused")
-    nothing: dict[str, Any] = {"token": "", "instance": None, "deadline_wall": None, "asked": asked}
+    attempts = _answered(state, "unseen" if refused.reason == "absent" else "refused")
+    nothing: dict[str, Any] = {"token": "", "instance": None, "deadline_wall": None, "attempts": attempts}
     return {"phase": Phase.OPENED, "passed_over": passed_over, **nothing}
 
 
@@ -387,9 +387,9 @@ def _death_proven(state: RunState, record: Record, proof: DeathProven) -> dict[s
         "teardown": proof.teardown,
         "extras": {**state.extras, **ended},
     }
-    if not state.moves_on or state.stop or state.failure or state.asked_at is None:
+    if not state.moves_on or state.stop or state.failure or state.requested_at is None:
         return proven
-    if state.asked_at.seconds_until(Moment.from_record(record)) > MOVES_ON_S:
+    if state.requested_at.seconds_until(Moment.from_record(record)) > MOVES_ON_S:
         failure = StepFailed(
             step=Step.AWAIT_READY,
             code="boot.gone",
@@ -452,7 +452,7 @@ def _train_intended(state: RunState, record: Record, start: TrainIntended) -> di
 _OF_ONE_MACHINE = (
     "passed_over", "moves_on", "token", "account", "instance", "facts", "pushed", "shared", "clock_ahead_s",
     "start_asked", "hard_stop_wall", "linger_s", "rated", "was_gone", "silent_since_wall", "deadline_wall",
-    "timer_shares_key", "armed", "ends_wall", "asked_at", "heard_at", "outcome", "reason", "failure", "earlier",
+    "timer_shares_key", "armed", "ends_wall", "requested_at", "heard_at", "outcome", "reason", "failure", "earlier",
     "hold_s", "held_at", "hold_until_wall", "hold_why", "elsewhere", "unpublished", "teardown", "dearer", "moved",
     "limited", "overdue",
 )  # fmt: skip

@@ -118,7 +118,7 @@ def lost_records(home: Home, folder: RunFolder, state: RunState) -> str | None:
     return None
 
 
-def asked_for(folder: RunFolder, token: str) -> bool:
+def has_requested(folder: RunFolder, token: str) -> bool:
     """Return whether a run's journal, damaged or not, contains a token: two homes may have runs of one name."""
     try:
         return token.encode() in read_regular(folder.journal)
@@ -126,9 +126,9 @@ def asked_for(folder: RunFolder, token: str) -> bool:
         return False
 
 
-def find_run(home: Home, wanted: str) -> str:
+def find_run(home: Home, reference: str) -> str:
     """Return the run that a person means: its name, a unique beginning of it, or `@last`."""
-    if not wanted.strip():
+    if not reference.strip():
         # Every name begins with the empty string: a script's unset $RUN would stop the only run.
         what = "The name of the run is empty."
         raise UsageError(
@@ -137,20 +137,19 @@ def find_run(home: Home, wanted: str) -> str:
             hint="Name a run, or write @last. In a script, check the variable that should hold the name.",
         )
     names = sorted(folder.name for folder in home.folders() if _is_planned(folder))
-    if wanted == "@last" and names:
+    if reference == "@last" and names:
         return planned_runs(home)[-1]
-    if wanted in names:
-        return wanted
-    matching = [name for name in names if name.startswith(wanted)]
+    if reference in names:
+        return reference
+    matching = [name for name in names if name.startswith(reference)]
     if len(matching) == 1:
         return matching[0]
     if matching:
-        raise UsageError(
-            "run.ambiguous", f"{wanted!r} matches several runs: {', '.join(matching[:5])}.", hint="Write more letters."
-        )
+        what = f"{reference!r} matches several runs: {', '.join(matching[:5])}."
+        raise UsageError("run.ambiguous", what, hint="Write more letters.")
     there = "`gpurun ps --all` lists all runs. For a run in another home, add its --home DIR."
-    hint = did_you_mean(wanted, names, otherwise=there)
-    raise UsageError("run.unknown", f"There is no run {wanted!r} in {home.root}.", hint=hint)
+    hint = did_you_mean(reference, names, otherwise=there)
+    raise UsageError("run.unknown", f"There is no run {reference!r} in {home.root}.", hint=hint)
 
 
 def usual_run(home: Home) -> tuple[str, str]:

@@ -143,26 +143,26 @@ def _signed_files(files: list[FileAtHome], checkpoint: ReceiptCheckpoint) -> lis
 
 def _asked(opened: RunOpened) -> ReceiptAsked:
     """Return what was requested, and the checkpoint of an earlier run that it continued from, if any."""
-    asked: ReceiptAsked = {
+    request: ReceiptAsked = {
         "mode": opened.mode, "recipe": opened.recipe, "form": opened.form, "provider": opened.provider
     }  # fmt: skip
     if opened.continues:
-        asked["continues"] = cast(Continues, opened.continues)
+        request["continues"] = cast(Continues, opened.continues)
     if opened.challenge:
-        asked["challenge"] = plain_line(opened.challenge)
+        request["challenge"] = plain_line(opened.challenge)
     if opened.command:
-        asked["command"] = plain_data(opened.command)
+        request["command"] = plain_data(opened.command)
     if opened.job:
-        asked["job"] = plain_line(opened.job)
+        request["job"] = plain_line(opened.job)
     if opened.trainer:
-        asked["trainer"] = opened.trainer
+        request["trainer"] = opened.trainer
     if opened.max_gpu_hours is not None:
-        asked["max_gpu_hours"] = opened.max_gpu_hours
+        request["max_gpu_hours"] = opened.max_gpu_hours
     if opened.legs:
-        asked["legs"] = opened.legs
+        request["legs"] = opened.legs
     if opened.imported:
-        asked["imported"] = plain_data(opened.imported)
-    return asked
+        request["imported"] = plain_data(opened.imported)
+    return request
 
 
 def _file(file: FileBrought) -> FileAtHome:

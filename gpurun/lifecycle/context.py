@@ -195,13 +195,13 @@ class Context:
         return max(lease.collect_s, min(needed_s, lease.train_s / 2))
 
     def _lease_left_s(self, state: RunState) -> float:
-        if state.deadline_wall is None or state.asked_at is None:
+        if state.deadline_wall is None or state.requested_at is None:
             return float("inf")
         ask_wall = self._ends_wall(state) - self.plan.lease.destroy_s
         by_wall = ask_wall - self.clock.wall()
-        if state.asked_at.boot_id != boot_id():
+        if state.requested_at.boot_id != boot_id():
             return min(by_wall, self.ends_mono - self.clock.monotonic())
-        return min(by_wall, ask_wall - state.asked_at.wall - (self.clock.monotonic() - state.asked_at.mono))
+        return min(by_wall, ask_wall - state.requested_at.wall - (self.clock.monotonic() - state.requested_at.mono))
 
     def _ends_wall(self, state: RunState) -> float:
         """Return the deadline of the machine or, on a cluster, of a job that has left the queue."""
@@ -216,7 +216,7 @@ class Context:
         because the wall clock may be corrected at any moment.
         """
         provider, deadline_wall = self.provider, state.instance.deadline_wall if state.instance else None
-        is_of_this_boot = state.asked_at is not None and state.asked_at.boot_id == boot_id()
+        is_of_this_boot = state.requested_at is not None and state.requested_at.boot_id == boot_id()
         if deadline_wall is None or is_of_this_boot or not isinstance(provider, TellsTime):
             return float("inf")
         with suppress(Exception):  # Without the provider's clock, the local clock ends the lease.
@@ -228,9 +228,9 @@ class Context:
 
     def paid_s(self, state: RunState) -> float:
         """Return the seconds for which the instance has been billed: the larger result of both clocks."""
-        if state.deadline_wall is None or state.asked_at is None:
+        if state.deadline_wall is None or state.requested_at is None:
             return 0.0
-        begun_wall = max(state.asked_at.wall, self._ends_wall(state) - self.plan.lease.total_s)
+        begun_wall = max(state.requested_at.wall, self._ends_wall(state) - self.plan.lease.total_s)
         return max(0.0, self._ends_wall(state) - self.plan.lease.destroy_s - begun_wall - self.seconds_left(state))
 
     def hidden_s(self, state: RunState) -> float:
@@ -368,7 +368,7 @@ def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock)
     each second counts twice. Money that the cap leaves above the worst case is used first. The time after the request
     (`destroy_s`, the kill allowance) is paid at the current price as well.
     """
-    own = state.asked.get(state.token)
+    own = state.attempts.get(state.token)
     price = total(own.micros_per_hour, own.beside_micros_per_hour) if own is not None else None
     cap, extras = plan.cap_left_micros, _extras_of_this_leg(state)
     if own is None or not price or cap is None or not (extras or state.dearer):
@@ -380,14 +380,14 @@ def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock)
         before, burn = burn, ratio_of(total(rise.micros_per_hour, own.beside_micros_per_hour), price)
         taken_s += (burn - before) * (max(0.0, now.wall - rise.since_wall) + tail_s)
     for extra in extras:
-        asked = state.asked.get(extra.token)
-        if asked is None:  # A journal of version 1 does not record requests.
+        attempt = state.attempts.get(extra.token)
+        if attempt is None:  # A journal of version 1 does not record requests.
             continue
         # A machine that still runs is being ended. It is counted with the usual time for that, and with more if it
         # takes longer.
-        lived_s = asked.at.seconds_until(extra.ended or now) + (tail_s if extra.ended is None else 0.0)
-        share = ratio_of(total(asked.micros_per_hour, asked.beside_micros_per_hour), price)
-        taken_s += share * (lived_s + asked.billing_unit_s)
+        lived_s = attempt.at.seconds_until(extra.ended or now) + (tail_s if extra.ended is None else 0.0)
+        share = ratio_of(total(attempt.micros_per_hour, attempt.beside_micros_per_hour), price)
+        taken_s += share * (lived_s + attempt.billing_unit_s)
     spare_s = seconds_within(left_of(cap, total(own.worst_micros, own.spent_micros)), price)
     return min(lease_left_s, (lease_left_s + spare_s - taken_s) / burn)
 
@@ -400,7 +400,7 @@ def _extras_of_this_leg(state: RunState) -> list[Extra]:
         if state.leg_at is None
         or extra.ended is None
         or extra.ended.wall > state.leg_at.wall
-        or (extra.token in state.asked and state.asked[extra.token].leg == state.leg)
+        or (extra.token in state.attempts and state.attempts[extra.token].leg == state.leg)
     ]
 
 
@@ -426,7 +426,7 @@ def gpu_hours_at_most(state: RunState, records: Sequence[Record], leg: int) -> f
 
 def _is_unclear(rental: Rental, state: RunState, leg: int) -> bool:
     """Whether the create of a machine of an earlier leg was never clearly answered."""
-    attempt = state.asked.get(rental.token)
+    attempt = state.attempts.get(rental.token)
     return attempt is not None and attempt.leg < leg and attempt.answer in ("", "unseen")
 
 
@@ -435,7 +435,7 @@ def pays_for_another(state: RunState, cap_micros: Micros | None, worst_micros: M
 
     Machines of earlier legs were already subtracted from the cap.
     """
-    requests = [request for request in state.asked.values() if request.leg == state.leg]
+    requests = [request for request in state.attempts.values() if request.leg == state.leg]
     unseen = [request for request in requests if request.answer == "unseen" or request.token == state.token]
     worst = total(worst_micros, *(request.worst_micros for request in unseen))
     return cap_micros is None or not unseen or worst <= cap_micros

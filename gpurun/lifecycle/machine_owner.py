@@ -17,7 +17,7 @@ from gpurun.core.records import Instance, InstanceState
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.run_lock import holder_of
 from gpurun.ledger.run_state import replay_journal
-from gpurun.ledger.runs import asked_for, look_at_all, planned_runs
+from gpurun.ledger.runs import has_requested, look_at_all, planned_runs
 from gpurun.lifecycle.context import Context
 from gpurun.providers.base import Provider, Unknown
 
@@ -31,8 +31,8 @@ def recorded_deadline(token: str, owner: Owner, home: Home) -> float | None:
     """
     records = read_journal(home.run(owner.run).journal).records if owner.run is not None else []
     made = [event.instance.deadline_wall for event in all_typed(records, CreateObserved) if event.token == token]
-    asked = [event.deadline_wall for event in all_typed(records, CreateIntended) if event.token == token]
-    return next((wall for wall in (*made, *asked) if wall is not None), None)
+    planned = [event.deadline_wall for event in all_typed(records, CreateIntended) if event.token == token]
+    return next((wall for wall in (*made, *planned) if wall is not None), None)
 
 
 def owner_of(run: str, token: str, home: Home) -> Owner:
@@ -74,7 +74,7 @@ def _run_here(run: str, token: str, home: Home) -> str | None:
     there = [folder.name for folder in home.folders()] if token else []
     for name in [name for name in there if name == run or (parsed and name.startswith(parsed.run))]:
         with suppress(OSError):  # Another user's files may be unreadable.
-            if asked_for(home.run(name), token):
+            if has_requested(home.run(name), token):
                 return name
     return None
 
@@ -106,8 +106,8 @@ def awaited_machines(home: Home) -> dict[tuple[str, str], tuple[str, str]]:
             if state.instance is not None and state.phase not in _ENDED:
                 ids[state.instance.id] = state.token
             for name, token in ids.items():
-                asked = state.asked.get(token)
-                found[asked.provider if asked is not None else state.provider, name] = state.run, token
+                attempt = state.attempts.get(token)
+                found[attempt.provider if attempt is not None else state.provider, name] = state.run, token
     return found
 
 
@@ -117,7 +117,7 @@ def has_recorded_end(owner: Owner, instance: Instance, home: Home) -> bool:
     Return False while a supervisor drives the run, because it takes care of the machine, and if the journal is damaged.
     """
     state = _state_of(owner, home)
-    if state is None or instance.token not in state.asked:
+    if state is None or instance.token not in state.attempts:
         return False
     return state.token != instance.token or state.phase in _ENDED
 
@@ -151,7 +151,7 @@ def refuse_beside_copy(provider: Provider, state: RunState, context: Context, ou
         token = parse_token(machine.token)
         # A token may cut the name of the run.
         is_of_run = token is not None and token.home in homes and token.run_or(run) == run
-        if is_of_run and machine.state is not InstanceState.GONE and machine.token not in state.asked:
+        if is_of_run and machine.state is not InstanceState.GONE and machine.token not in state.attempts:
             raise RunHeld(
                 "run.elsewhere",
                 f"{machine.id} at {provider.name} was made for {run} by a copy of this home, and lives.",

@@ -21,7 +21,7 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance, InstanceState, Leftover, Teardown
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.fsync import require_durable
-from gpurun.ledger.runs import asked_for, look_at_run
+from gpurun.ledger.runs import has_requested, look_at_run
 from gpurun.lifecycle.instance.terminate import prove_termination
 from gpurun.lifecycle.machine_owner import (
     awaited_machines,
@@ -59,7 +59,9 @@ def sweep(
     for provider in providers:
         found, unseen = _machines_at(provider, home, waited_for)
         silent += unseen
-        for instance in (one for one in found if one.state is not InstanceState.GONE):  # Some clouds list dead ones.
+        for instance in found:
+            if instance.state is InstanceState.GONE:  # Some clouds list dead machines, too.
+                continue
             orphan = _judge(instance, home, provider, clock)
             is_named = instance.id in others or (destroy_all and orphan.owner.is_here)
             # By id and token: a machine with only the token may be training for a copy of this home.
@@ -104,17 +106,20 @@ def _machines_at(
     except SetupError as error:
         return [], [f"{provider.name} ({error})"]
     ours = {name: own for (at, name), own in waited_for.items() if at == provider.name}
-    for name in ours.keys() - {one.id for one in found}:
+    for name in ours.keys() - {machine.id for machine in found}:
         try:
             found.append(provider.read(name))
         except (Unknown, Rejected, SetupError) as error:
             silent = silent or [f"{provider.name} ({error})"]
-    return [_with_recorded_token(one, home, *ours[one.id]) if one.id in ours else one for one in found], silent
+    machines = [
+        _with_recorded_token(machine, home, *ours[machine.id]) if machine.id in ours else machine for machine in found
+    ]
+    return machines, silent
 
 
 def _with_recorded_token(instance: Instance, home: Home, run: str, token: str) -> Instance:
     """Return the machine with the run and token from its journal, in case its name or tags were edited."""
-    is_named = bool(instance.token) and asked_for(home.run(run), instance.token)
+    is_named = bool(instance.token) and has_requested(home.run(run), instance.token)
     return instance if is_named else instance.model_copy(update={"run": run, "token": token})
 
 
@@ -147,13 +152,16 @@ def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
         except Unknown as error:
             listed = list(error.found)
             unclear.append(error)
-        alive = [one for one in listed if one.state is not InstanceState.GONE]
-        bearing |= {one.id: one for one in alive if one.run == folder.name or asked_for(folder, one.token)}
-    ours = [one for one in bearing.values() if asked_for(folder, one.token)]
-    for one in ours:
-        for _ in prove_termination(provider, clock, one.id, one.token, run=folder.name):
+        alive = [machine for machine in listed if machine.state is not InstanceState.GONE]
+        for machine in alive:
+            if machine.run == folder.name or has_requested(folder, machine.token):
+                bearing[machine.id] = machine
+    ours = [machine for machine in bearing.values() if has_requested(folder, machine.token)]
+    for machine in ours:
+        for _ in prove_termination(provider, clock, machine.id, machine.token, run=folder.name):
             pass
-    doubtful = [one.id for one in bearing.values() if one not in ours and home_id_in(one.token) in ("", home_id)]
+    others = [machine for machine in bearing.values() if machine not in ours]
+    doubtful = [machine.id for machine in others if home_id_in(machine.token) in ("", home_id)]
     if doubtful:
         raise MayBeBilling(
             "destroy.doubtful",
@@ -163,7 +171,7 @@ def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
         )
     if unclear:
         raise unclear[-1]
-    return [one.id for one in ours]
+    return [machine.id for machine in ours]
 
 
 def is_older(orphan: Orphan, than_s: float) -> bool:
@@ -313,7 +321,7 @@ def _side_resources(provider: Provider) -> tuple[list[Leftover], set[str], list[
         listed, dark = [*error.found], set(error.regions)
         found = found if dark else []
         silent[f"{provider.name} ({error})"] = None
-    needed = {one.token for one in listed if one.state is not InstanceState.GONE}
+    needed = {machine.token for machine in listed if machine.state is not InstanceState.GONE}
     return [left for left in found if left.region not in dark], needed, [*silent]
 
 

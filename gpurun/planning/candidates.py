@@ -38,7 +38,7 @@ class Quote:
     load: Load
     uplink: Uplink
     notes: tuple[str, ...]
-    asked: tuple[str, ...] | None = None
+    queried: tuple[str, ...] | None = None
     """The clouds whose prices were read live; None if all prices are from the catalogue."""
 
 
@@ -80,7 +80,8 @@ def quote(
         return Quote(found, load, uplink, ())
     if not request.choices.weak_lease:
         found = tuple(sorted((unless_weak(each) for each in found), key=lambda each: each.needs_consent))
-    return Quote(found, load, uplink, (*price_notes(request, offers, market), *notes), market.asked if market else None)
+    queried = market.queried if market else None
+    return Quote(found, load, uplink, (*price_notes(request, offers, market), *notes), queried)
 
 
 def quote_other_gpus(request: Request, full: ResolvedRecipe, place: Place, quoted: Quote, priors: Priors) -> Quote:
@@ -91,7 +92,7 @@ def quote_other_gpus(request: Request, full: ResolvedRecipe, place: Place, quote
     need = need_of(request, full, is_rented=True)
     vocab = vocabulary_of(full)
     cap = place.cap
-    beside = others(request, need, on_cpu=_on_cpu(full), asked=quoted.asked)
+    beside = others(request, need, on_cpu=_on_cpu(full), queried=quoted.queried)
     found = candidates(
         beside,
         full,
@@ -107,8 +108,8 @@ def quote_other_gpus(request: Request, full: ResolvedRecipe, place: Place, quote
     together = sorted(ranked((*quoted.candidates, *found), quoted.load), key=lambda each: each.needs_consent)
     taken = "takes the best offer" if need.is_any else f"uses the recipe's {need}"
     note = f"Every offer in the catalogue is ranked; without --gpu, `train` {taken}."
-    if quoted.asked is not None:
-        note += f" Only the prices from {' and '.join(quoted.asked)} are live; others are the {catalogue_words()}'s"
+    if quoted.queried is not None:
+        note += f" Only the prices from {' and '.join(quoted.queried)} are live; others are the {catalogue_words()}'s"
         note += ", for on-demand machines." if request.choices.spot else "."
     return replace(quoted, candidates=tuple(together), notes=(*quoted.notes, note))
 
@@ -158,14 +159,14 @@ def on_sale(market: Market, need: GpuNeed) -> list[Offer]:
     if market.offers:
         return list(market.offers)
     silent = " ".join(f"{name} could not be queried: {why}" for name, why in market.silent)
-    if market.asked and len(market.silent) == len(market.asked):
+    if market.queried and len(market.silent) == len(market.queried):
         hint = "Check the network, then `gpurun doctor --online`. Rehearse meanwhile: add --dry-run."
         raise SetupError("market.unreachable", f"No cloud could be queried for its offers. {silent}", hint=hint)
-    sold = ", ".join(f"{count}x{need.name}" for count in counts_of(need, market.asked)) if need.count else ""
-    asked = ", ".join(market.asked)
+    sold = ", ".join(f"{count}x{need.name}" for count in counts_of(need, market.queried)) if need.count else ""
+    clouds = ", ".join(market.queried)
     raise NoOffer(
         "offer.no_capacity",
-        f"None of the queried clouds ({asked}) has {need} now, with this region and kind. {silent}".strip(),
+        f"None of the queried clouds ({clouds}) has {need} now, with this region and kind. {silent}".strip(),
         hint=f"Sold there as {sold}. `gpurun offers` shows what there is." if sold else "`gpurun offers` shows more.",
     )
 

@@ -185,7 +185,7 @@ class CommandProposal(Proposal):
         Offers with as many cards and as much memory as requested come first, because the request is all that is known
         about the command's needs.
         """
-        need, hours, asked = self.need(place), self.request.hours, quoted.candidates[0].offer
+        need, hours, closest = self.need(place), self.request.hours, quoted.candidates[0].offer
         found = [
             judge_offer(offer, self.command, quoted.load, cap=place.cap, hours=hours)
             for offer in others(self.request, need, on_cpu=False)
@@ -197,7 +197,7 @@ class CommandProposal(Proposal):
         paid.sort(
             key=lambda candidate: (
                 candidate.offer.gpu_count != need.count,
-                candidate.offer.vram_gb < asked.vram_gb,
+                candidate.offer.vram_gb < closest.vram_gb,
                 candidate.offer.rate_micros_per_hour,
             )
         )

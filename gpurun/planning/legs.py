@@ -76,9 +76,9 @@ def leg_candidates(
 
     An offer counts that pays for more than its own start-up: until the next checkpoint at least.
     """
-    found = [_judged(plan, offer, standing, shorten) for offer in offers if _may_be_taken(plan, offer, standing)]
+    judged = [_judged(plan, offer, standing, shorten) for offer in offers if _may_be_taken(plan, offer, standing)]
     load = _load(plan, standing)
-    return sorted((one for one in found if one is not None), key=lambda one: _rank(one, load))
+    return sorted(filter(None, judged), key=lambda candidate: _rank(candidate, load))
 
 
 def least_leg_micros(plan: Plan) -> Micros:
@@ -189,7 +189,7 @@ def _may_be_taken(plan: Plan, offer: Offer, standing: Standing) -> bool:
 
 def _judged(plan: Plan, offer: Offer, standing: Standing, shorten: Shorten) -> Candidate | None:
     """Return an offer with its lease; None where the plan does not know its card, or the money does not do."""
-    known = next((one for one in plan.approved if _is_same_card(one.offer, offer)), None)
+    known = next((approved for approved in plan.approved if _is_same_card(approved.offer, offer)), None)
     if known is None:
         return None
     load, guess = _load(plan, standing), _estimate(plan, known.estimate, offer, standing)

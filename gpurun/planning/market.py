@@ -12,7 +12,7 @@ from gpurun.core.records import Offer
 
 @dataclass(frozen=True)
 class Market:
-    """The offers as read at `read_wall`, the providers that were `asked`, and the `silent` ones with the reason.
+    """The offers as read at `read_wall`, the providers that were `queried`, and the `silent` ones with the reason.
 
     `warnings` are sentences for the plan, for example about a wrong clock, with which a lease would end late.
     `keys_end_wall` has the expiry time of the clouds' keys that expire (0 if not known).
@@ -21,7 +21,7 @@ class Market:
     offers: tuple[Offer, ...]
     silent: tuple[tuple[str, str], ...]
     read_wall: float
-    asked: tuple[str, ...] = ()
+    queried: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     keys_end_wall: Mapping[str, float] = field(default_factory=dict)
 

@@ -115,7 +115,7 @@ class Place(ABC):
         """Return the candidate with the lease that the place allows; NoOffer if that leaves no time."""
         return chosen
 
-    def settled(
+    def apply_lease_rules(
         self, chosen: Candidate, found: tuple[Candidate, ...], job: Job
     ) -> tuple[Candidate, tuple[Candidate, ...]]:
         """Return what is taken, and everything else that may be, each with the lease that the place allows."""
@@ -325,12 +325,13 @@ class OwnClusters(OwnCluster):
             raise self._left_out[0]
         return Market(tuple(offers), (), 0.0)
 
-    def settled(
+    def apply_lease_rules(
         self, chosen: Candidate, found: tuple[Candidate, ...], job: Job
     ) -> tuple[Candidate, tuple[Candidate, ...]]:
-        """See `Place.settled`: in the order of their rank, each under the rules of its own cluster."""
+        """See `Place.apply_lease_rules`: in the order of their rank, each under the rules of its own cluster."""
         ruled = list[Candidate]()
-        for candidate in (chosen, *(one for one in found if one.lease is not None and one.offer != chosen.offer)):
+        alternatives = [other for other in found if other.lease is not None and other.offer != chosen.offer]
+        for candidate in (chosen, *alternatives):
             try:
                 ruled.append(self._on[candidate.offer.region].lease_rules(candidate, job))
             except (NoOffer, SetupError) as error:
@@ -407,10 +408,10 @@ class Clouds(Place):
         """Raise a SetupError if a named cloud, or every cloud, has no key."""
         demand_keys((name for name in self.request.providers if name not in ready), self.desk.home)
         if not ready:
-            asked = "aws has no credentials" if self.request.providers else "There is no key for any cloud"
+            missing = "aws has no credentials" if self.request.providers else "There is no key for any cloud"
             raise SetupError(
                 "auth.no_provider",
-                f"{asked}, so nothing can be rented.",
+                f"{missing}, so nothing can be rented.",
                 hint="Give one: gpurun auth set runpod (or lambda); for AWS: aws configure. Rehearse for free: add "
                 "--dry-run. Train here: --provider local.",
             )

@@ -68,9 +68,9 @@ def _with_sampler(request: Request) -> Request:
             what = "The sampler tpe needs optuna, which is not installed here."
             raise SetupError("sweep.optuna", what, hint=f"{install_line('sweep')}; or use --sampler random")
         return request
-    if not (wanted := _sampler_packages(request)):
+    if not (packages := _sampler_packages(request)):
         return request
-    choices = with_pip_if_it_can(request.choices, wanted, request.python)
+    choices = with_pip_if_it_can(request.choices, packages, request.python)
     return request.model_copy(update={"choices": choices})
 
 
@@ -192,7 +192,7 @@ class RecipeSweep(TrainerProposal):
     def _other_card(self, quoted: Quote, place: Place) -> Iterator[str]:
         """Yield the flags for the other card on which the cap pays for most trials, if it pays for a trial on one."""
         found: list[Candidate] = []
-        for offer in others(self.request, self.need(place), on_cpu=False, asked=quoted.asked):
+        for offer in others(self.request, self.need(place), on_cpu=False, queried=quoted.queried):
             if place.may_rent_from(offer.provider):
                 other = copy(self)
                 with suppress(UsageError):  # --at-once may need more memory than this card has.
@@ -287,18 +287,18 @@ class RecipeSweep(TrainerProposal):
         return judge_lease(offer, whole, load, lease, hours, None)
 
 
-def _sweep_job(one: CommandJob | TrainerJob, sweep: Sweep, at_once: int, installs: tuple[str, ...]) -> SweepJob:
-    """Return the sweep over one trial's job."""
+def _sweep_job(trial: CommandJob | TrainerJob, sweep: Sweep, at_once: int, installs: tuple[str, ...]) -> SweepJob:
+    """Return the sweep over its trial's job."""
     settings = sweep.model_dump(mode="json", exclude={"at_once"})
     return SweepJob(
-        recipe=f"sweep of {one.recipe}",
-        recipe_sha256=digest_json({"trial": one.recipe_sha256, "sweep": settings}),
-        form=one.form,
-        trainer=one.trainer,
+        recipe=f"sweep of {trial.recipe}",
+        recipe_sha256=digest_json({"trial": trial.recipe_sha256, "sweep": settings}),
+        form=trial.form,
+        trainer=trial.trainer,
         sweep=sweep,
         at_once=at_once,
         installs=installs,
-        trial=one,
+        trial=trial,
     )
 
 

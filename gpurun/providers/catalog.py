@@ -330,13 +330,13 @@ def catalogued(request: Request, need: GpuNeed) -> list[Offer]:
     return here
 
 
-def others(request: Request, need: GpuNeed, *, on_cpu: bool, asked: Collection[str] | None = None) -> list[Offer]:
-    """Return the catalogue's alternatives: offers of other GPUs, and those for the need from clouds not in `asked`.
+def others(request: Request, need: GpuNeed, *, on_cpu: bool, queried: Collection[str] | None = None) -> list[Offer]:
+    """Return the catalogue's alternatives: offers of other GPUs, and those for the need from clouds not in `queried`.
 
-    `asked` are the clouds that were queried for live offers; None for all. Machines without a GPU are included only
+    `queried` are the clouds that were queried for live offers; None for all. Machines without a GPU are included only
     with `on_cpu`.
     """
-    own = {offer for offer in offers_for(need) if asked is None or offer.provider in asked}
+    own = {offer for offer in offers_for(need) if queried is None or offer.provider in queried}
     rest = [offer for offer in all_offers() if offer not in own and (offer.gpu_count or on_cpu)]
     return _requested_offers(rest, request)
 

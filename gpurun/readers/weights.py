@@ -47,8 +47,8 @@ class HomeCheckpoint:
     trainer: Path | None = None
 
 
-def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
-    """Return the checkpoint `wanted` (`best`, `last` or a name) after verifying its digests.
+def find_checkpoint(sight: Sight, reference: str) -> HomeCheckpoint:
+    """Return the checkpoint `reference` (`best`, `last` or a name) after verifying its digests.
 
     UsageError if it does not exist, VerificationFailed if a file is missing or was altered.
     """
@@ -61,12 +61,12 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
     if not steps:
         raise _no_checkpoint_error(sight)
     best = (collected.get("best") or {}).get("step")
-    found = _STEP.fullmatch(wanted)
-    step = int(found[1]) if found else {"last": steps[-1], "best": best if best in steps else steps[-1]}.get(wanted)
+    found = _STEP.fullmatch(reference)
+    step = int(found[1]) if found else {"last": steps[-1], "best": best if best in steps else steps[-1]}.get(reference)
     if step is None or step not in steps:
         there = ", ".join(f"{step:06d}" for step in steps)
         hint = f"Use one of: {there}; or best or last."
-        raise UsageError("checkpoint.unknown", f"{name} has no checkpoint {wanted!r} here.", hint=hint)
+        raise UsageError("checkpoint.unknown", f"{name} has no checkpoint {reference!r} here.", hint=hint)
     own = {file["kind"]: _verified_path(sight, file) for file in files if file["step"] == step}
     data = Path(sight.plan.data.beside or sight.plan.data.folder)
     trainer = sight.folder.trainer if sight.plan.job.trainer == CHANGED else None

@@ -60,7 +60,7 @@ class WantedFile:
             self.on_progress(have_bytes)
 
 
-def fetch(wanted: WantedFile, into: Path, *pulls: Pull) -> Path:
+def fetch(expected: WantedFile, into: Path, *pulls: Pull) -> Path:
     """Download one file to `into`/name and return its path; an existing file with the right digest is left alone.
 
     Each pull is a separate lane; all are used at once. Arrived content is kept in `into`/.partial under its digest, so
@@ -68,32 +68,32 @@ def fetch(wanted: WantedFile, into: Path, *pulls: Pull) -> Path:
     CollectFailed: the digest was never right; StoreFull: the file could not be stored. Files that were verified before
     stay unchanged. HeldElsewhere, a MachineLost: another process is downloading it.
     """
-    target = locate_file(into, wanted.name)
-    if holds(target, wanted):
+    target = locate_file(into, expected.name)
+    if holds(target, expected):
         return target
     try:
         for folder in (into, target.parent, into / PARTIAL_FOLDER):
             make_private(folder)
-        name = f"{wanted.sha256}.aside" if wanted.aside else wanted.sha256
-        with Partial(into / PARTIAL_FOLDER / name, wanted.size_bytes) as partial:
-            if holds(target, wanted):  # The process that was waited for has downloaded it.
+        name = f"{expected.sha256}.aside" if expected.aside else expected.sha256
+        with Partial(into / PARTIAL_FOLDER / name, expected.size_bytes) as partial:
+            if holds(target, expected):  # The process that was waited for has downloaded it.
                 partial.remove()
                 return target
-            _fill(partial, wanted, pulls, room=lambda: room_in(into))
+            _fill(partial, expected, pulls, room=lambda: room_in(into))
             partial.settle(target)
         fsync_folder(target.parent)
     except OSError as error:
-        raise _cannot_store(target, wanted, error) from error
+        raise _cannot_store(target, expected, error) from error
     return target
 
 
-def holds(target: Path, wanted: WantedFile) -> bool:
+def holds(target: Path, expected: WantedFile) -> bool:
     """Return whether `target` has the right size and digest; False if it cannot be read."""
     try:
         with os.fdopen(os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            if os.fstat(file.fileno()).st_size != wanted.size_bytes:
+            if os.fstat(file.fileno()).st_size != expected.size_bytes:
                 return False
-            return hashlib.file_digest(file, "sha256").hexdigest() == wanted.sha256
+            return hashlib.file_digest(file, "sha256").hexdigest() == expected.sha256
     except OSError:
         return False
 
@@ -112,22 +112,22 @@ def room_in(folder: Path) -> int:
     return usage.free - min(usage.total // 20, LEFT_FREE_BYTES)
 
 
-def _fill(partial: Partial, wanted: WantedFile, pulls: Sequence[Pull], room: Callable[[], int]) -> None:
+def _fill(partial: Partial, expected: WantedFile, pulls: Sequence[Pull], room: Callable[[], int]) -> None:
     """Complete the partial file. If its digest stays wrong, discard its content and raise CollectFailed."""
     for _ in range(1 + _REFETCHES):
         before = -1
-        while (have := partial.have_bytes) < wanted.size_bytes and have > before:
-            if wanted.size_bytes - have > room():
+        while (have := partial.have_bytes) < expected.size_bytes and have > before:
+            if expected.size_bytes - have > room():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             before = have
-            Fetching(partial, wanted, pulls).run()
-        if partial.is_whole(wanted.sha256):
+            Fetching(partial, expected, pulls).run()
+        if partial.is_whole(expected.sha256):
             return
         partial.discard()
-        wanted.tell(0)
+        expected.tell(0)
     raise CollectFailed(
         "collect.wrong_digest",
-        f"{wanted.name} came back {1 + _REFETCHES} times with another digest or size than the instance announced.",
+        f"{expected.name} came back {1 + _REFETCHES} times with another digest or size than the instance announced.",
         hint="Files verified before are kept in artifacts/. The instance or the connection to it is damaged.",
     )
 
@@ -135,8 +135,8 @@ def _fill(partial: Partial, wanted: WantedFile, pulls: Sequence[Pull], room: Cal
 class Fetching:
     """The missing ranges of one file, and the threads that download them: one thread for each lane."""
 
-    def __init__(self, partial: Partial, wanted: WantedFile, pulls: Sequence[Pull]) -> None:
-        self._partial, self._wanted, self._pulls = partial, wanted, pulls
+    def __init__(self, partial: Partial, expected: WantedFile, pulls: Sequence[Pull]) -> None:
+        self._partial, self._expected, self._pulls = partial, expected, pulls
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._lost: MachineLost | None = None
@@ -154,8 +154,8 @@ class Fetching:
                 while thread.is_alive():
                     thread.join(TICK_S)
                     self._partial.digest_on()
-                    self._wanted.tell(self._partial.have_bytes)
-            self._wanted.tell(self._partial.have_bytes)
+                    self._expected.tell(self._partial.have_bytes)
+            self._expected.tell(self._partial.have_bytes)
         finally:
             self._stop.set()
             for thread in (*threads, syncing):
@@ -231,11 +231,11 @@ class _Stopped(GpurunError):
         super().__init__("fetch.stopped", "The download was stopped.", hint="Nothing to do.")
 
 
-def _cannot_store(target: Path, wanted: WantedFile, error: OSError) -> StoreFull:
+def _cannot_store(target: Path, expected: WantedFile, error: OSError) -> StoreFull:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(
             "collect.disk_full",
-            f"There is no room for {wanted.name} ({wanted.size_bytes:,} bytes) in {target.parent}.",
+            f"There is no room for {expected.name} ({expected.size_bytes:,} bytes) in {target.parent}.",
             hint="Free disk space: the download then resumes automatically, and leaves a twentieth of the "
             "disk (at most 10 GB) free. The lease keeps counting.",
         )

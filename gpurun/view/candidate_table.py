@@ -118,8 +118,8 @@ def _best(groups: list[list[Candidate]], ours: list[Candidate] | None) -> list[l
 def _why(hidden: list[Candidate]) -> str:
     """Return why rows are hidden: `31 over the cap, 4 dearer`."""
     kinds = Counter(
-        "dearer" if one.lease is not None else "over the cap" if _word(one) == "cap" else _last(one).text
-        for one in hidden
+        "dearer" if row.lease is not None else "over the cap" if _word(row) == "cap" else _last(row).text
+        for row in hidden
     )
     return ", ".join(f"{count} {word}" if len(kinds) > 1 else word for word, count in kinds.items())
 
@@ -128,7 +128,7 @@ def _legend(heading: Line, candidates: Sequence[Candidate]) -> str:
     """Return the meaning of the columns that are shown, and of the words in the last one."""
     shown = {span.text for span in heading}
     meanings = [text for title, text in _LEGEND.items() if title in shown]
-    codes = {_word(one) for one in candidates} if "dies by" in shown else set()
+    codes = {_word(candidate) for candidate in candidates} if "dies by" in shown else set()
     meanings += [text for code, text in _MEANINGS.items() if code in codes]
     return "; ".join(meanings) + "."
 

@@ -25,11 +25,11 @@ _ACTIONS = {
 }
 
 
-def reap_table(found: Sequence[Orphan | Stray], asked: Sequence[str], style: Style, *, now: float) -> list[Line]:
-    """Return a table of everything with gpurun's tag; if nothing was found, which providers were asked."""
+def reap_table(found: Sequence[Orphan | Stray], queried: Sequence[str], style: Style, *, now: float) -> list[Line]:
+    """Return a table of everything with gpurun's tag; if nothing was found, the providers that were queried."""
     if not found:
-        nothing = f" Nothing of gpurun is left at: {', '.join(asked)}."
-        return [line(" ", Span("✔", "good"), nothing)] if asked else []
+        nothing = f" Nothing of gpurun is left at: {', '.join(queried)}."
+        return [line(" ", Span("✔", "good"), nothing)] if queried else []
     columns = (
         Column(""),
         Column("RUN"),

@@ -213,9 +213,10 @@ def test_a_lease_shrinks_for_what_an_earlier_machine_cost(market: Market) -> Non
     state = replay_journal("fox-41", [record for record in records if record.seq <= second])
     plan, clock = market.plan, VirtualClock(records[second].wall)
     dearer = Dearer(micros_per_hour=times(plan.offer.rate_micros_per_hour, 2), since_wall=clock.wall())
+    attempt = state.attempts[state.token]
     now, had_all = (
-        real_seconds(3600.0, state.model_copy(update={"dearer": (dearer,), "asked": creates}), plan, clock)
-        for creates in (state.asked, {state.token: state.asked[state.token].model_copy(update={"spent_micros": 0})})
+        real_seconds(3600.0, state.model_copy(update={"dearer": (dearer,), "attempts": attempts}), plan, clock)
+        for attempts in (state.attempts, {state.token: attempt.model_copy(update={"spent_micros": 0})})
     )
     at_twice_the_price = seconds_within(spent, plan.offer.rate_micros_per_hour) / 2
     assert at_twice_the_price > 0

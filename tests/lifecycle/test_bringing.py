@@ -19,7 +19,7 @@ from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
 from gpurun.ledger.runs import look_at_run
 from gpurun.lifecycle.artifacts.downloader import STUCK_S
-from gpurun.lifecycle.artifacts.inventory import Inventory, spare, wanted
+from gpurun.lifecycle.artifacts.inventory import Inventory, due_files, spare_files
 from gpurun.lifecycle.steps import watch_training
 from gpurun.remote import resumable_file
 from gpurun.remote.download import PARTIAL_FOLDER
@@ -116,14 +116,14 @@ SEVERAL = (
 def test_what_is_worth_most_is_wanted_first(latest: int | None, best: int | None, order: str, left: str) -> None:
     """A list without the checkpoint that it calls the latest is odd: then none of the others is a mere spare."""
     manifest = listing(*SEVERAL, latest=latest, best=best)
-    assert " ".join(file.name for file in wanted(manifest)) == order
-    assert " ".join(file.name for file in spare(manifest)) == left
+    assert " ".join(file.name for file in due_files(manifest)) == order
+    assert " ".join(file.name for file in spare_files(manifest)) == left
 
 
 def test_kept_checkpoints_come_home_only_as_far_as_planned() -> None:
     manifest = listing(*SEVERAL, latest=30, best=None)
-    assert " ".join(file.name for file in wanted(manifest, keep=1)) == "t30 w30 o30 s3 c s1 t10 w10"
-    assert " ".join(file.name for file in spare(manifest, keep=1)) == "o20 w20"
+    assert " ".join(file.name for file in due_files(manifest, keep=1)) == "t30 w30 o30 s3 c s1 t10 w10"
+    assert " ".join(file.name for file in spare_files(manifest, keep=1)) == "o20 w20"
 
 
 def damage(world: World, *damaged: str) -> None:

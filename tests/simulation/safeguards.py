@@ -230,7 +230,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ('closes and int(record["data"]["exit_code"]) != ExitCode.MAY_BE_BILLING', "closes"),
     ),
     "gpurun/lifecycle/reaper.py": (
-        ("one for one in found if one.state is not InstanceState.GONE", "one for one in found"),
+        ("            if instance.state is InstanceState.GONE:", "            if False:"),
         ('orphan.fate == "overdue" or (is_named and', "True or (is_named and"),
         ("instance.id in others or (destroy_all and orphan.owner.is_here)", "destroy_all"),
         ('fate: Fate = "owned" if owner.whose == "supervisor" else ', "fate: Fate = "),
@@ -239,17 +239,20 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         (" or deadline_wall <= max(now, since_wall + LONGEST_LEASE_S)", " or True"),
         ("(orphan.has_outlived and journal_has_id(orphan.owner, instance, home))", "orphan.has_outlived"),
         ("reported.token == instance.token and reported.state not in", "reported.state not in"),
-        ("for name in ours.keys() - {one.id for one in found}:", "for name in ():"),
+        ("for name in ours.keys() - {machine.id for machine in found}:", "for name in ():"),
         ("remove_all and (owner.is_here or anyones)", "remove_all"),
         ("left.token in needed or ", ""),
         ("elif left.holds and not remove_all:", "elif False:"),
         ("and is_older(orphan, older_than_s) ", ""),
     ),
     "gpurun/lifecycle/machine_owner.py": (
-        ("if is_of_run and machine.state is not InstanceState.GONE and machine.token not in state.asked:", "if False:"),
+        (
+            "if is_of_run and machine.state is not InstanceState.GONE and machine.token not in state.attempts:",
+            "if False:",
+        ),
         ("token.home in homes", "token.home == context.home.id"),
         ("replay_journal(folder.name, reading.records).token == token", "True"),
-        ("if asked_for(home.run(name), token):", "if True:"),
+        ("if has_requested(home.run(name), token):", "if True:"),
         ("return state.token != instance.token or state.phase in _ENDED", "return True"),
         ("if holder_of(folder.lock) is not None:\n            return None", "if False:\n            return None"),
     ),
@@ -291,7 +294,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "gpurun/remote/download.py": (
         ("os.O_RDONLY | os.O_NOFOLLOW", "os.O_RDONLY"),
-        ("if wanted.size_bytes - have > room():", "if False:"),
+        ("if expected.size_bytes - have > room():", "if False:"),
         ("sized.bytes != len(content) or ", ""),
     ),
     "gpurun/remote/messages.py": (

@@ -27,7 +27,7 @@ def collect(
     from gpurun.cli.collect_checkpoints import collected, copy_result_files, parse_only
     from gpurun.cli.run_control import find_meant_run
 
-    wanted = parse_only(only)
+    selection = parse_only(only)
     place = Path(to).expanduser().absolute() if to else None
     if place and place.exists() and not place.is_dir():
         raise UsageError(
@@ -36,5 +36,5 @@ def collect(
     sight = find_meant_run(session, run)
     if place and session.bounds:
         session.bounds.require_below_root("--to", [place])
-    result = collected(session, sight, wanted)
+    result = collected(session, sight, selection)
     return copy_result_files(result, sight, place) if place else result

@@ -158,8 +158,8 @@ def _require_free_ports(run: str, pairs: list[tuple[int, int]]) -> None:
     for here, _ in pairs:
         if is_free(here):
             continue
-        wanted = {port for port, _ in pairs}
-        free = next((port for port in range(max(here, 1023) + 1, 65536) if port not in wanted and is_free(port)), None)
+        ports = {port for port, _ in pairs}
+        free = next((port for port in range(max(here, 1023) + 1, 65536) if port not in ports and is_free(port)), None)
         line = " ".join(f"{free if port == here else port}:{there}" for port, there in pairs)
         hint = f"Use the next free port: gpurun forward {run} {line}" if free else "Close what listens there."
         raise UsageError(

@@ -142,11 +142,11 @@ def revoke(session: Session, mandate_id: Annotated[str, typer.Argument(metavar="
 
 def _meant(session: Session, name: str, known: Sequence[str]) -> str:
     """Return the id of a mandate, given its id or its file; UsageError if it does not exist."""
-    wanted = Path(name).stem if "/" in name or name.endswith(".json") else name
-    if wanted not in known:
+    stem = Path(name).stem if "/" in name or name.endswith(".json") else name
+    if stem not in known:
         what = f"There is no mandate {name!r} in {session.home.root}."
         raise UsageError("mandate.unknown", what, hint="gpurun mandate show lists them.")
-    return wanted
+    return stem
 
 
 def _words(text: str) -> list[str]:

@@ -54,7 +54,7 @@ def plan(
 
 
 @contextmanager
-def run_name(session: Session, wanted: str) -> Iterator[str]:
+def run_name(session: Session, name: str) -> Iterator[str]:
     """Yield a name for a new run; afterwards, files that were staged for the run but not used are removed.
 
     Files that killed commands have staged are removed too.
@@ -63,11 +63,11 @@ def run_name(session: Session, wanted: str) -> Iterator[str]:
 
     home = session.home.prepare()
     _drop_abandoned(home, session.clock)
-    if wanted:
+    if name:
         from gpurun.ledger.runs import demand_free
 
-        demand_free(home, wanted)
-    run = wanted or free_name(home)
+        demand_free(home, name)
+    run = name or free_name(home)
     try:
         yield run
     finally:

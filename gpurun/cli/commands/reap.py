@@ -168,7 +168,7 @@ def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBi
     return opened, silent
 
 
-def _unchecked_billing(session: Session, names: list[str], asked: list[Provider]) -> MayBeBilling | None:
+def _unchecked_billing(session: Session, names: list[str], providers: list[Provider]) -> MayBeBilling | None:
     """Return an error if a run may be billed by a provider that was not checked, or by another account."""
     from gpurun.ledger.runs import unfinished_runs
     from gpurun.lifecycle.instance.terminate import require_account
@@ -182,7 +182,7 @@ def _unchecked_billing(session: Session, names: list[str], asked: list[Provider]
             what = f"{run} may be billed by {name}, which was not checked."
             return MayBeBilling("reap.not_asked", what, hint=f"gpurun auth set {name}, then: gpurun reap")
         try:
-            for provider in asked:
+            for provider in providers:
                 if provider.name == name:
                     require_account(provider, sight.state)
         except MayBeBilling as error:

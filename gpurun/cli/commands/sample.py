@@ -68,7 +68,7 @@ def sample(
     from gpurun.core.untrusted import parse_object, safe_line, safe_text
     from gpurun.readers.weights import ask_trainer, find_checkpoint
 
-    wanted = {
+    options = {
         "tokens": tokens,
         "temperature": temperature,
         "top_k": top_k,
@@ -76,7 +76,7 @@ def sample(
         "seed": seed,
         "beams": beams,
     }
-    for name, value in wanted.items():
+    for name, value in options.items():
         least, most, example = RANGES[name]
         if value is not None and not least <= value <= most:  # This also refuses NaN.
             option = f"--{name.replace('_', '-')}"
@@ -85,7 +85,7 @@ def sample(
     sight = find_meant_run(session, run)
     found = find_checkpoint(sight, checkpoint)
     session.say(f"step {found.step:,}, on this computer")
-    settings = [f"--{name.replace('_', '-')}={value}" for name, value in wanted.items() if value is not None]
+    settings = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not None]
     settings += [] if stop is None else ["--stop=" + stop.replace(r"\n", "\n")]
     limit_s = START_S + TOKEN_S * (tokens or USUAL_TOKENS) * (beams or 1)
     answer = parse_object(ask_trainer("trainer.generate", found, *settings, f"--prompt={prompt}", limit_s=limit_s))

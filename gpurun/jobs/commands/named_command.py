@@ -191,7 +191,7 @@ def _refuse_secret_values(values: Mapping[str, Any], place: str) -> None:
 
 def _refuse_unsafe_files(named: NamedCommand, project: Path) -> None:
     """Raise UsageError if a folder's table names a file outside the folder, or a file that looks like a key."""
-    files = [("pip", wanted) for wanted in named.pip if wanted.endswith(".txt")]
+    files = [("pip", requirement) for requirement in named.pip if requirement.endswith(".txt")]
     data = [("data", named.data)] if named.data and not named.data.startswith("hf:") else []
     for key, path in [("upload", named.upload), *data, *files]:
         if path.startswith(("~", "s3:")) or not (project / path).resolve().is_relative_to(project.resolve()):

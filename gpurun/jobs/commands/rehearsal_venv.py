@@ -50,9 +50,9 @@ def build_venv(python: Path, lines: Sequence[str], limit_s: float, say: Callable
         own = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
         lines_of_site = "".join(f"import site; site.addsitedir({path!r})\n" for path in own)
         (inside / "_of_gpurun.pth").write_text(lines_of_site)
-        wanted = place / "requirements.txt"
-        wanted.write_text("\n".join(lines) + "\n")
-        _run_program([*_install_command(python, limit_s), "-q", "-r", str(wanted)], limit_s)
+        requirements = place / "requirements.txt"
+        requirements.write_text("\n".join(lines) + "\n")
+        _run_program([*_install_command(python, limit_s), "-q", "-r", str(requirements)], limit_s)
         (place / _COMPLETE).touch()
 
 

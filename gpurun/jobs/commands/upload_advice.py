@@ -134,9 +134,9 @@ def upload_notes(found: WorkFolder, command: Command, *, is_installed_there: boo
         yield f"{command.argv[0]} imports or names files beside it, which are uploaded too: {labels}{more}."
     if found.words:
         yield f"Left out of the upload: {found.words}."
-    wanted = found.root / "requirements.txt"
-    if command.folder and is_installed_there and not command.pip and wanted.is_file():
-        flag = f"--pip {shlex.quote(os.path.relpath(wanted))}"
+    requirements = found.root / "requirements.txt"
+    if command.folder and is_installed_there and not command.pip and requirements.is_file():
+        flag = f"--pip {shlex.quote(os.path.relpath(requirements))}"
         yield f"requirements.txt is not installed automatically: {flag} installs it before the upload."
 
 

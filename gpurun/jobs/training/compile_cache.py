@@ -74,7 +74,7 @@ def _find_caches(
     request: Request, resolved: ResolvedRecipe, need: GpuNeed, vocab_size: int, home: Home
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the name and content of each cache that may fit and matches its receipt, newest run first."""
-    chain, wanted = read_chain(home.ledger), resolved.record
+    chain, settings = read_chain(home.ledger), resolved.record
     for name in reversed(home.run_names()):
         has_any = (home.run(name).artifacts / FOLDER).is_dir()
         run = read_earlier_run(home, chain, name) if has_any else None
@@ -84,8 +84,8 @@ def _find_caches(
         plan = run.plan()
         if plan is None or not _has_same_gpus(run, request, need):
             continue
-        is_same_model = plan.job.resolved["model"] == wanted["model"] and plan.data.vocab_size == vocab_size
-        if is_same_model and plan.job.resolved["train"]["precision"] == wanted["train"]["precision"]:
+        is_same_model = plan.job.resolved["model"] == settings["model"] and plan.data.vocab_size == vocab_size
+        if is_same_model and plan.job.resolved["train"]["precision"] == settings["train"]["precision"]:
             yield from _verified_caches(run, files)
 
 

@@ -161,8 +161,8 @@ def other_runs_from(earlier: Earlier, home: Home) -> Iterator[str]:
         if sight.unfinished:
             yield f"{name} is already continuing from {earlier.run}, and has not ended: gpurun attach {name}."
             continue
-        brought = (record.typed for record in sight.records)
-        home_files = [file for record in brought if isinstance(record, FilesBrought) for file in record.files]
+        events = (record.typed for record in sight.records)
+        home_files = [file for record in events if isinstance(record, FilesBrought) for file in record.files]
         step = max((file["step"] for file in home_files if file["kind"] == "weights"), default=0)
         if step > earlier.step:
             yield f"{name} has already continued from {earlier.run}, to step {step:,}: gpurun train --from {name}."

@@ -115,9 +115,9 @@ def nearest(
     train = recipe.tables.train
     model = recipe.tables.model
     best = None
-    wanted = (offer.gpu, "" if offer.gpu_count else machine, precision_on(recipe, offer), train.compile, train.loop)
+    setup = (offer.gpu, "" if offer.gpu_count else machine, precision_on(recipe, offer), train.compile, train.loop)
     for run in priors.runs:
-        if (run.card, run.machine, run.precision, run.compile, run.loop) != wanted or run.model.preset != model.preset:
+        if (run.card, run.machine, run.precision, run.compile, run.loop) != setup or run.model.preset != model.preset:
             continue
         if bool(run.gpu_count) != bool(offer.gpu_count) or run.nodes != offer.nodes:
             continue
@@ -139,9 +139,9 @@ def nearest(
 
 def precision_on(recipe: ResolvedRecipe, offer: Offer) -> str:
     """Return the precision that the trainer would choose on an offer, by the rule in trainer/distributed.py."""
-    wanted = recipe.tables.train.precision
-    if wanted != "auto":
-        return wanted
+    precision = recipe.tables.train.precision
+    if precision != "auto":
+        return precision
     if not offer.gpu_count:
         return "fp32"
     card = card_of(offer.gpu)

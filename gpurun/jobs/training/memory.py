@@ -269,10 +269,10 @@ def count_weight_shards(recipe: ResolvedRecipe, offer: Offer, processes: int, vo
 
     If the recipe does not decide, weights are sharded if the trainer would shard them, or if they would not fit.
     """
-    wanted, model = recipe.tables.train.parallel, recipe.tables.model
-    if processes == 1 or not offer.gpu_count or wanted == "ddp":
+    parallel, model = recipe.tables.train.parallel, recipe.tables.model
+    if processes == 1 or not offer.gpu_count or parallel == "ddp":
         return 1
-    if wanted == "fsdp" or REPLICA_BYTES * recipe.parameters(vocab_size) > REPLICA_SHARE * offer.vram_gb * GIB:
+    if parallel == "fsdp" or REPLICA_BYTES * recipe.parameters(vocab_size) > REPLICA_SHARE * offer.vram_gb * GIB:
         return processes
     replica = peak_bytes(model, 1, vocab_size, _way(recipe, offer, gradient=True, shards=1), recipe.beyond_formula(1))
     return 1 if replica <= usable_bytes(offer, processes) else processes

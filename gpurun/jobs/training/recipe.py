@@ -175,8 +175,8 @@ def resolve(
             raise _refusal(error, where) from None
         checked = check_tables(tables, where=where)
     if processes is None:
-        asked = checked.rehearsal.processes if form == "rehearsal" else parse_gpu(checked.hardware.gpu).count
-        processes = max(1, asked)
+        count = checked.rehearsal.processes if form == "rehearsal" else parse_gpu(checked.hardware.gpu).count
+        processes = max(1, count)
     _check_batch(checked, processes, nodes, where)
     if checked.train.loop == "huggingface" and processes > 1:
         _refuse(where, f'train.loop is "huggingface", which trains in one process, not in {processes}')

@@ -227,15 +227,15 @@ def _death_problems(record: Record, proof: DeathProven, rental: Sequence[Record]
     if proof.teardown not in _PROOF:
         yield f"{str(proof.teardown)!r} is not a proven end"
         return
-    asked = max(place for place, record in enumerate(rental) if record.event == Event.DESTROY_ASKED)
-    reads = [record.typed for record in rental[asked:] if isinstance(record.typed, DeathRead)]
+    asked_at = max(place for place, record in enumerate(rental) if record.event == Event.DESTROY_ASKED)
+    reads = [record.typed for record in rental[asked_at:] if isinstance(record.typed, DeathRead)]
     counted = reads[-proof.reads :] if proof.reads > 0 else []
     least_reads, least_s = _PROOF[proof.teardown]
     if len(counted) != proof.reads or proof.reads < least_reads:
         yield f"{proof.reads} reads are claimed, {len(reads)} are recorded, {least_reads} are needed"
     if any(read.state != "GONE" or read.listed or read.id != proof.id for read in counted):
         yield "not every read shows the machine gone and unlisted"
-    since = rental[asked]
+    since = rental[asked_at]
     window_s = max(record.wall - since.wall, record.mono - since.mono)
     if proof.spread_s < least_s or proof.spread_s > window_s + _CLOCK_SLACK_S:
         yield f"the reads are claimed to be {proof.spread_s} s apart, which is false or not enough"

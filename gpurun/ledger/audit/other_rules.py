@@ -103,8 +103,8 @@ def _broken_line(line: Json, rental: AuditedRental) -> Iterator[str]:
     rates = [fact["rate_micros_per_hour"] for fact in risen]
     longest = [seconds - float(rise.at) for rise in rises]  # Each price rose before its incident was recorded.
     if rates != [rise.rate for rise in rises] or any(
-        not max(0.0, least_s) <= one["billable_s"] + 0.001 <= seconds + 0.002
-        for one, least_s in zip(risen, longest, strict=True)
+        not max(0.0, least_s) <= rise["billable_s"] + 0.001 <= seconds + 0.002
+        for rise, least_s in zip(risen, longest, strict=True)
     ):
         yield "price_rose"
         return

@@ -371,7 +371,9 @@ def measured_gpu_hours(records: Sequence[Record]) -> float:
     spent = 0.0
     for rental in split_rentals(records):
         facts = rental.facts
-        seconds = facts["machines"] * facts["billable_s"] + sum(one["billable_s"] for one in facts.get("extras", ()))
+        seconds = facts["machines"] * facts["billable_s"] + sum(
+            extra["billable_s"] for extra in facts.get("extras", ())
+        )
         spent += gpu_hours(rental.intent, seconds)
     return spent
 

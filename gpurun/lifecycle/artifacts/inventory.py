@@ -249,7 +249,7 @@ class Inventory:
 
     def _counted_early(self, manifest: Manifest) -> dict[str, Any]:
         here = {file.name: file for file in manifest.files if self.has(file)}
-        due = wanted(manifest) if all(file.name in here for file in newest(manifest)) else manifest.files
+        due = due_files(manifest) if all(file.name in here for file in newest(manifest)) else manifest.files
         return {
             "files": [file.as_json() for file in here.values()],
             "missing": [file.name for file in due if file.name not in here],
@@ -279,11 +279,11 @@ class Inventory:
         is_after_all = records[-1].event is Event.SALVAGE_OBSERVED
         if is_after_all and intended is not None and not intended.folder:
             return
-        every = [one.typed for one in records if isinstance(one.typed, FilesBrought)]
+        downloads = [record.typed for record in records if isinstance(record.typed, FilesBrought)]
         files: dict[str, Mapping[str, Any]] = {}
-        for brought in every:
+        for download in downloads:
             with suppress(ValueError):
-                stated = read_stated_files(self.folder, brought.files, brought.listed)
+                stated = read_stated_files(self.folder, download.files, download.listed)
                 files |= {str(file["name"]): file for file in stated}
         manifest = self.remembered()
         files |= {file.name: file.as_json() for file in (manifest.files if manifest else ())}
@@ -292,12 +292,14 @@ class Inventory:
         missing = [name for name in (last.missing if last else ()) if name not in names]
         if not here and not missing:
             return
-        bests = [one.best for one in every if isinstance(one.best, dict)]
+        bests = [download.best for download in downloads if isinstance(download.best, dict)]
         yield SalvageIntended(folder="")
         yield SalvageObserved(
             **file_fields(self.folder, here, missing),
-            latest=max((one.latest for one in every if one.latest in steps), default=last.latest if last else None),
-            best=min(bests, key=lambda one: float(one["val_loss"]), default=None),
+            latest=max(
+                (done.latest for done in downloads if done.latest in steps), default=last.latest if last else None
+            ),
+            best=min(bests, key=lambda best: float(best["val_loss"]), default=None),
             seconds=0.0,
             brought=0,
         )
@@ -337,12 +339,12 @@ def newest(manifest: Manifest) -> list[ManifestFile]:
     return [file for file in manifest.files if file.kind in RANK and file.step == manifest.latest]
 
 
-def wanted(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
+def due_files(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
     """Return the files to download: the latest checkpoint, the best one, samples and compile caches, other files.
 
     They are sorted by value. At most `keep` other checkpoints are included, because each may cost money.
     """
-    rest = {file.name for file in spare(manifest, keep)}
+    rest = {file.name for file in spare_files(manifest, keep)}
     best = manifest.best.step if manifest.best else None
 
     def place(file: ManifestFile) -> tuple[int, bool, int, int, str]:
@@ -353,7 +355,7 @@ def wanted(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
     return sorted((file for file in manifest.files if file.name not in rest), key=place)
 
 
-def spare(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
+def spare_files(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
     """Return older checkpoints that are needed only if the latest is damaged, without the newest `keep`."""
     if not newest(manifest):
         return []

@@ -23,7 +23,7 @@ from gpurun.core.errors import CollectFailed, GpurunError, StoreFull, UsageError
 from gpurun.core.paths import RunFolder, fsync_file, fsync_folder, open_regular
 from gpurun.core.retry import Retry
 from gpurun.lifecycle.artifacts.downloader import Downloader, Tell, Waits
-from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, spare, wanted
+from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, due_files, spare_files
 from gpurun.lifecycle.context import PASSING, RETRY_S
 from gpurun.lifecycle.job_spec import read_list_key
 from gpurun.remote.client import FarSide
@@ -184,7 +184,7 @@ def bring_pushed(
     place: str,
     clock: Clock,
     *,
-    choose: Choose = lambda manifest: [*wanted(manifest), *spare(manifest)],
+    choose: Choose = lambda manifest: [*due_files(manifest), *spare_files(manifest)],
     tell: Tell = lambda *_: None,
 ) -> Salvaged:
     """Download files that a machine pushed to `place` in a bucket (`RunState.pushed`), and verify their digests.

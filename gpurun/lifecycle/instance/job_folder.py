@@ -7,7 +7,7 @@ from functools import partial
 from gpurun.core.errors import GpurunError
 from gpurun.core.records import Instance, InstanceState
 from gpurun.lifecycle.artifacts.downloader import Downloader
-from gpurun.lifecycle.artifacts.inventory import Inventory, spare, wanted
+from gpurun.lifecycle.artifacts.inventory import Inventory, due_files, spare_files
 from gpurun.lifecycle.artifacts.log_copy import Drain, Tail
 from gpurun.lifecycle.artifacts.on_demand import Brief, Salvaged
 from gpurun.lifecycle.context import Context
@@ -55,7 +55,7 @@ def bring_home(instance: Instance, context: Context) -> Salvaged:
         inventory.expect(manifest)
         downloads = Downloader(far, inventory, waits, context.clock)
         with far.many_lanes():
-            downloads.bring([*wanted(manifest), *spare(manifest)])
+            downloads.bring([*due_files(manifest), *spare_files(manifest)])
         return Salvaged(manifest, (*downloads.here.values(),), downloads.missing, (), 0)
     finally:
         far.close()

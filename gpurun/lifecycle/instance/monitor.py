@@ -99,7 +99,7 @@ class Monitor:
         seen, listed = _Seen(), set[str]()
         own = state.instance.id if state.instance is not None else ""
         by_place = dict[str, list[CreateAttempt]]()
-        for attempt in state.asked.values():
+        for attempt in state.attempts.values():
             by_place.setdefault(context.plan.choices.opened_as(attempt.provider, attempt.region), []).append(attempt)
         for attempts in by_place.values():
             if all(attempt.answer == "refused" for attempt in attempts):
@@ -122,7 +122,7 @@ class Monitor:
 
     def _extras(self, provider: Provider, state: RunState, own: str, seen: _Seen) -> list[Instance]:
         """Return the living machines with the run's tokens, except the machine that is or may become the run's own."""
-        tokens = {attempt.token for attempt in state.asked.values()} - (set() if own else {state.token})
+        tokens = {attempt.token for attempt in state.attempts.values()} - (set() if own else {state.token})
         try:
             found = self._list(provider, state)
         except Unknown as error:
@@ -141,8 +141,8 @@ class Monitor:
         If each region needs a request, read only the regions that the run used.
         """
         if isinstance(provider, FindsInRegions):
-            asked = [attempt.region for attempt in state.asked.values() if attempt.provider == provider.name]
-            return provider.find_in(tuple(dict.fromkeys(asked)))
+            regions = [attempt.region for attempt in state.attempts.values() if attempt.provider == provider.name]
+            return provider.find_in(tuple(dict.fromkeys(regions)))
         return provider.find(None)
 
     def _end_extra(self, provider: Provider, name: str, token: str, own: str, context: Context) -> bool:

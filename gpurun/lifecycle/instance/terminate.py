@@ -251,7 +251,7 @@ def _request_ends(provider: Provider, identifier: str, token: str, begin: Begin,
     not delay the reading of the known machine. A failure for one machine does not stop the requests for the others, and
     no reply is a reason to give up: a revoked key may be restored.
     """
-    asked, unclear, refused = list[str](), list[str](), dict[str, Exception]()
+    requested, unclear, refused = list[str](), list[str](), dict[str, Exception]()
 
     def waited(task: Task[Any]) -> Any:
         while identifier and not task.wait(LOOK_EVERY_S):
@@ -262,7 +262,7 @@ def _request_ends(provider: Provider, identifier: str, token: str, begin: Begin,
     def ask(name: str) -> None:
         try:
             waited(begin(partial(provider.destroy, name)))
-            asked.append(name)
+            requested.append(name)
         except Exception as error:  # noqa: BLE001 - the other machines are still ended, and this request is repeated.
             refused[name] = error
             unclear.append(f"{name}: {error}")
@@ -275,12 +275,12 @@ def _request_ends(provider: Provider, identifier: str, token: str, begin: Begin,
     unclear += trouble
     for name in sorted({instance.id for instance in found} - {identifier}):
         ask(name)
-    words = f"requested the end of {', '.join(asked) or 'no machine, because none carries the token'}"
+    words = f"requested the end of {', '.join(requested) or 'no machine, because none carries the token'}"
     return _Replies(
         words=f"no clear reply: {clauses(unclear)}" if unclear else words,
         found=found,
         trouble=refused.get(identifier),
-        is_taken=identifier in asked if identifier else bool(asked),
+        is_taken=identifier in requested if identifier else bool(requested),
     )
 
 

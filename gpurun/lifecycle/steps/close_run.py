@@ -100,9 +100,9 @@ def _settle_by_receipt(state: RunState, context: Context) -> None:
     with suppress(GpurunError):
         receipt = read_receipt(context.home, context.folder)
         cost = receipt.predicate["cost"]["upper_bound_micros"]
-        sent = [token for token, request in state.asked.items() if request.answer != "refused"]
+        sent = [token for token, request in state.attempts.items() if request.answer != "refused"]
         if cost is not None:
-            for token in state.asked:
+            for token in state.attempts:
                 context.budgets.settle(token, Micros(cost if sent[-1:] == [token] else 0), receipt.sha256)
 
 

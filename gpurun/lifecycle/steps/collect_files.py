@@ -11,7 +11,7 @@ from gpurun.core.journal_events import CollectIntended, CollectObserved, Inciden
 from gpurun.core.journal_records import RunState
 from gpurun.core.transfer_progress import moving
 from gpurun.lifecycle.artifacts.downloader import Downloader
-from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, file_fields, newest, spare, wanted
+from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, due_files, file_fields, newest, spare_files
 from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.instance.job_folder import connect_to_folder
@@ -38,7 +38,7 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
     far = (state.shared and connect_to_folder(instance, context)) or context.reach(instance)
     manifest, gone = _listed(far, inventory, patience, state)
     keep = context.plan.job.more_kept
-    due, rest = wanted(manifest, keep), spare(manifest, keep)
+    due, rest = due_files(manifest, keep), spare_files(manifest, keep)
     budget = EgressBudget.from_plan(context.folder, context.plan)
     budget.note(due)
     with far.many_lanes(), moving(context.folder, context.clock, "collect", sum(file.bytes for file in due)) as tell:

@@ -117,8 +117,8 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
 
 def _hold(order: Order, state: RunState, context: Context) -> None:
     """Reserve the worst case in each budget, until a refusal or a proven end gives the actual cost."""
-    for token, asked in state.asked.items():
-        if asked.answer == "refused":
+    for token, attempt in state.attempts.items():
+        if attempt.answer == "refused":
             context.budgets.settle(token, Micros(0))
     until_wall = order.deadline_wall + context.plan.lease.kill_allowance_s
     context.budgets.hold(order.token, order.run, context.plan.worst_micros, until_wall)
@@ -214,7 +214,7 @@ def _earlier_refusals(last: str, context: Context) -> str:
 
 def _spent_so_far(state: RunState, context: Context) -> Micros:
     """Return the upper bound of what the run's earlier machines cost, those that are gone included."""
-    if state.leg == 1 and not any(asked.answer == "made" for asked in state.asked.values()):
+    if state.leg == 1 and not any(attempt.answer == "made" for attempt in state.attempts.values()):
         return Micros(0)
     return spent_at_most(state, read_journal(context.folder.journal).records, state.leg)
 

@@ -13,7 +13,7 @@ from gpurun.core.journal_records import RunState
 from gpurun.core.money import format_usd
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.spending import spent_by
-from gpurun.lifecycle.artifacts.inventory import Inventory, wanted
+from gpurun.lifecycle.artifacts.inventory import Inventory, due_files
 from gpurun.lifecycle.context import RETRY_S, Context, Note, get_instance
 from gpurun.lifecycle.instance.terminate import check_account, knock_of, once, prove_termination
 from gpurun.providers.base import EndsBy, Guarded, Provider
@@ -94,7 +94,7 @@ def _files_only_there(far: FarSide, context: Context) -> str:
     except FarRefusal as refusal:
         return f"its finished files cannot be listed ({refusal.what.rstrip('.')}) and are"
     inventory = Inventory(context.folder)
-    left = [file for file in wanted(manifest) if not inventory.has(file)]
+    left = [file for file in due_files(manifest) if not inventory.has(file)]
     total_bytes = sum(file.bytes for file in left)
     return f"{len(left)} files ({total_bytes:,} bytes) that were not downloaded are" if left else ""
 

@@ -15,7 +15,7 @@ from gpurun.core.journal_events import CollectObserved, HoldIntended, HoldObserv
 from gpurun.core.journal_records import RunState, last_typed
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.run_state import is_lacking
-from gpurun.lifecycle.artifacts.inventory import Inventory, file_fields, wanted
+from gpurun.lifecycle.artifacts.inventory import Inventory, due_files, file_fields
 from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.remote.interface import MachineLost
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, ManifestFile
@@ -93,7 +93,7 @@ class _MissingFiles:
             manifest = context.reach(get_instance(state)).manifest(MOST_ANNOUNCED_BYTES)
         except GpurunError:
             return self
-        files = tuple(wanted(manifest, context.plan.job.more_kept))
+        files = tuple(due_files(manifest, context.plan.job.more_kept))
         best = manifest.best.model_dump(mode="json") if manifest.best else None
         none_yet = CollectObserved(files=[], missing=[], latest=manifest.latest, best=best, seconds=0.0)
         return _MissingFiles(none_yet, files, tuple(file.name for file in files), self.inventory)

@@ -142,17 +142,17 @@ class _Lost:
 
 def _lost_machine(state: RunState, records: Sequence[Record]) -> _Lost | None:
     """Return the machine that was lost; None if none was, and only the offers of the last plan were unavailable."""
-    asked = state.asked.get(state.token) if state.phase is Phase.GONE else None
-    if asked is None:
+    attempt = state.attempts.get(state.token) if state.phase is Phase.GONE else None
+    if attempt is None:
         return None
-    ended = last_typed([one for one in records if one.seq > _leg_seq(records)], TrainObserved)
+    ended = last_typed([record for record in records if record.seq > _leg_seq(records)], TrainObserved)
     failed = state.failure.message if state.failure is not None else ""
     why = (ended.message if ended else failed) or ("its time there was over" if state.reason == "lease" else "")
-    return _Lost(asked.token, asked.provider, asked.region, why)
+    return _Lost(attempt.token, attempt.provider, attempt.region, why)
 
 
 def _leg_seq(records: Sequence[Record]) -> int:
-    return next((one.seq for one in reversed(records) if one.event is Event.LEG_PLANNED), -1)
+    return next((record.seq for record in reversed(records) if record.event is Event.LEG_PLANNED), -1)
 
 
 def newest_checkpoint(context: Context, records: Sequence[Record]) -> list[FileBrought]:
@@ -335,8 +335,8 @@ def _offers(base: Plan, context: Context) -> tuple[list[Offer], list[str]]:
     """Return the current offers of the plan's cards at its providers, and a sentence for each that does not answer."""
     found, silent = dict[tuple[str, ...], Offer](), list[str]()
     agreed = dict[str, list[Offer]]()
-    for one in base.approved:
-        agreed.setdefault(base.choices.opened_as(one.offer.provider, one.offer.region), []).append(one.offer)
+    for offer in (candidate.offer for candidate in base.approved):
+        agreed.setdefault(base.choices.opened_as(offer.provider, offer.region), []).append(offer)
     for word, known in agreed.items():
         name, needs = known[0].provider, {need_of_offer(offer) for offer in known}
         try:
@@ -349,7 +349,7 @@ def _offers(base: Plan, context: Context) -> tuple[list[Offer], list[str]]:
             silent.append(f"{word} could not be asked: {str(error).rstrip('.')}")
     here = {"region": base.choices.region}
     if base.choices.region is not None:
-        return [one.model_copy(update=here) if one.region == "any" else one for one in found.values()], silent
+        return [offer.model_copy(update=here) if offer.region == "any" else offer for offer in found.values()], silent
     return list(found.values()), silent
 
 

@@ -194,8 +194,8 @@ def _compare_with_class(row: CardRow, roster: Roster | None, official: str) -> N
         row.problems.append(f"its challenge {word!r} is not one of {roster.name}" if word else "it has no challenge")
         return
     row.student = student.name
-    asked = row.predicate["timeline"]["asked"]
-    if asked != "unknown" and datetime.fromisoformat(str(asked)).timestamp() < roster.made_wall - _DAY_S:
+    requested = row.predicate["timeline"]["asked"]
+    if requested != "unknown" and datetime.fromisoformat(str(requested)).timestamp() < roster.made_wall - _DAY_S:
         row.problems.append(f"it claims to have begun before {roster.name} had its challenges")
     row.problems += _differences(roster.task, row)
 

@@ -92,9 +92,9 @@ class Pusher:
         manifest = json.loads(content)
         steps = (manifest["latest"], (manifest["best"] or {}).get("step"))
         files = manifest["files"]
-        wanted = [file for file in files if file["kind"] in RANK and file["step"] in steps]
-        wanted = files if manifest["latest"] is None else wanted
-        return bool(wanted) and all(make_file_key(file) in self.sure for file in wanted)
+        needed = [file for file in files if file["kind"] in RANK and file["step"] in steps]
+        needed = files if manifest["latest"] is None else needed
+        return bool(needed) and all(make_file_key(file) in self.sure for file in needed)
 
     def work(self) -> None:
         """Push repeatedly; failures are retried, less and less often."""
@@ -155,12 +155,12 @@ class Pusher:
     def is_paid_for(self, plan: PushPlan, order: Json) -> bool:
         """Return whether the budget allows the push: if each byte is charged, the budget is spread over the steps."""
         most = order.get("most_bytes")
-        asked = sum(length for _, pieces in plan.todo for _, _, length in pieces)
-        if most is None or not asked:
+        new_bytes = sum(length for _, pieces in plan.todo for _, _, length in pieces)
+        if most is None or not new_bytes:
             return True
         if not self.over.is_set():
-            most = (most - asked) * min(1.0, (plan.manifest["latest"] or 0) / order["steps"])
-        return bool(self.state.get("left", 0) + asked <= most)
+            most = (most - new_bytes) * min(1.0, (plan.manifest["latest"] or 0) / order["steps"])
+        return bool(self.state.get("left", 0) + new_bytes <= most)
 
     def spend(self, size: int) -> None:
         """Record that `size` bytes are being sent."""

@@ -56,7 +56,7 @@ except ImportError:
 def packages():
     try:
         from importlib.metadata import distributions
-        lines = sorted({"%s==%s" % (one.metadata["Name"], one.version) for one in distributions()})
+        lines = sorted({"%s==%s" % (found.metadata["Name"], found.version) for found in distributions()})
         return {"count": len(lines), "sha256": hashlib.sha256("\\n".join(lines).encode()).hexdigest()}
     except Exception:
         return None

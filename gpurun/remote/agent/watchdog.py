@@ -74,7 +74,7 @@ class Keeper:
         self.requests, self.said, self.next_beat = requests, "", 0.0
         self.child: Any = None
         self.reason: Optional[str] = None
-        self.asked_at: Optional[float] = None
+        self.requested_at: Optional[float] = None
         self.killed_at: Optional[float] = None
         self.pid: int = 0
         self.gpus: Any = None
@@ -158,11 +158,11 @@ class Keeper:
         if not (request or due("soft") or due("hard")):
             return
         self.reason = self.reason or (request["reason"] if request else "lease")
-        late = request and self.asked_at is not None and now >= self.asked_at + self.job["save_s"]
+        late = request and self.requested_at is not None and now >= self.requested_at + self.job["save_s"]
         if late or due("hard") or (request and request["now"]):
             self.kill()
-        elif self.asked_at is None:
-            self.asked_at = now
+        elif self.requested_at is None:
+            self.requested_at = now
             self.ask()
 
     def requested(self) -> Json:

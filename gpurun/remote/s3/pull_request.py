@@ -77,7 +77,7 @@ class PullResult:
 
 
 def have_pulled(
-    far: AsksForPull, bucket: Bucket, wanted: Sequence[StagedFile], came: PullResult, *,
+    far: AsksForPull, bucket: Bucket, files: Sequence[StagedFile], came: PullResult, *,
     on_progress: Callable[[], None], timeout_s: float,
 ) -> None:  # fmt: skip
     """Let the machine pull files, with fresh URLs if some have expired; the results of all calls are added to `came`.
@@ -87,9 +87,9 @@ def have_pulled(
     """
     for _ in range(MOST_FRESH):
         came.failed = {}
-        for some in _divide_into_orders({file.sha256: file for file in wanted if file.sha256 not in came.files}):
-            asked = {"v": 1, "files": [_entry_for(bucket, file) for file in some]}
-            _order(far, asked, {file.sha256 for file in some}, came, on_progress, timeout_s)
+        for some in _divide_into_orders({file.sha256: file for file in files if file.sha256 not in came.files}):
+            order = {"v": 1, "files": [_entry_for(bucket, file) for file in some]}
+            _order(far, order, {file.sha256 for file in some}, came, on_progress, timeout_s)
         if not any(refusal.code == "expired" for refusal in came.failed.values()):
             return
 
@@ -105,8 +105,8 @@ def have_downloaded(
     came.failed = {}
     missing = {file.sha256: file for file in files if file.sha256 not in came.files}
     sizes = {"part_bytes": MOST_PART_BYTES, "codec": "none", "parts": None}
-    asked = [{"sha256": part.sha256, "bytes": part.bytes, **sizes, "url": part.url} for part in missing.values()]
-    _order(far, {"v": 1, "origin": origin, "files": asked}, set(missing), came, on_progress, timeout_s)
+    entries = [{"sha256": part.sha256, "bytes": part.bytes, **sizes, "url": part.url} for part in missing.values()]
+    _order(far, {"v": 1, "origin": origin, "files": entries}, set(missing), came, on_progress, timeout_s)
 
 
 def _divide_into_orders(files: dict[str, StagedFile]) -> Iterator[list[StagedFile]]:
@@ -122,10 +122,10 @@ def _divide_into_orders(files: dict[str, StagedFile]) -> Iterator[list[StagedFil
 
 
 def _order(
-    far: AsksForPull, order: dict[str, object], asked: set[str], came: PullResult, on_progress: Callable[[], None],
+    far: AsksForPull, order: dict[str, object], requested: set[str], came: PullResult, on_progress: Callable[[], None],
     timeout_s: float,
 ) -> None:  # fmt: skip
-    """Send one order, for the files with the digests `asked`, and add its result to `came`."""
+    """Send one order, for the files with the digests `requested`, and add its result to `came`."""
     content = canonical(order)
     digest, before_bytes = hashlib.sha256(content).hexdigest(), came.sent_bytes
 
@@ -139,8 +139,8 @@ def _order(
     finally:
         came.sent_bytes = before_bytes + progress.bytes
     last = progress.last()
-    came.files |= asked & set(last.pulled or ())
-    came.failed |= {refusal.sha256: refusal for refusal in last.failed if refusal.sha256 in asked}
+    came.files |= requested & set(last.pulled or ())
+    came.failed |= {refusal.sha256: refusal for refusal in last.failed if refusal.sha256 in requested}
 
 
 def _entry_for(bucket: Bucket, file: StagedFile) -> dict[str, object]:

@@ -17,8 +17,8 @@ KEPT_CHECKPOINTS = 5
 
 def slot_bytes_for(checkpoint_bytes: int, more_kept: int = 0) -> int:
     """Return the bytes per slot, so that all checkpoints that exist at a time fit into three quarters of the slots."""
-    wanted = ceil((KEPT_CHECKPOINTS + more_kept) * checkpoint_bytes / (SLOTS * 3 // 4))
-    return min(MOST_SLOT_BYTES, max(LEAST_SLOT_BYTES, wanted))
+    needed_bytes = ceil((KEPT_CHECKPOINTS + more_kept) * checkpoint_bytes / (SLOTS * 3 // 4))
+    return min(MOST_SLOT_BYTES, max(LEAST_SLOT_BYTES, needed_bytes))
 
 
 def slot_key(folder: str, number: int) -> str:

@@ -86,12 +86,12 @@ def read_pushed(bucket: Bucket, folder: str, *, run: str, key: str, most_bytes: 
     return Pushed(manifest, head.places, head.left_out, head.seq)
 
 
-def fetch_pushed(bucket: Bucket, folder: str, pushed: Pushed, wanted: WantedFile, into: Path) -> Path:
+def fetch_pushed(bucket: Bucket, folder: str, pushed: Pushed, expected: WantedFile, into: Path) -> Path:
     """Download one of the files; it gets its name once its digest is right. See `gpurun.remote.download.fetch`.
 
     MachineLost if the bucket stops answering; another call resumes the download.
     """
-    places = pushed.places[wanted.name]
+    places = pushed.places[expected.name]
 
     def pull(offset: int, most: int, take: Take) -> None:
         try:
@@ -101,7 +101,7 @@ def fetch_pushed(bucket: Bucket, folder: str, pushed: Pushed, wanted: WantedFile
         except BucketLost as lost:
             raise MachineLost(lost.what) from lost
 
-    return fetch(wanted, into, pull)
+    return fetch(expected, into, pull)
 
 
 def gather_pushed(

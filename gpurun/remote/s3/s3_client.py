@@ -178,14 +178,14 @@ class Bucket:
         except Exception as error:  # noqa: BLE001 - any error of the SDK is translated
             self._tell(error, operation, key)
 
-    def _call(self, operation: str, key: str, **asked: Any) -> Any:
+    def _call(self, operation: str, key: str, **arguments: Any) -> Any:
         """Make one exchange; return None for an object that is missing."""
         is_change = operation.startswith(("put", "upload", "create", "complete"))
         if is_change:
             crashpoint(f"before s3.{operation}")
         for is_last in (False, True):
             try:
-                answer = getattr(self._client(), operation)(Bucket=self.address.bucket, **asked)
+                answer = getattr(self._client(), operation)(Bucket=self.address.bucket, **arguments)
                 if is_change:
                     crashpoint(f"after s3.{operation}")
                 return answer

@@ -13,7 +13,7 @@ import pytest
 from gpurun.core.clock import SystemClock
 from gpurun.core.paths import RunFolder
 from gpurun.lifecycle.artifacts.downloader import Downloader
-from gpurun.lifecycle.artifacts.inventory import Inventory, wanted
+from gpurun.lifecycle.artifacts.inventory import Inventory, due_files
 from gpurun.lifecycle.artifacts.on_demand import Brief, _BucketSource
 from gpurun.remote.agent import s3_push
 from gpurun.remote.agent.s3_push import Pusher
@@ -65,7 +65,7 @@ class Command:
         source = _BucketSource(self.bucket, PLACE, pushed)
         inventory = Inventory(RunFolder(into))
         downloads = Downloader(source, inventory, Brief(SystemClock()), SystemClock())
-        downloads.bring(wanted(pushed.manifest))
+        downloads.bring(due_files(pushed.manifest))
         assert downloads.missing == {}
         return below(into / "artifacts" / "outputs"), len(requests)
 

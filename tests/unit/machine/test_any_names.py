@@ -17,7 +17,7 @@ from gpurun.core.artifact_names import path_of
 from gpurun.core.clock import SystemClock
 from gpurun.core.paths import RunFolder
 from gpurun.lifecycle.artifacts.downloader import Downloader
-from gpurun.lifecycle.artifacts.inventory import Inventory, wanted
+from gpurun.lifecycle.artifacts.inventory import Inventory, due_files
 from gpurun.lifecycle.artifacts.on_demand import Brief
 from gpurun.remote import small_files
 from gpurun.remote.agent.runner.published import PublishedOutputs
@@ -52,7 +52,7 @@ class Command:
         inventory = Inventory(self.folder)
         inventory.remember(manifest)
         downloads = Downloader(self.far, inventory, Brief(SystemClock()), SystemClock())
-        downloads.bring(wanted(manifest))
+        downloads.bring(due_files(manifest))
         return downloads
 
 

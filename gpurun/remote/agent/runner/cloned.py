@@ -20,12 +20,12 @@ class NotCloned(Exception):
 
 def clone(what: List[str], work: str) -> str:
     """Clone an address, at a commit if one is named, into `work`, without overwriting files; return the commit."""
-    address, wanted = what
+    address, commit = what
     into = work + ".clone"
     shutil.rmtree(into, ignore_errors=True)  # Left from an interrupted start.
     git(["clone", "--quiet", "--", address, into])
-    if wanted:
-        git(["-C", into, "checkout", "--quiet", wanted])
+    if commit:
+        git(["-C", into, "checkout", "--quiet", commit])
     commit = git(["-C", into, "rev-parse", "HEAD"])
     move_below(into, work)
     return commit

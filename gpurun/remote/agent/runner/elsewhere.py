@@ -67,9 +67,9 @@ def find_results(since_wall: float, passed_by: Iterable[str], limit_s: float) ->
 def roots() -> List[str]:
     """Return the home, /workspace and the temporary folder, if they exist and none contains another."""
     places = (os.path.expanduser("~"), "/workspace", os.environ.get("TMPDIR") or "/tmp")
-    wanted = [os.path.realpath(path) for path in places]
+    folders = [os.path.realpath(path) for path in places]
     found: List[str] = []
-    for path in wanted:
+    for path in folders:
         if path != "/" and os.path.isdir(path) and not any((path + "/").startswith(parent + "/") for parent in found):
             found.append(path)
     return found

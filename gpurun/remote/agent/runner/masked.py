@@ -59,11 +59,11 @@ def _texts(value: str) -> list[str]:
     except (ValueError, RecursionError):
         return found
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):
-            found.append(one)
-        elif isinstance(one, (dict, list)):
-            waiting.extend(one.values() if isinstance(one, dict) else one)
+        part = waiting.pop()
+        if isinstance(part, str):
+            found.append(part)
+        elif isinstance(part, (dict, list)):
+            waiting.extend(part.values() if isinstance(part, dict) else part)
     return found
 
 
