@@ -48,8 +48,7 @@ def torch_of(python: str) -> str:
 
 
 def replayed(out: Path, data: Path, recipe: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Write the recipe into all state files of `out`, as a forger would, then replay all steps and return the replay's
-    JSON."""
+    """Write the recipe into all state files, as a forger would; replay all steps and return the replay's JSON."""
     manifest = json.loads((out / "MANIFEST.json").read_bytes())
     for file in manifest["files"]:
         path = out / file["name"]

@@ -41,8 +41,7 @@ _ROW = "| {what} | {figure} | {bar} | {date}, A | `{command}` |"
 
 
 def real_documents(most: int, seed: int) -> list[str]:
-    """Return up to `most` source and documentation files of this machine with at least forty words, in a random
-    order."""
+    """Return up to `most` sources and documents of this machine, each of forty words or more, in a random order."""
     roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")] + [Path("/usr/share")]
     files = sorted(
         {path for root in roots for end in ("py", "md", "rst", "txt", "html") for path in root.rglob(f"*.{end}")}
@@ -142,8 +141,7 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def write_many(folder: Path, documents: int, dedupe: Dedupe) -> None:
-    """Write fingerprints of made-up documents in tasks of 250,000. Every tenth document is similar to the one before
-    it."""
+    """Write fingerprints of made-up documents in tasks of 250,000; every tenth is similar to the previous one."""
     dice = np.random.default_rng(1)
     for index, start in enumerate(range(0, documents, 250_000)):
         with SignatureWriter(folder, index, dedupe, "") as writer:

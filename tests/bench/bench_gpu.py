@@ -88,8 +88,7 @@ def own_process(kind: str, row: str, name: str, work: Path, *, is_trial: bool) -
 
 
 def measured_alone(kind: str, row: Row, name: str, work: Path) -> float:
-    """Return the peak bytes after a few steps or, for "start", the seconds from the finished model to the end of step
-    two."""
+    """Return the peak bytes after a few steps or, for "start", the seconds that the first two steps took."""
     file = shards_of(row.shape, work)
     before = own_peak_bytes()
     out = Path(tempfile.mkdtemp(dir=work))
@@ -184,8 +183,7 @@ def losses(row: Row, work: Path, rounds: int) -> None:
 
 
 def shares_of_a_step(ours: Ours) -> str:
-    """Return the profiler's shares of GPU (or processor) time by kind of kernel and, on a GPU, the share spent
-    waiting."""
+    """Return the shares of GPU (or processor) time by kind of kernel and, on a GPU, the share spent waiting."""
     on_card = torch.cuda.is_available()
     activity = torch.profiler.ProfilerActivity.CUDA if on_card else torch.profiler.ProfilerActivity.CPU
     began = card_clock()

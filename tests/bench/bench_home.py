@@ -1,5 +1,4 @@
-"""Measures how much the commands that read all runs cost with many runs in the home: `python
-tests/bench/bench_home.py`.
+"""Measures what commands that read all runs cost in a home of many runs: `python tests/bench/bench_home.py`.
 
 Makes the home with tests/many_runs.py (closed runs with receipts in one chain, and three open runs). Runs each command
 in a process of its own and measures its processor seconds and its peak resident memory, in this home and in an empty

@@ -76,8 +76,7 @@ def cpu_s(act: Callable[[], object]) -> tuple[float, float]:
 
 
 def per_core(texts: list[str], folder: Path, rounds: int) -> None:
-    """Print the rate from text to finished, synced and digested shards in one process, and that of tiktoken in one
-    thread."""
+    """Print the rate from text to finished shards in one process, and the rate of tiktoken in one thread."""
 
     tokens = shipped_gpt2_tokens()
     ours = Gpt2Tokenizer(tokens, threads=1)
@@ -148,8 +147,7 @@ def against_datasets(source: Path, folder: Path, processes: int, rounds: int) ->
 
 
 def awkward(texts: list[str], folder: Path) -> None:
-    """Print the memory of two processes on large Parquet pages and long lines, with shared memory counted twice and
-    once."""
+    """Print two processes' memory on large Parquet pages and long lines, with shared memory counted twice and once."""
     import pyarrow
     import pyarrow.parquet
 

@@ -59,8 +59,7 @@ class Trial:
         return f"{self.preset}-{self.steps}-{self.rate:g}-{self.seed}"
 
     def recipe(self) -> Recipe:
-        """Return the recipe. Trials differ in the preset and what belongs to it: head, biases, optimiser and
-        schedule."""
+        """Return the recipe; trials differ in the preset and in its head, biases, optimiser and schedule."""
         modern = self.preset == "modern"
         return measured_recipe(
             model={
@@ -96,8 +95,7 @@ class Lab:
         subprocess.run(argv, cwd=ROOT, env=self.environment, check=True, stdout=subprocess.DEVNULL)
 
     def curve(self, trial: Trial) -> Curve | None:
-        """Return the trial's curve; train first if it is missing. None if it is missing and no time is left to
-        begin."""
+        """Return the trial's curve; train first if it is missing. None if the time for new trials is over."""
         folder = self.work / trial.name
         found = read_curve(folder, trial.steps)
         if found is None:

@@ -53,8 +53,7 @@ def rental(user: User) -> tuple[float, float]:
 
 
 def ending(user: User) -> float:
-    """Run a second training to its end; return the seconds from its last step to the destroy request, without the
-    copying."""
+    """Run a training to its end; return the seconds from its last step to the destroy request, less the copying."""
     user.trains(name="owl-7")
     folder = user.home / "runs" / "owl-7"
     seen = {record.event: record for record in read_journal(folder / "journal.jsonl").records}

@@ -111,8 +111,7 @@ def resident_bytes(key: str, name: str, work: Path, threads: int) -> int:
 
 
 def traced_bytes(name: str) -> int:
-    """Return the peak bytes of two steps of GPT-2 124M, 64 x 1024 tokens under bf16 autocast, traced on fake
-    tensors."""
+    """Return the peak bytes of two steps of GPT-2 124M, 64 x 1024 tokens in bf16 autocast, traced on fake tensors."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 

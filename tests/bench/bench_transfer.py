@@ -64,8 +64,10 @@ class Bench:
 
     @contextmanager
     def way(self, round_trip_s: float, cut_every_s: float = 0.0) -> Iterator[int]:
-        """Yield a port that leads to sshd with this delay, through a proxy in its own process unless there is no delay
-        and no cut. Afterwards `carried_bytes` holds what the proxy has carried."""
+        """Yield a port that leads to sshd with this delay; then `carried_bytes` holds what the proxy has carried.
+
+        Without a delay and cuts the port is sshd's own, without a proxy.
+        """
         if not round_trip_s and not cut_every_s:
             yield self.sshd.port
             return
@@ -90,8 +92,7 @@ class Bench:
         return [min(times) for times in seen]
 
     def set_aside(self) -> None:
-        """Rename the copied files instead of deleting them: after a large deletion ext4 takes a second longer to create
-        files."""
+        """Rename the copied files instead of deleting them: after a large deletion ext4 creates files more slowly."""
         if self.there.exists():
             self.there.rename(self.work / f"there-{time.monotonic_ns()}")
         os.sync()

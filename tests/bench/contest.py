@@ -1,5 +1,4 @@
-"""The contestants of the training benchmarks (ours, a plain loop, the Hugging Face Trainer, the slow way) and shared
-code.
+"""The contestants of the training benchmarks: ours, a plain loop, the Hugging Face Trainer and the slow way.
 
 All start from the same weights and, for the gate, take the same batches; then they take blocks of steps in turn. Ours
 is the step of the real loop with a recipe and a data folder, with the garbage collector off, as in the loop.
@@ -73,7 +72,7 @@ class Loop(Protocol):
 
 
 class Ours:
-    """The step of the real loop."""
+    """A contestant that takes the step of the real loop."""
 
     def __init__(self, row: Row, data: Path, out: Path) -> None:
         shape = row.shape

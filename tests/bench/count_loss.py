@@ -1,5 +1,4 @@
-"""Counts the kernels that the loss of a micro-batch launches and the bytes they move: `python
-tests/bench/count_loss.py`.
+"""Counts the kernel launches and moved bytes of a micro-batch's loss: `python tests/bench/count_loss.py`.
 
 64 x 1024 tokens of GPT-2 124M in bf16, forward and backward, without a GPU. Each eager operation on tensors without
 data counts as a launch that moves the bytes of its arguments and results. For compiled code torch's own compiler
@@ -58,7 +57,7 @@ class _Counted(TorchDispatchMode):
             if "gather" in str(func) or "scatter" in str(func):  # It touches one element of each row.
                 self.seen.add(3 * _size(args[2]))
             else:
-                # A tensor changed in place is counted twice, as it is read and written: as an argument and a result.
+                # A tensor changed in place is read and written: it counts as an argument and again as the result.
                 self.seen.add(sum(map(_size, [*args, *kwargs.values(), made])))
         return made
 

@@ -56,8 +56,7 @@ class Watch(TrainerCallback):
 
 
 class HuggingFaceLoop:
-    """A contestant whose every block is a run of the Trainer on the same model. A block's first two steps are not
-    timed."""
+    """A contestant whose every block is a run of the Trainer on the same model, without timing the first two steps."""
 
     def __init__(self, shape: Shape, file: Path, rate: float, out: Path, *, precision: str) -> None:
         self.precision = {"bf16": precision == "bf16", "use_cpu": not torch.cuda.is_available()}
@@ -101,7 +100,7 @@ class HuggingFaceLoop:
         return self._train(rows, len(batches), time.perf_counter, logging_steps=1, **in_turn).losses
 
     def block(self, steps: int, clock: Callable[[], float]) -> list[float]:
-        """Train on random windows; return the seconds of each of the last `steps` steps, or their mean on a card."""
+        """Train on random windows; return the seconds of each of the last `steps` steps, or their mean on a GPU."""
         rows = Rows((len(self.row) - 1) // self.shape.context, self._window)
         if clock is card_clock:
             return [float(np.diff(self._train(rows, steps + 2, clock, {2, steps + 2}).ends_s)[0]) / steps]

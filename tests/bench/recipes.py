@@ -28,7 +28,7 @@ def measured_recipe(
     schedule: dict[str, Any] | None = None,
     evaluation: dict[str, Any] | None = None,
 ) -> Recipe:
-    """Return the recipe with these keys. Without `evaluation` it never evaluates; without `schedule` the rate is
+    """Return the recipe with these keys; without `evaluation` it never evaluates, without `schedule` the rate is
     fixed."""
     return Recipe(
         about="a measurement",

@@ -144,8 +144,7 @@ class PlainLoop:
         return plain_adamw(self.model, self.rate, fused=True if self.on_card else None)
 
     def random_batch(self) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets (batch, context). The map is opened anew, or its pages would count as this
-        process's memory."""
+        """Return inputs and targets (batch, context); the map is reopened so that its pages do not count as memory."""
         row, context = np.memmap(self.file, dtype=np.uint16, mode="r", offset=HEADER_BYTES), self.shape.context
         starts = torch.randint(len(row) - context, (self.shape.batch,)).tolist()
         ids = torch.stack([torch.from_numpy(row[start : start + context].astype(np.int64)) for start in starts])
@@ -176,8 +175,7 @@ class PlainLoop:
 
 
 class SlowLoop(PlainLoop):
-    """The slow way of many first posts: rows made by Python one token at a time, no flash attention, no 16 bits, no
-    TF32.
+    """The slow way of many first posts: Python makes rows token by token, no flash attention, no 16 bits, no TF32.
 
     Its loss is read at every step, and its AdamW updates one weight tensor at a time.
     """

@@ -41,8 +41,11 @@ class Box:
 
 @dataclass(frozen=True)
 class State:
-    """The state of client, cloud and network. `step`, `known` and `reads` are the client's memory, lost in a crash; the
-    journal is not. `crashes`, `twice`, `lies` and `deaf` are what remains of the budgets."""
+    """The state of client, cloud and network. Only the journal survives a crash of the client.
+
+    `step`, `known` and `reads` are the client's memory; `crashes`, `twice`, `lies` and `deaf` are the remaining
+    budgets.
+    """
 
     step: str = "opened"
     token: int = 0
@@ -74,8 +77,7 @@ class State:
 
     @property
     def settled(self) -> bool:
-        """Return whether no create request is in flight and no machine is hidden: what waiting the settling time
-        guarantees."""
+        """Return whether no create request is in flight and no machine is hidden, as after the settling time."""
         return not any(kind == "create" for kind, _ in self.flying) and all(b.phase != "hidden" for b in self.boxes)
 
     @property
@@ -135,7 +137,7 @@ def client(s: State, rules: Rules) -> Iterator[tuple[str, State]]:
 
 
 def prove(s: State, rules: Rules) -> Iterator[tuple[str, State]]:
-    """Yield the outcomes of one look at a machine that should be dead. A lie is a stale view that omits a living
+    """Yield the outcomes of one look at a machine that should be dead; a lie is a stale view without a living
     machine."""
     listed = s.shown(s.token) if rules.ends_duplicates else []
     gone = not listed and all(box.phase != "seen" for box in s.boxes if box.id == s.known)

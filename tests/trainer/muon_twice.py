@@ -19,8 +19,7 @@ DEVICE = Device(torch.device("cpu"), "fp32", None)
 
 
 def muon_in_one_of_two(rank: int, folder: Path, record: dict[str, Any]) -> None:
-    """Take three steps on this process's own data, first with replicated and then with sharded weights; write each
-    result."""
+    """Take three steps on this process's own data, with replicated and then with sharded weights; write each result."""
     faulthandler.enable()  # prints the place of an abort in C
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)

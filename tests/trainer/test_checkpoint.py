@@ -96,8 +96,7 @@ def test_dying_at_any_disk_call_leaves_a_whole_checkpoint(tmp_path: Path, owner:
 
 @pytest.mark.parametrize("replaced", ["compile-cache/0.bin", "samples/000010-0.txt"])
 def test_no_moment_has_a_manifest_that_names_another_file(tmp_path: Path, replaced: str) -> None:
-    """A file whose digest differs from the manifest would not be downloaded, and the run would count as not
-    collected."""
+    """A file with another digest than the manifest's would not be downloaded; the run would count as not collected."""
 
     def write(content: str) -> None:
         if replaced.startswith("samples"):

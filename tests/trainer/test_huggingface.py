@@ -202,8 +202,7 @@ def test_without_the_library_or_with_fp16_it_is_refused(
 def test_a_library_that_divides_the_gradient_twice_is_refused(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    """Up to 5.5 the library divided accumulated gradients by the number of portions twice, although its loss was
-    right."""
+    """Up to 5.5 the library divided accumulated gradients twice by the number of portions, while its loss was right."""
     monkeypatch.setattr("transformers.__version__", version)
     assert train(recipe("huggingface"), tmp_path) == 2
     assert lacking(events(tmp_path)[-1]["message"], "transformers 5.6", version) == []

@@ -155,8 +155,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
 def test_memory_that_runs_out_in_one_of_two_costs_no_token(
     tmp_path: Path, data: Path, straight: Path, parallel: str, where: str, step: int, resumed: int | None
 ) -> None:
-    """Memory runs out in one process after a checkpoint, or in both during an evaluation before the first
-    checkpoint."""
+    """Memory runs out in one process after a checkpoint, or in both before the first checkpoint."""
     out = tmp_path / "out"
     done = run(launched(full(where, 2), in_parts(parallel=parallel), data, out))
     assert done.returncode == 0, done.stderr

@@ -62,8 +62,7 @@ def test_a_bias_and_either_curve_of_the_cap_equal_torch(cap_by: str, chunk: int)
 
 
 def test_what_a_card_cannot_add_in_fp32_is_added_afterwards() -> None:
-    """A T4 with an old torch refuses addmm with out_dtype; a GPU that accepts it but returns a wrong sum is not
-    trusted."""
+    """A T4 with an old torch refuses addmm with out_dtype, and a GPU that returns a wrong sum is not trusted."""
     cpu = torch.device("cpu")
 
     def by(addmm: Callable[..., Any]) -> bool:

@@ -1,6 +1,4 @@
-"""Tests of initial weights from a published GPT-2 file or a run's checkpoint, and of the refusal of whatever does not
-fit.
-"""
+"""Tests of initial weights from a published GPT-2 file or a run's checkpoint; what does not fit is refused."""
 
 from __future__ import annotations
 

@@ -184,8 +184,7 @@ def test_a_second_signal_during_the_first_does_not_deadlock() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the workers through /proc")
 def test_processes_whose_launcher_was_killed_save_and_stop(tmp_path: Path, data: Path) -> None:
-    """Otherwise no process would end them, and a user who repeats the command would have two trainings in one
-    folder."""
+    """Otherwise no process would end them, and the same command again would start a second training in the folder."""
     out = tmp_path / "out"
     launcher = subprocess.Popen(
         command(recipe_record(**LONG), data, out, processes=2), cwd=ROOT, env=environment(),

@@ -1,5 +1,4 @@
-"""Tests `modern-124m` against the run that it follows, modded-nanogpt's track 3, entry 36: the same losses, step by
-step.
+"""Tests `modern-124m` against the run that it follows, entry 36 of modded-nanogpt's track 3, step by step.
 
 The reference is written here from the published run, in its own units and without code of trainer/, except for our
 initial weights: the embedding is drawn from N(0, 1), losses are summed over a batch, each matrix is updated separately.
@@ -51,8 +50,7 @@ def small(*words: str) -> Recipe:
 
 
 def begun(recipe: Recipe) -> dict[str, Tensor]:
-    """Return our initial weights in the reference's units; q and k swap halves, because its rotation turns the other
-    way."""
+    """Return our initial weights in the reference's units; q and k swap halves, as its rotation turns the other way."""
     torch.manual_seed(recipe.train.seed)
     w = {name: p.detach().clone() for name, p in GPT(recipe.model, VOCABULARY).named_parameters()}
     w["wte.weight"] *= EMBEDDING_UNIT
@@ -68,8 +66,7 @@ def norm(x: Tensor) -> Tensor:
 
 
 def turned(x: Tensor) -> Tensor:
-    """Return x (batch, time, channels) with pair i rotated by time / 1024^(i / (pairs - 1)), the other half
-    unchanged."""
+    """Return x (batch, time, channels) with pair i turned by time / 1024^(i / (pairs - 1)), the rest unchanged."""
     angles = torch.zeros(x.shape[1], CHANNELS // 2)
     for pair in range(PAIRS):
         angles[:, pair] = torch.arange(x.shape[1]) * 1024 ** (-pair / (PAIRS - 1))
@@ -210,8 +207,7 @@ def test_each_departure_would_be_seen(tmp_path: Path, data: Path, published: Tra
 
 
 def test_each_weight_has_the_published_rate_decay_and_beginning() -> None:
-    """Checks the first step in the reference's units: a gain's decay of 1.5e-5 would not show in the loss of forty
-    steps."""
+    """Checks one step in the reference's units: the losses of forty steps would not show a gain's decay of 1.5e-5."""
     recipe = read_recipe(RECIPE, overrides=["model.layers=1"])
     torch.manual_seed(0)
     model = GPT(recipe.model, 50257)

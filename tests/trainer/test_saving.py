@@ -22,8 +22,7 @@ from trainer.saving import CheckpointWriter, Snapshot
 
 
 class Gate:
-    """A patch of `CheckpointStore.save` that sets `begun` and waits for `open`; `most` counts saves at the same
-    time."""
+    """A patch that holds `CheckpointStore.save` until `open` is set; `most` is the most saves at the same time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.open = threading.Event(), threading.Event()

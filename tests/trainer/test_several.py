@@ -149,8 +149,7 @@ os._exit(0)
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
-    """Return the out folder of one process that trained without dropout, because its masks depend on the batch's
-    division."""
+    """Return the out folder of one process without dropout, whose masks depend on the batch's division."""
     out = tmp_path_factory.mktemp("straight") / "out"
     argv = command(recipe_record(model=NO_DROPOUT), data, out)
     assert subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, timeout=120).returncode == 0
@@ -159,8 +158,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
 
 @pytest.mark.slow
 def test_replicas_that_stopped_half_way_go_on_to_the_last_bit(tmp_path: Path, data: Path) -> None:
-    """Uses three processes, because the sum of two gradients is the same in either order, and a model of several
-    buckets."""
+    """Uses several buckets and three processes, because the sum of two gradients is the same in either order."""
     model = {**NO_DROPOUT, "layers": 4, "width": 256}
     for out, stops in (("straight", (6,)), ("stopped", (3, 6))):
         for steps in stops:
@@ -281,8 +279,7 @@ def test_no_process_leaves_before_the_first_has_saved(tmp_path: Path, data: Path
 
 
 def free_port() -> int:
-    """Return a free port outside the range that the system assigns, so that it stays free until torchrun has
-    started."""
+    """Return a free port outside the range that the system assigns, so that it stays free until torchrun starts."""
     while True:
         port = random.SystemRandom().randrange(10_000, 20_000)
         with socket.socket() as listener, contextlib.suppress(OSError):

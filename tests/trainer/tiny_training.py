@@ -109,7 +109,7 @@ def write_data(folder: Path, text: str = TEXT) -> Path:
 
 
 def write_items(folder: Path, count: int = 11) -> list[Item]:
-    """Write hellaswag.jsonl into a data folder and return its items. The right ending continues TEXT; the others are
+    """Write hellaswag.jsonl into a data folder and return its items; the right ending is TEXT's, the others are
     random."""
     alphabet, draw, records = sorted(set(TEXT)), random.Random(0), []
     for number in range(count):
