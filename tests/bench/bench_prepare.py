@@ -47,7 +47,7 @@ prepare(PrepareOrder(sys.argv[1], "gpt2", pathlib.Path(sys.argv[2]), **few), pri
 
 
 def gather(folder: Path, most_bytes: int) -> list[str]:
-    """Return `most_bytes` of Python source from this machine: the standard library, then the installed packages."""
+    """Return about `most_bytes` of Python source on this machine: the standard library, then installed packages."""
     paths = sysconfig.get_paths()
     texts, size = [], 0
     for root in (paths["stdlib"], paths["purelib"]):

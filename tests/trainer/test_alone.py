@@ -18,7 +18,7 @@ from trainer.train import main
 
 MINI = ROOT / "recipes" / "mini-gpt.toml"
 TINY = ["--set", "width=16", "--set", "model.context=16", "--set", "eval.tokens=256", "--set", "sample.tokens=4"]
-PROMPTS = ["--set", 'prompts=["the "]']  # TEXT lacks characters of mini-gpt's own prompts.
+PROMPTS = ["--set", 'prompts=["the "]']  # A prompt that occurs in TEXT; mini-gpt's own do not.
 
 
 @pytest.fixture(autouse=True)
