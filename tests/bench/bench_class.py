@@ -1,11 +1,11 @@
-"""How far an honest class's weights part from a teacher's replay, and how far those of another seed are.
+"""How close learners' weights come to a teacher's replay, and how close they are to a replay from another seed.
 
     python tests/bench/bench_class.py [--learners 30] [--recipe course-lab] [--python PATH ...]
 
-Each learner trains the recipe from a seed of his own, on another number of threads, another instruction set, in
-another precision and by another of the given Pythons (each with its release of torch); the teacher replays it here
-from the seed, in fp32, as `gpurun audit --replay` does. Then the same weights are held against the seed of a
-classmate, as a forger would claim them. Prints the table of docs/RECEIPTS.md.
+Each learner trains the recipe from a seed of their own, with a different number of threads, CPU instruction set,
+precision and Python (each Python brings its own release of torch). The teacher replays the training here from that
+seed, in fp32, as `gpurun audit --replay` does. Then the same weights are compared with a replay from a classmate's
+seed, as if a forger had copied them. Prints the table of docs/RECEIPTS.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KINDS = list(product(("default", "avx2", "avx512"), ("1", "2", "3"), ("fp32", "b
 
 
 def ran(module: str, *words: str, python: str = sys.executable, **environment: str) -> str:
-    """Return what a program of the trainer prints."""
+    """Run a module of the trainer as a program, assert that it succeeds, and return its output."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     command = [python, "-m", module, *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -43,12 +43,12 @@ def ran(module: str, *words: str, python: str = sys.executable, **environment: s
 
 
 def torch_of(python: str) -> str:
-    """Return the release of torch that a Python has."""
+    """Return the torch release that a Python interpreter imports."""
     return subprocess.check_output([python, "-c", "import torch; print(torch.__version__)"], text=True).strip()
 
 
 def replayed(out: Path, data: Path, recipe: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Return what the replay of a whole training says, once all files claim a recipe, as a forger has them do."""
+    """Write the recipe into all state files, as a forger would; replay all steps and return the replay's JSON."""
     manifest = json.loads((out / "MANIFEST.json").read_bytes())
     for file in manifest["files"]:
         path = out / file["name"]
@@ -61,7 +61,7 @@ def replayed(out: Path, data: Path, recipe: dict[str, Any], steps: int) -> dict[
 
 
 def main() -> None:
-    """Print the spread of honest runs and of forged ones."""
+    """Train every learner and print how close the honest and the forged weights are to the replay."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--learners", type=int, default=30)
     parser.add_argument("--recipe", default="course-lab")

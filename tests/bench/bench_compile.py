@@ -1,9 +1,10 @@
-"""Each block compiled by itself, as the trainer has it, against the network as one graph: `--rounds 5`, for rows.
+"""Compares compiling each block by itself, as the trainer does, with compiling the network as one graph.
 
     python tests/bench/bench_compile.py [--rounds 5] [--steps 8] [--rows cold,speed]
 
-`cold`: processor time, children and all, of a process's first step with an empty cache, one thread, less that of its
-second; the two in turn, a process each. `speed`: steps of both in one process, in turn, from the same weights.
+`cold`: the processor time, child processes included, of a process's first step with an empty compile cache and one
+thread, minus the time of its second step. Each measurement takes a new process, and the two ways take turns. `speed`:
+steps of both ways in one process, in turn, from the same weights. Prints rows of a Markdown table.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ COLD_BAR, SPEED_BAR = 0.6, 0.97
 
 
 def made(way: str, work: Path) -> Ours:
-    """Return a trainer whose network is compiled in "blocks", or "whole"."""
+    """Return a trainer whose network is compiled block by block ("blocks") or as one graph ("whole")."""
     row = ROW if way == "blocks" else replace(ROW, compiled=frozenset())
     ours = Ours(row, shards_of(SHAPE, work).parent, Path(tempfile.mkdtemp(dir=work)))
     if way == "whole":
@@ -42,12 +43,12 @@ def made(way: str, work: Path) -> Ours:
 
 
 def processor_s() -> float:
-    """Processor time of this process and of those that it has waited for."""
+    """Return the processor seconds of this process and of the child processes that it has waited for."""
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def first_step(way: str, work: Path) -> float:
-    """Return what the first step takes above the second."""
+    """Return by how many processor seconds the first step exceeds the second."""
     ours, spent = made(way, work), [processor_s()]
     for _ in range(2):
         ours.take()

@@ -1,12 +1,12 @@
-"""Duplicates planted in the real text of this machine: how many are found, and how many clean documents go.
+"""Plants duplicates in text files of this machine; counts the duplicates found and the clean documents dropped.
 
     python tests/bench/bench_dedupe.py [--documents 8000] [--planted 800] [--many 2000000]
 
-Clean is a document whose Jaccard similarity with every other one, computed from the whole sets of runs of five words by
-a sparse matrix product and not by any signature, is below the threshold. Planted are copies with other white space,
-copies of which 2 to 5 % of the words were changed, and other texts under an address written in another way. With
---many, fingerprints of that many made-up documents are searched, for the memory. Prints rows for
-docs/dev/BENCHMARKS.md.
+A document is clean if its Jaccard similarity with every other document is below the threshold. The similarity is
+computed exactly, from the whole sets of five-word runs with a sparse matrix product, not from signatures. The planted
+duplicates are copies with other white space, copies with 2 to 5 % of the words changed, and other texts under another
+spelling of the same address. With --many, fingerprints of that many made-up documents are searched, to measure the
+memory. Prints rows for docs/dev/BENCHMARKS.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ROW = "| {what} | {figure} | {bar} | {date}, A | `{command}` |"
 
 
 def real_documents(most: int, seed: int) -> list[str]:
-    """Sources and documentation of this machine, of forty words and more, in a random order."""
+    """Return up to `most` sources and documents of this machine, each of forty words or more, in a random order."""
     roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")] + [Path("/usr/share")]
     files = sorted(
         {path for root in roots for end in ("py", "md", "rst", "txt", "html") for path in root.rglob(f"*.{end}")}
@@ -62,7 +62,7 @@ def real_documents(most: int, seed: int) -> list[str]:
 
 
 def is_clean(texts: list[str], threshold: float) -> np.ndarray:
-    """Whether each text's exact similarity with every other one is below the threshold."""
+    """Return for each text whether its exact similarity with every other text is below the threshold."""
     from scipy.sparse import csr_matrix
 
     columns, starts = [], [0]
@@ -83,7 +83,7 @@ def is_clean(texts: list[str], threshold: float) -> np.ndarray:
 
 
 def changed(text: str, share: float, draw: random.Random) -> str:
-    """The text with that share of its words replaced."""
+    """Return the text with that share of its words replaced."""
     parts = re.split(r"(\w+)", text)
     places = range(1, len(parts), 2)
     for place in draw.sample(places, max(1, round(share * len(places)))):
@@ -92,7 +92,7 @@ def changed(text: str, share: float, draw: random.Random) -> str:
 
 
 def plant(texts: list[str], count: int, draw: random.Random) -> list[Document]:
-    """Duplicates of some of the texts, whose addresses are example.org/NUMBER."""
+    """Return `count` duplicates of each kind in random order. Text number N has the address example.org/N."""
     planted = []
     for kind in KINDS:
         for number in draw.sample(range(len(texts)), count):
@@ -109,7 +109,7 @@ def plant(texts: list[str], count: int, draw: random.Random) -> list[Document]:
 
 
 def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Plant, sign, search; the shares found and wrongly dropped, and what it cost."""
+    """Plant duplicates, compute signatures and search; return the shares found and wrongly dropped, and the cost."""
     draw, dedupe = random.Random(given.seed), Dedupe(threshold=given.similarity)
     texts = real_documents(given.documents, given.seed)
     clean = is_clean(texts, dedupe.threshold)
@@ -141,7 +141,7 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def write_many(folder: Path, documents: int, dedupe: Dedupe) -> None:
-    """Fingerprints of made-up documents, every tenth one near another, in tasks of 250,000."""
+    """Write fingerprints of made-up documents in tasks of 250,000; every tenth is similar to the previous one."""
     dice = np.random.default_rng(1)
     for index, start in enumerate(range(0, documents, 250_000)):
         with SignatureWriter(folder, index, dedupe, "") as writer:
@@ -154,7 +154,7 @@ def write_many(folder: Path, documents: int, dedupe: Dedupe) -> None:
 
 
 def search_many(folder: Path, documents: int) -> tuple[int, float, int]:
-    """(Peak memory in bytes, seconds of CPU, documents that go) of a search over them, in a process of its own."""
+    """Return (peak memory in bytes, CPU seconds, documents dropped) of a search. Call it in a process of its own."""
     dedupe = Dedupe()
     forget_own_peak()
     begun = time.process_time()
@@ -163,7 +163,7 @@ def search_many(folder: Path, documents: int) -> tuple[int, float, int]:
 
 
 def main() -> None:
-    """Measure, and print rows."""
+    """Measure, and print the rows."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--documents", type=int, default=8000)
     parser.add_argument("--planted", type=int, default=800)

@@ -1,15 +1,17 @@
-"""What only a card can tell: speed, memory, MFU, the first step, and where a step's time goes. `make bench-gpu`.
+"""Measures what needs a GPU: speed, memory, MFU, the first steps, and where a step's time goes. `make bench-gpu`.
 
     python tests/bench/bench_gpu.py [--rounds 5] [--minutes 9] [--try] [--rows mfu,loss,124m,memory,start,10m,slow]
 
-Contests are those of `bench_trainer.py`, in bf16: from the same weights, blocks in turn, and a gate on the losses of 20
-equal batches. A block is timed as a whole, between two waits for the card. Against nanoGPT's loop both are compiled,
-against the Hugging Face Trainer neither; the slow way (Python's rows, fp32, no flash, not compiled) is held against
-ours as a user has it. `memory` is the allocator's peak, `start` the seconds to the first step without and with the
-compile cache, a process each; `mfu` is ours alone, with the plan's prior beside it and the profiler's shares. `loss` is
-our loop with its loss compiled by chunks, step by step, and of whole logits. No row begins in the last of the minutes.
+The comparisons (`10m`, `124m`, `slow`) work as in `bench_trainer.py`, but in bf16: all start from the same weights,
+take blocks of steps in turn, and first their losses on 20 equal batches must agree. A block is timed as a whole,
+between two waits for the GPU. Against nanoGPT's loop both sides are compiled; against the Hugging Face Trainer neither
+is. `slow` compares a naive loop (rows made by Python, fp32, no flash attention, not compiled) with our trainer as a
+user runs it. `memory` is the allocator's peak. `start` is the seconds of the first two steps, with an empty and then
+with a filled compile cache, each in a process of its own. `mfu` is our trainer alone, with the plan's estimate beside
+it and the profiler's shares of a step. `loss` is our loop with its loss compiled by chunks, in eager chunks, and with
+whole logits. No row begins in the last of the minutes.
 
-`--try` runs all of it with small models on the CPU, so that the script is known to work before a card is paid for.
+`--try` runs everything with small models on the CPU, to show that the script works before a GPU is paid for.
 """
 
 from __future__ import annotations
@@ -45,11 +47,11 @@ from trainer.distributed import peak_flops
 
 ROWS = "mfu,loss,124m,memory,start,10m,slow"
 LAST_S = 60.0
-"""How long the longest row takes, as far as can be known without a card."""
+"""An estimate, made without a GPU, of how long the longest row takes."""
 PROFILED_STEPS = 10
 BOTH, OURS = frozenset({"ours", "plain"}), frozenset({"ours"})
 TEN, GPT2 = Shape(6, 6, 384, 256, 65, 64, bias=True), Shape(12, 12, 768, 1024, 50304, 16, bias=True)
-APART = 3e-2  # bf16 keeps eight bits, and each rounds at other places
+APART = 3e-2  # bf16 keeps eight bits, and each contestant rounds at other places
 CONTESTS = {
     "10m": [
         Row("10.6M (vocabulary 65, 64 x 256), compiled", TEN, 50, {"plain": None}, None, BOTH, "bf16", APART),
@@ -69,24 +71,24 @@ KINDS = (
     ("optimiser", ("adam", "multi_tensor")),
     ("copies", ("memcpy", "memset", "copy_")),
 )
-"""What the names of a card's kernels have in them."""
+"""Kinds of GPU kernels, and the parts of a kernel's name that tell its kind."""
 
 
 def small(row: Row) -> Row:
-    """Return the same comparison with a model that a CPU trains in no time, and nothing to compile."""
+    """Return the same comparison with a model that a CPU trains in a moment, not compiled."""
     shape = Shape(1, 2, 16, 16, 65, 2, bias=True)
     return replace(row, what=f"TRIAL, measures nothing: {row.what}", shape=shape, steps=2, compiled=frozenset())
 
 
 def own_process(kind: str, row: str, name: str, work: Path, *, is_trial: bool) -> float:
-    """A figure that needs a process of its own."""
+    """Start this script in a new process for one measurement, and return its figure."""
     argv = [sys.executable, __file__, "--alone", f"{kind}:{row}:{name}", "--work", str(work)]
     done = subprocess.run([*argv, *(["--try"] if is_trial else [])], check=True, stdout=subprocess.PIPE, text=True)
     return float(done.stdout.splitlines()[-1])
 
 
 def measured_alone(kind: str, row: Row, name: str, work: Path) -> float:
-    """Peak bytes after a few steps, or the seconds from the finished model to the end of the first one."""
+    """Return the peak bytes after a few steps or, for "start", the seconds that the first two steps took."""
     file = shards_of(row.shape, work)
     before = own_peak_bytes()
     out = Path(tempfile.mkdtemp(dir=work))
@@ -101,7 +103,7 @@ def measured_alone(kind: str, row: Row, name: str, work: Path) -> float:
 
 
 def memory(row: Row, work: Path, *, is_trial: bool) -> None:
-    """Print our peak memory over the plain loop's, both compiled."""
+    """Print our peak memory divided by the plain loop's, both compiled, each in a process of its own."""
     ours, theirs = (int(own_process("memory", "large", name, work, is_trial=is_trial)) for name in ("ours", "plain"))
     assert row.memory_bar is not None
     what = "TRIAL, measures nothing" if is_trial else row.what
@@ -109,7 +111,7 @@ def memory(row: Row, work: Path, *, is_trial: bool) -> None:
 
 
 def start(row: Row, work: Path, *, is_trial: bool) -> None:
-    """Print the seconds to the first step with an empty compile cache, and again with what that left."""
+    """Print the seconds of the first two steps with an empty compile cache, and again with the cache filled."""
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         cold, warm = (own_process("start", "large", "ours", work, is_trial=is_trial) for _ in range(2))
@@ -120,7 +122,7 @@ def start(row: Row, work: Path, *, is_trial: bool) -> None:
 
 
 def mfu(row: Row, work: Path, rounds: int) -> None:
-    """Print our share of the card's peak, and where a step's time goes."""
+    """Print our share of the GPU's peak FLOPs, and where a step's time goes."""
     file = shards_of(row.shape, work)
     ours = Ours(row, file.parent, Path(tempfile.mkdtemp(dir=work)))
     ours.block(row.steps, card_clock)  # compiles
@@ -137,7 +139,7 @@ def mfu(row: Row, work: Path, rounds: int) -> None:
 
 
 def prior(cuda_name: str) -> str:
-    """What a plan reckons with on this card."""
+    """Return the MFU that a plan assumes for this GPU, as words for the table."""
     for kind, card in cards().items():
         if re.search(PEAKS[kind][0], cuda_name) and card.expected_mfu is not None:
             return f"planned {card.expected_mfu:.0%} of {card.mfu[0]:.0%} to {card.mfu[1]:.0%}"
@@ -145,12 +147,12 @@ def prior(cuda_name: str) -> str:
 
 
 def whole_logits(hidden: Tensor, weight: Tensor, targets: Tensor, **_: object) -> Tensor:
-    """The loss as nanoGPT has it: all logits at once."""
+    """Return the loss as nanoGPT computes it: all logits in one tensor."""
     return F.cross_entropy(F.linear(hidden, weight), targets)
 
 
 def losses(row: Row, work: Path, rounds: int) -> None:
-    """Print our loop's speed and peak memory with each kind of loss, in turn, from where the last one left off."""
+    """Print our loop's speed and peak memory with each kind of loss, in turn on the same training."""
     ours = Ours(row, shards_of(row.shape, work).parent, Path(tempfile.mkdtemp(dir=work)))
     chunked = "trainer.model.chunked_cross_entropy"
     compiled = torch.compile(whole_logits, dynamic=False) if row.compiled else whole_logits
@@ -167,21 +169,21 @@ def losses(row: Row, work: Path, rounds: int) -> None:
                 if torch.cuda.is_available():
                     torch.cuda.reset_peak_memory_stats()
                 found = ours.block(row.steps if number else 1, card_clock)[0]
-            if ours.run.state.plan is not plan:  # The loop has gone on in smaller portions.
+            if ours.run.state.plan is not plan:  # The loop ran out of memory and now takes smaller portions.
                 print(f"| {row.what}, {way} | does not fit | {where()} |", flush=True)
                 del steps_s[way]
                 ours.run.state.plan = plan
                 ours.run.io.close_feed()
                 continue
             peaks[way] = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else own_peak_bytes()
-            steps_s[way] += [found] if number else []  # The first one compiles.
+            steps_s[way] += [found] if number else []  # The first block compiles.
     for way, found_s in steps_s.items():
         rate = row.shape.batch * row.shape.context / statistics.median(found_s)
         print(f"| {row.what}, {way} | {rate:,.0f} tokens/s, {peaks[way] / 2**20:,.0f} MiB | {where()} |", flush=True)
 
 
 def shares_of_a_step(ours: Ours) -> str:
-    """The profiler's shares of the card's (or the processor's) own time by kinds of kernels, and the time it waits."""
+    """Return the shares of GPU (or processor) time by kind of kernel and, on a GPU, the share spent waiting."""
     on_card = torch.cuda.is_available()
     activity = torch.profiler.ProfilerActivity.CUDA if on_card else torch.profiler.ProfilerActivity.CPU
     began = card_clock()

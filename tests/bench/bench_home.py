@@ -1,8 +1,8 @@
-"""What a home of many runs costs the verbs that walk over it: `python tests/bench/bench_home.py`.
+"""Measures what commands that read all runs cost in a home of many runs: `python tests/bench/bench_home.py`.
 
-Makes the home (tests/many_runs.py: closed runs with receipts in one chain, and three that are open) and runs each verb
-in a process of its own: processor seconds, and the most memory that it had resident. The same of an empty home stands
-beside it. `--home` takes one that was made before. Prints figures for docs/dev/BENCHMARKS.md.
+Makes the home with tests/many_runs.py (closed runs with receipts in one chain, and three open runs). Runs each command
+in a process of its own and measures its processor seconds and its peak resident memory, in this home and in an empty
+one. `--home` takes a home that was made before. Prints figures for docs/dev/BENCHMARKS.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.many_runs import many_runs
 
 ROOT = Path(__file__).parents[2]
 VERBS = ("ps", "doctor", "plan mini-gpt", "reap --provider local --look", "ps --all", "audit")
-# Small, since what a process had resident before it becomes another counts as that one's.
+# The meter imports little, because memory resident before the fork would count as the command's.
 METER = """
 import resource, subprocess, sys
 code = subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -30,7 +30,7 @@ print(code, used.ru_utime + used.ru_stime, used.ru_maxrss)
 
 
 def cost_of(verb: str, home: Path) -> tuple[float, float]:
-    """Processor seconds and MB of one command."""
+    """Return (processor seconds, peak resident MB) of one command."""
     command = [sys.executable, "-m", "gpurun", *verb.split(), "--home", str(home)]
     metered = [sys.executable, "-c", METER, *command]
     code, seconds, most = subprocess.run(metered, cwd=ROOT, capture_output=True, check=True, text=True).stdout.split()

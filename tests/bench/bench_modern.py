@@ -1,12 +1,13 @@
-"""What each addition gives to the run that `modern-124m` follows, at a size that a CPU trains: three seeds, paired.
+"""Measures what each addition to `modern-124m` gains, at a size that a CPU can train: three seeds, compared in pairs.
 
     python tests/bench/bench_modern.py [--rates 0.5,1,2,4] [--seeds 3] [--only NAME,…] [--workers 2]
 
-All train by the real loop, with the keys of recipes/modern-124m.toml but for the size, on the standard library's
-source, one token a character. `reference` is that recipe at each of the rates (all of its rates times that number); the
-others add what their name says. What counts is the last validation loss, less the reference's at its best rate, seed by
-seed, and how many standard errors of the mean that is away from nothing. An addition that wins by three is for the
-recipe. Runs stay in the work folder, and the same command goes on with the rest. Prints the table of docs/MODERN.md.
+All variants train with the real loop and the keys of recipes/modern-124m.toml, made smaller, on the standard library's
+source with one token a character. `reference` is the recipe itself; each other variant makes the change that its name
+states. Every variant trains with all its learning rates multiplied by each of --rates. The result is the last
+validation loss minus that of the reference at its best rate, seed by seed, and how many standard errors of the mean the
+difference is away from zero. An addition that wins by three standard errors belongs in the recipe. Finished trainings
+stay in the work folder, and the same command trains only the missing ones. Prints the table of docs/MODERN.md.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "modern-124m.toml"
 STEPS = 200
 HEAD_PAIRS = 8
-"""Of a head of 32 channels, half of them turned: the reference's slowest pair turns by 1/1024 a position here, too."""
+"""Rotated pairs of channels in a head: half of its 32 channels. `rotary_base` below is chosen so that the slowest
+pair turns by 1/1024 a position, as in the recipe."""
 SMALL = (
     "model.layers=4", "model.heads=3", "model.width=96", "model.context=64",
     f"model.rotary_base={1024 ** (HEAD_PAIRS / (HEAD_PAIRS - 1))}",
@@ -61,11 +63,11 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
         f"muon_weight_decay={0.28 / math.sqrt(768 / 96)}",
     ),
 }  # fmt: skip
-"""What is changed, by name; the first is what the others are held against, and the last what the recipe was before."""
+"""The changes to the recipe, by name. The others are compared with the first; the last is the recipe as it once was."""
 
 
 def trained(work: Path, name: str, rate: float, seed: int) -> float:
-    """The last validation loss of one training, which is done now if it is not there."""
+    """Return the last validation loss of one training; train first unless the work folder has the result."""
     out = work / f"{name.replace(' ', '-')}-{rate:g}-{seed}"
     if (loss := last_loss(out)) is not None:
         return loss
@@ -89,14 +91,14 @@ def trained(work: Path, name: str, rate: float, seed: int) -> float:
 
 
 def last_loss(out: Path) -> float | None:
-    """What the evaluation after the last step found; None where it was not reached."""
+    """Return the validation loss after the last step; None if the training has not reached it."""
     path = out / "events.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return next((event["val_loss"] for event in events if event["kind"] == "eval" and event["step"] == STEPS), None)
 
 
 def row(name: str, rate: float, losses: list[float], against: list[float]) -> str:
-    """One row of the table: the mean, its difference from the reference's best and how sure that is."""
+    """Return a table row: the mean, its difference from the reference at its best rate, and that in standard errors."""
     mean, spread = statistics.mean(losses), statistics.stdev(losses)
     if losses is against:
         return f"| {name} | {rate:g} | {mean:.4f} | {spread:.4f} | | |"
@@ -120,7 +122,7 @@ def main() -> int:
     prepare(PrepareOrder("stdlib", "char", work / "data", limit_bytes=12_000_000), lambda _: None)
     rates, seeds = [float(rate) for rate in given.rates.split(",")], range(1, given.seeds + 1)
     wanted = [(name, rate, seed) for name in names for rate in rates for seed in seeds]
-    # Each training has a process of its own: the loop sets up signals, threads and the garbage collector for itself.
+    # Each training needs a new process, because the loop sets up signals, threads and the garbage collector.
     with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         runs = {key: pool.submit(trained, work, *key) for key in wanted}
     found = {(name, rate): [runs[name, rate, seed].result() for seed in seeds] for name, rate, _ in wanted}

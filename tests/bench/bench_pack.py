@@ -1,10 +1,11 @@
-"""Shipping 1 GB of token shards, ours against `tar -czf` and `tar -xzf`, interleaved on the same files.
+"""Ships 1 GB of token shards with gpurun and with `tar -czf` plus `tar -xzf`, in turn on the same files.
 
     python tests/bench/bench_pack.py [--megabytes 1000] [--rounds 2] [--codec zstd]
 
-Ours is the whole way: survey, digests, compression, a pipe, the real agent in a process of its own, which verifies
-every digest and fsyncs every file; tar does neither. The bar is a third of tar's time and 200 MB of memory on either
-side. Needs three times the size in the temporary folder, and cleans up. Prints one row for docs/dev/BENCHMARKS.md.
+Our side is the whole way: survey, digests, compression, a pipe, and the real agent in a process of its own, which
+verifies every digest and fsyncs every file; tar does neither. The bar is a third of tar's time and 200 MB of memory on
+either side. Needs three times the size in the temporary folder, and cleans up. Prints one row for
+docs/dev/BENCHMARKS.md.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ SHARD_TOKENS = 50_000_000
 
 
 def tokens_of_real_text() -> list[array[int]]:
-    """The standard library's source as documents of 16-bit token ids: words and signs, numbered by how often they
-    occur, so that the entropy a token has is that of real text."""
+    """Return the standard library's source files as 16-bit token ids: words and signs, numbered by how often they
+    occur, so that a token has the entropy of real text."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*/*.py"))[:1500]
     split = re.compile(r" ?\w+|\s+| ?[^\w\s]+")
     documents = [split.findall(path.read_text("utf-8", "replace")) for path in files]
@@ -47,7 +48,7 @@ def tokens_of_real_text() -> list[array[int]]:
 
 
 def write_shards(folder: Path, size_bytes: int) -> None:
-    """Fill shards with the documents in an order that never repeats."""
+    """Write `size_bytes` of shards from the documents, which are shuffled again each time all have been written."""
     documents, dice, left, shard = tokens_of_real_text(), random.Random(42), size_bytes, 0
     while left > 0:
         shard += 1
@@ -61,7 +62,7 @@ def write_shards(folder: Path, size_bytes: int) -> None:
 
 
 def ship_once(source: Path, machine: Path, codec: str) -> None:
-    """Our way, in this process; prints seconds and peak memory of both sides as JSON."""
+    """Ship the folder in this process, and print the seconds and both sides' peak memory as JSON."""
     from gpurun.remote.archive import Pack, survey
     from gpurun.remote.client import FarSide
     from gpurun.remote.local_machine import LocalMachine
@@ -116,7 +117,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpurun-bench-") as name:
         work, source = Path(name), Path(name) / "source"
         source.mkdir()
-        # In a process of its own: a child's peak memory counts what its parent held when it was started.
+        # In a process of its own, because a child's peak memory includes what its parent held at the fork.
         maker = get_context("spawn").Process(target=write_shards, args=(source, options.megabytes * 1_000_000))
         maker.start()
         maker.join()

@@ -1,12 +1,13 @@
-"""The plan's memory formula, its speed, and what it tells after fifty steps: run by `make bench-plan`.
+"""The plan's memory formula, its speed, and its estimate of a run's time after fifty steps: run by `make bench-plan`.
 
     python tests/bench/bench_plan.py [--rows memory,plan,time] [--repeats 3] [--cpu-time]
 
-`memory`: the formula against torch's MemTracker on the real step (trainer/traced_memory.py), over models from 0.1M to
-1.5B, both presets, batches, chunked and whole logits, dropout, precisions, portions, replicas, Muon: the largest error
-of each group either way. `plan`: forty offers of the catalogue, judged and ranked, processor time, the median; and the
-whole command, interpreter and all. `time`: runs of the real trainer on this machine; what is told at the fiftieth step
-against the end. Prints rows for docs/dev/BENCHMARKS.md.
+`memory`: compares the formula with torch's MemTracker on the real step (tests/traced_memory.py), over models from 0.1M
+to 1.5B, the presets, batches, chunked and whole logits, dropout, precisions, portions, replicas, shares and Muon, and
+shows the largest error of each group in both directions. `plan`: the median processor time to judge and rank forty
+offers of the catalogue, and the median time of the whole command with the interpreter's start. `time`: runs of the real
+trainer on this machine; compares the total time estimated at the fiftieth step with the time the run took. Prints rows
+for docs/dev/BENCHMARKS.md.
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ GROUPS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 }
 BATCHES = (1, 8)
 PLAN_ROUNDS = 21
-PLAN_COMMANDS = 12  # The first one writes the bytecode and is not counted.
+PLAN_COMMANDS = 12  # The first command writes the bytecode and is not counted.
 GPURUN = str(Path(sys.executable).with_name("gpurun"))
 _SHAKESPEARE = ["shakespeare-char", "model.layers=4", "model.width=128", "model.heads=4", "model.context=128"]
-# Of a minute and longer: what 20 ms a step show in one second says little of a machine that others share.
+# Runs of a minute or more, because a second of 20 ms steps shows little on a machine that other programs share.
 RUNS = {
     "mini-gpt's rehearsal (0.1M), 2,500 steps": ["mini-gpt", "train.steps=2500"],
     "modern-124m's rehearsal (Muon), 1,500 steps": ["modern-124m", "train.steps=1500"],
@@ -111,7 +112,7 @@ def where() -> str:
 
 
 def memory() -> None:
-    """Print the largest errors of each group."""
+    """Print the smallest, largest and median error of each group."""
     import torch
 
     from tests.traced_memory import traced_peak_bytes, way_of
@@ -148,7 +149,7 @@ def _shape(size: tuple[int, ...], more: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan() -> None:
-    """Print what planning takes, by itself and as a command."""
+    """Print how long planning takes, alone and as a whole command."""
     offers = [offer for offer in all_offers() if offer.gpu_count][:40]
     took = []
     for _ in range(PLAN_ROUNDS):
@@ -163,7 +164,7 @@ def plan() -> None:
 
 
 def _whole_ms(first: str) -> float:
-    """The median of the whole command, interpreter and imports too, its bytecode cached as after its first use."""
+    """Return the median milliseconds of the whole command, with the interpreter and imports, its bytecode cached."""
     code = f"import sys; {first}; from gpurun.__main__ import main; main()"
     argv, took = [sys.executable, "-c", code, "plan", "gpt2-124m", "--max-cost", "25"], list[float]()
     with tempfile.TemporaryDirectory(prefix="bench-plan-") as home:
@@ -177,7 +178,7 @@ def _whole_ms(first: str) -> float:
 
 
 def times(repeats: int, cpu_time: bool) -> None:
-    """Print what was told at the fiftieth step over what the run took, from the trainer's start to its last word."""
+    """Print by how much the total time estimated at the fiftieth step differs from the time the run really took."""
     for what, (recipe, *keys) in RUNS.items():
         found = [_told_over_took(recipe, keys, cpu_time) for _ in range(repeats)]
         shown = ", ".join(f"{ratio - 1:+.1%}" for ratio in found)
@@ -186,7 +187,8 @@ def times(repeats: int, cpu_time: bool) -> None:
 
 
 def _told_over_took(recipe: str, keys: list[str], cpu_time: bool) -> float:
-    """One run through the real command; by its processor time, it is taken again with that as the trainer's clock."""
+    """Run the real command; return the estimated over the real total time. With `cpu_time`, that run takes 20 steps to
+    make the data, and the trainer then runs again with processor time as its clock."""
     with tempfile.TemporaryDirectory(prefix="bench-plan-") as home:
         steps = [] if not cpu_time else ["--set", "train.steps=20"]
         sets = [word for key in keys for word in ("--set", key)]

@@ -1,9 +1,9 @@
-"""Preparing a corpus, measured against what it is made of and against the usual script. `make bench-prepare`.
+"""Compares preparing a corpus with its tokenizer alone and with the script that most people use. `make bench-prepare`.
 
 Rates are ratios of CPU time (user and system, children included) over interleaved rounds, so that other work on the
-machine hurts both sides alike; wall time is told beside them. The usual script needs `pip install datasets`, or
-its row is left out.
-`--rows core,usual,memory` takes some of the rows; `memory` is that of two processes at what is awkward to read.
+machine slows both sides alike; wall time is printed beside them. The row of the usual script needs `pip install
+datasets` and is left out without it. `--rows core,usual,memory` selects rows; `memory` is the memory of two processes
+that read large pages of Parquet and very long lines.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ prepare(PrepareOrder(sys.argv[1], "gpt2", pathlib.Path(sys.argv[2]), **few), pri
 
 
 def gather(folder: Path, most_bytes: int) -> list[str]:
-    """Texts of this machine: Python's library, then the packages that are installed."""
+    """Return about `most_bytes` of Python source on this machine: the standard library, then installed packages."""
     paths = sysconfig.get_paths()
     texts, size = [], 0
     for root in (paths["stdlib"], paths["purelib"]):
@@ -64,7 +64,7 @@ def gather(folder: Path, most_bytes: int) -> list[str]:
 
 
 def cpu_s(act: Callable[[], object]) -> tuple[float, float]:
-    """(CPU seconds of this process and its ended children, wall seconds)."""
+    """Return (CPU seconds of this process and its ended children, wall seconds) of `act`."""
 
     def used() -> float:
         kinds = (resource.getrusage(kind) for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -76,7 +76,7 @@ def cpu_s(act: Callable[[], object]) -> tuple[float, float]:
 
 
 def per_core(texts: list[str], folder: Path, rounds: int) -> None:
-    """Text to finished, synced and digested shards in one process, against tiktoken alone in one thread."""
+    """Print the rate from text to finished shards in one process, and the rate of tiktoken in one thread."""
 
     tokens = shipped_gpt2_tokens()
     ours = Gpt2Tokenizer(tokens, threads=1)
@@ -96,7 +96,7 @@ def per_core(texts: list[str], folder: Path, rounds: int) -> None:
 
 
 def usual_script(source: Path, out: Path, processes: int) -> None:
-    """What most people run: datasets.map with tiktoken in so many processes, then one row of uint16 in a memory map."""
+    """Do what most people do: datasets.map with tiktoken in `processes` processes, then one memory map of uint16."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -126,7 +126,7 @@ def _encoding() -> tiktoken.Encoding:
 
 
 def against_datasets(source: Path, folder: Path, processes: int, rounds: int) -> None:
-    """The whole command against the whole script, each in processes of its own."""
+    """Print the CPU and wall time of the usual script divided by those of the whole command."""
     ratios, walls, peaks = [], [], []
     for number in range(rounds):
         theirs, ours = folder / f"theirs-{number}", folder / f"ours-{number}"
@@ -147,7 +147,7 @@ def against_datasets(source: Path, folder: Path, processes: int, rounds: int) ->
 
 
 def awkward(texts: list[str], folder: Path) -> None:
-    """Memory of two processes at large pages of Parquet and long lines, what they share counted twice and once."""
+    """Print two processes' memory on large Parquet pages and long lines, with shared memory counted twice and once."""
     import pyarrow
     import pyarrow.parquet
 
@@ -182,7 +182,8 @@ def awkward(texts: list[str], folder: Path) -> None:
 
 
 def _run(command: list[str]) -> tuple[float, float, tuple[int, int]]:
-    """CPU seconds, wall seconds and peak resident bytes of the tree, both ways, of a command that must succeed."""
+    """Run a command that must succeed; return its CPU seconds, wall seconds and the peak resident bytes of its process
+    tree as (shared memory counted in each process, shared memory counted once)."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     peaks, used = (0, 0), 0.0
 
@@ -212,7 +213,7 @@ def _run(command: list[str]) -> tuple[float, float, tuple[int, int]]:
 
 
 def main() -> None:
-    """The measurements that are asked for."""
+    """Run the measurements named in --rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)

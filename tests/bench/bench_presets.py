@@ -1,15 +1,15 @@
-"""The `modern` preset (with Muon and a trapezoid) against `faithful`: how many tokens it needs to the same loss.
+"""How many tokens the `modern` preset (with Muon and a trapezoid schedule) needs to reach the loss of `faithful`.
 
     python tests/bench/bench_presets.py [--steps 700] [--seeds 3] [--share 0.6] [--rates 1e-3,3e-3,1e-2] [--minutes M]
 
-Both train, through the real command, on the same real text: the standard library's source, one token a character. Each
-preset gets the same small grid of learning rates with the first seed; the rate with the lowest final validation loss
-then gets the other seeds. `modern` trains for `--share` of the tokens, its cool-down inside them. What counts, seed by
-seed, is the tokens at which the validation loss of `modern` (a straight line between two evaluations) comes down to
-that with which `faithful` ended, over all tokens of `faithful`. The bar is 0.6.
+Both train with the real trainer on the same real text: the standard library's source, one token a character. Each
+preset trains with every rate of the same small grid with the first seed; the rate with the lowest final validation loss
+then trains with the other seeds. `modern` trains for `--share` of the tokens, its cool-down included. The result, seed
+by seed, is the number of tokens at which the validation loss of `modern` (on a straight line between two evaluations)
+comes down to the final loss of `faithful`, divided by all tokens of `faithful`. The bar is 0.6.
 
-Runs are kept in the work folder: one that is done is not run again, one that was broken off goes on from its last
-checkpoint, and the same command goes on with the rest. Writes presets.json there, prints rows for
+Trainings are kept in the work folder: a finished one is not repeated, an interrupted one continues from its last
+checkpoint, and the same command trains the missing ones. Writes presets.json there, prints rows for
 docs/dev/BENCHMARKS.md.
 """
 
@@ -47,7 +47,7 @@ Curve = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Trial:
-    """One training: everything that tells it from the others of this comparison."""
+    """One training, with all the settings in which it differs from the others of this comparison."""
 
     preset: str
     steps: int
@@ -59,7 +59,7 @@ class Trial:
         return f"{self.preset}-{self.steps}-{self.rate:g}-{self.seed}"
 
     def recipe(self) -> Recipe:
-        """What differs is the preset and what belongs to it: head, biases, optimiser and schedule."""
+        """Return the recipe; trials differ in the preset and in its head, biases, optimiser and schedule."""
         modern = self.preset == "modern"
         return measured_recipe(
             model={
@@ -80,7 +80,7 @@ class Trial:
 
 
 class Lab:
-    """The work folder: the shards, a folder for each trial, and when to begin no more of them."""
+    """A work folder with the shards and a folder for each trial, and the time after which no trial begins."""
 
     def __init__(self, work: Path, until_monotonic_s: float) -> None:
         self.work, self.until_monotonic_s = work, until_monotonic_s
@@ -95,7 +95,7 @@ class Lab:
         subprocess.run(argv, cwd=ROOT, env=self.environment, check=True, stdout=subprocess.DEVNULL)
 
     def curve(self, trial: Trial) -> Curve | None:
-        """The trial's curve, which is trained now if it is not there; None if there is no time to begin."""
+        """Return the trial's curve; train first if it is missing. None if the time for new trials is over."""
         folder = self.work / trial.name
         found = read_curve(folder, trial.steps)
         if found is None:
@@ -114,7 +114,7 @@ class Lab:
 
 
 def read_curve(folder: Path, steps: int) -> Curve | None:
-    """A trial's evaluations, each step's once; None if its last is missing."""
+    """Return a trial's evaluations, one per step; None if the last one is missing."""
     path = folder / "events.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     events = [json.loads(line) for line in lines if line.endswith("}")]
@@ -123,7 +123,7 @@ def read_curve(folder: Path, steps: int) -> Curve | None:
 
 
 def tokens_to(loss: float, curve: Sequence[tuple[int, float]]) -> float | None:
-    """The tokens at which a curve is down at a loss for good, on straight lines; None if it never is."""
+    """Return the tokens after which a curve stays at or below a loss, on straight lines; None if it ends above it."""
     above = max((place for place, (_, value) in enumerate(curve) if value > loss), default=-1)
     if above == len(curve) - 1:
         return None
@@ -134,14 +134,14 @@ def tokens_to(loss: float, curve: Sequence[tuple[int, float]]) -> float | None:
 
 
 def best_rate(lab: Lab, preset: str, steps: int, rates: Sequence[float]) -> float | None:
-    """The grid with the first seed: the rate that ends lowest."""
+    """Train the grid with the first seed; return the rate with the lowest final loss, or None if the time ran out."""
     curves = {rate: lab.curve(Trial(preset, steps, rate, 1)) for rate in rates}
     done = {rate: curve[-1][1] for rate, curve in curves.items() if curve}
     return min(done, key=lambda rate: done[rate]) if len(done) == len(rates) else None
 
 
 def compare(lab: Lab, steps: int, share: float, rates: Sequence[float], seeds: int) -> dict[str, object] | None:
-    """Train what is missing; return what was found, None if the time was over before the grids were done."""
+    """Train the missing trials and return the findings; None if the time ran out before the grids were done."""
     lengths = {"faithful": steps, "modern": round(share * steps)}
     chosen = {preset: best_rate(lab, preset, length, rates) for preset, length in lengths.items()}
     if None in chosen.values():
@@ -158,7 +158,7 @@ def compare(lab: Lab, steps: int, share: float, rates: Sequence[float], seeds: i
 
 
 def show(found: dict[str, object], seeds: int, share: float) -> None:
-    """Print rows for docs/dev/BENCHMARKS.md: the ratio of each seed, then their median and spread."""
+    """Print rows for docs/dev/BENCHMARKS.md: the ratio of each seed, then the median and spread."""
     pairs: list[dict[str, object]] = found["pairs"]  # type: ignore[assignment]
     rates: dict[str, float] = found["rates"]  # type: ignore[assignment]
     date = f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores"

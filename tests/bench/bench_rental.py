@@ -1,7 +1,8 @@
 """Where the seconds of a small rental go, on an emulated cloud with a real machine: run by `make bench-rental`.
 
-SSH ready to first step, without the transfer and without Python's import of torch; Ctrl-C to proven death; and of a
-run that ends by itself, the last step to the request that ends the machine, without the copying.
+Measures three times: from a ready machine to the first step, without the transfer and Python's import of torch; from
+Ctrl-C to the proof of death; and, in a run that ends normally, from the last step to the destroy request, without the
+copying.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main() -> None:
 
 
 def rental(user: User) -> tuple[float, float]:
-    """One run, interrupted once it trains: both figures, from its own journal and events."""
+    """Start a run and interrupt it once it trains; return (start overhead, Ctrl-C to proof of death), in seconds."""
     command = [sys.executable, "-m", "gpurun.cli.app", "train", "mini-gpt", "--provider", user.cloud.name, "--yes",
                "--max-cost", "5", "--name", "fox-41", "--on-interrupt", "stop", *user.cloud.asks, *SMALL,
                "--set", "train.steps=100000", "--set", "train.checkpoint_every=100000", "--hours", "0.1"]  # fmt: skip
@@ -52,7 +53,7 @@ def rental(user: User) -> tuple[float, float]:
 
 
 def ending(user: User) -> float:
-    """Another run, to its end: seconds from its last step until destroy was asked for, that no copying took."""
+    """Run a training to its end; return the seconds from its last step to the destroy request, less the copying."""
     user.trains(name="owl-7")
     folder = user.home / "runs" / "owl-7"
     seen = {record.event: record for record in read_journal(folder / "journal.jsonl").records}
@@ -62,7 +63,7 @@ def ending(user: User) -> float:
 
 
 def overhead(seen: dict[Event, Record], story: list[dict[str, Any]]) -> float:
-    """Seconds from the ready machine to the first step that are neither transfer nor the trainer's own start."""
+    """Return the seconds from the ready machine to the first step, without the transfer and the trainer's own start."""
     first = next(event for event in story if event["kind"] == "step")
     start = next(event for event in story if event["kind"] == "start")
     importing_s = start["wall"] - seen[Event.TRAIN_STARTED].data["started_wall"]
@@ -71,7 +72,7 @@ def overhead(seen: dict[Event, Record], story: list[dict[str, Any]]) -> float:
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    """The trainer's events that have come home whole."""
+    """Return the trainer's events whose whole line has been downloaded."""
     path = folder / "events.jsonl"
     whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
     return [json.loads(line) for line in whole.splitlines() if line]

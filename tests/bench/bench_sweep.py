@@ -1,6 +1,7 @@
-"""Dollars of a sweep against a rental for each trial, by the meter of an emulated cloud: `make bench-sweep`.
+"""Compares the cost of a sweep with that of a rental for each trial, by an emulated cloud's meter: `make bench-sweep`.
 
-Four trials of 30 s on RunPod with real containers: one, two and four at once in one rental, then four rentals.
+Four trials of 30 s on RunPod with real containers: in one rental with one, two and four at a time, then in four
+rentals.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ open("weights.bin", "w").write(sys.argv[1])
 
 
 def billed(user: User, *words: str) -> Micros:
-    """What one command cost by the cloud's own meter."""
+    """Return what one command cost by the cloud's own meter."""
     before = user.cloud.meter.total_micros()
     done = user.types(*words, timeout_s=600)
     assert done.returncode == 0, done.stderr
@@ -32,7 +33,7 @@ def billed(user: User, *words: str) -> Micros:
 
 
 def main() -> None:
-    """Rent, and print what each way costs."""
+    """Run the sweeps and the single rentals, and print what each way costs."""
     folder = Path(tempfile.mkdtemp())
     with CLOUDS["runpod"](folder / "cloud") as cloud, somebody(cloud, folder / "home") as user:
         (lab := folder / "lab").mkdir()

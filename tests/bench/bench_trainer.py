@@ -3,15 +3,15 @@
     python tests/bench/bench_trainer.py [--rounds 8] [--threads 2] [--cpu-time]
         [--rows small,compiled,mini,tiny,memory,stall]
 
-Eager but where both are compiled, fp32, no dropout, on the CPU, all on one shard of random tokens. A gate comes first:
-from the same weights and batches, the losses of 20 steps agree to 1e-3, or the row is void. Then all take blocks of
-steps in turn, in an order that turns round every round; of each round only the ratio of the medians counts, and of
-these ratios the median, with the interval that holds it in 95 % of bootstrap draws. A win is one whose interval is
-above 1. `--cpu-time` counts the process's seconds on the processor instead: for a machine with other work, and one
-thread. Peak memory is taken in a process of its own (resident, above what was there before the model), and, for 124M at
-64 x 1024 in bf16, traced by torch's MemTracker on fake tensors. `--rows stall` is what a checkpoint costs: blocks with
-one, until it is on the disk, and blocks without, in turn, over the time of the 250 steps that lie between two. Prints
-rows for docs/dev/BENCHMARKS.md.
+Everything runs on the CPU in fp32 without dropout, on one shard of random tokens, and eagerly except in the row
+`compiled`. First comes a gate: from the same weights and batches, the losses of 20 steps must agree to 1e-3, or the row
+is void. Then all contestants take blocks of steps in turn, in an order that is reversed every round. Each round gives
+the ratio of the median step times; the result is the median of these ratios, with its 95 % bootstrap interval. A win is
+an interval above 1. `--cpu-time` counts processor seconds instead of wall time: use it with one thread on a machine
+with other work. Peak memory is measured in a process of its own (resident memory above that before the model exists)
+and, for 124M at 64 x 1024 in bf16, traced by torch's MemTracker on fake tensors. `--rows stall` measures what a
+checkpoint costs: blocks with a checkpoint, until it is on the disk, and blocks without, in turn; the difference is
+divided by the time of the 250 steps between two checkpoints. Prints rows for docs/dev/BENCHMARKS.md.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ ROWS = {
 
 
 def lost_to_a_checkpoint(row: Row, work: Path, rounds: int, clock: Clock) -> list[float]:
-    """The share of 250 steps' time that one checkpoint adds to them, in every round."""
+    """Return, for every round, the share of 250 steps' time that one checkpoint adds."""
     file = shards_of(row.shape, work)
     ours = Ours(row, file.parent, Path(tempfile.mkdtemp(dir=work)))
     blocks: dict[bool, list[float]] = {True: [], False: []}
@@ -105,13 +105,13 @@ def stall(work: Path, rounds: int, clock: Clock) -> None:
 
 
 def resident_bytes(key: str, name: str, work: Path, threads: int) -> int:
-    """Peak memory of a few steps, in a process of its own."""
+    """Return the resident bytes that a contestant adds, measured in a process of its own."""
     argv = [sys.executable, __file__, "--peak", f"{key}:{name}", "--work", str(work), "--threads", str(threads)]
     return int(subprocess.run(argv, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
 
 
 def traced_bytes(name: str) -> int:
-    """Peak memory of two steps of GPT-2 124M, 64 x 1024 tokens under bf16 autocast, on tensors that hold nothing."""
+    """Return the peak bytes of two steps of GPT-2 124M, 64 x 1024 tokens in bf16 autocast, traced on fake tensors."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -141,7 +141,7 @@ def traced_bytes(name: str) -> int:
 
 
 def memory(work: Path, threads: int) -> None:
-    """Print our peak memory over the plain loop's."""
+    """Print our peak memory divided by the plain loop's."""
     for key, row in ROWS.items():
         if row.memory_bar is not None:
             shards_of(row.shape, work)
@@ -151,10 +151,10 @@ def memory(work: Path, threads: int) -> None:
 
 
 def print_peak(key: str, name: str, work: Path) -> None:
-    """In a process of its own: how far the resident memory rises above what was there before the model."""
+    """Print by how many bytes the resident peak rises above that before the model exists. Call it in a new process."""
     row = ROWS[key]
     file = shards_of(row.shape, work)
-    first = PlainGPT(Shape(1, 1, 8, 8, 8, 1, bias=True))  # what torch loads and keeps at its first step is no model's
+    first = PlainGPT(Shape(1, 1, 8, 8, 8, 1, bias=True))  # what torch loads at its first step must not count
     optimizer, ids = plain_adamw(first, RATE), torch.zeros(1, 8, dtype=torch.int64)
     first(ids, ids).backward()
     torch.nn.utils.clip_grad_norm_(first.parameters(), 1.0)

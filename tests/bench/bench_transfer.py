@@ -1,11 +1,12 @@
-"""Ship and collect over a real sshd against the plain tools, on the same files: run by `make bench-transfer`.
+"""Ships and downloads files over a real sshd, compared with the plain tools on the same files: `make bench-transfer`.
 
     python tests/bench/bench_transfer.py [--full] [--rounds 2] [--rows shards,home,cuts,memory]
 
-A proxy on loopback makes the way 100 ms long. Each round does ours and theirs one after the other; the best of each
-counts (of twice as many without distance), and what is printed are ratios, rows for docs/dev/BENCHMARKS.md. Ours reads,
-hashes, compresses, sends, unpacks and verifies every digest, and syncs what comes home; the others do less. `--full`
-are the real sizes, ten minutes of them; the default sizes show in one that it works, and are mostly login.
+A proxy on loopback adds a round-trip time of 100 ms. Each round runs ours and the others one after the other, and the
+best time of each counts (without the delay, of twice as many rounds). Prints ratios as rows for docs/dev/BENCHMARKS.md.
+Ours reads, hashes, compresses, sends, unpacks and verifies every digest, and syncs the downloaded files to the disk;
+the others do less. `--full` takes the real sizes and ten minutes; the default sizes take one minute, show that it
+works, and consist mostly of the login.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ FULL = Sizes(shards_mb=1000, home_mb=1500, cuts_mb=1000, memory_mb=10_000)
 
 
 class Bench:
-    """One sshd with a way of any length to it, and the tools that go there."""
+    """One sshd, proxies with a delay in front of it, and the tools that are compared."""
 
     def __init__(self, work: Path, rounds: int) -> None:
         self.work, self.rounds = work, rounds
@@ -63,7 +64,10 @@ class Bench:
 
     @contextmanager
     def way(self, round_trip_s: float, cut_every_s: float = 0.0) -> Iterator[int]:
-        """The port of a way of this length, in a process of its own; then `carried_bytes` is what it has carried."""
+        """Yield a port that leads to sshd with this delay; then `carried_bytes` holds what the proxy has carried.
+
+        Without a delay and cuts the port is sshd's own, without a proxy.
+        """
         if not round_trip_s and not cut_every_s:
             yield self.sshd.port
             return
@@ -79,7 +83,7 @@ class Bench:
             proxy.wait()
 
     def best(self, *runs: Callable[[], float], rounds: int = 0) -> list[float]:
-        """The best time of each, measured in turn."""
+        """Return the best time of each of the runs, which take turns."""
         seen: list[list[float]] = [[] for _ in runs]
         for _ in range(rounds or self.rounds):
             for times, run in zip(seen, runs, strict=True):
@@ -88,13 +92,13 @@ class Bench:
         return [min(times) for times in seen]
 
     def set_aside(self) -> None:
-        """Keep what came until the end: where ext4 has just lost many files it takes a second more to make as many."""
+        """Rename the copied files instead of deleting them: after a large deletion ext4 creates files more slowly."""
         if self.there.exists():
             self.there.rename(self.work / f"there-{time.monotonic_ns()}")
         os.sync()
 
     def ours(self, what: str, source: Path, port: int, size_bytes: int = 0) -> dict[str, Any]:
-        """Ours, in a process of its own: seconds, peak memory, tries."""
+        """Transfer with gpurun in a process of its own; return its seconds, peak memory and tries."""
         words = [what, str(source), str(port), str(self.work), str(size_bytes)]
         command = [sys.executable, "-m", "tests.bench.transfer_ours", *words]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT)
@@ -141,7 +145,7 @@ def tell(what: str, ours_s: float, theirs: str, theirs_s: float, bar: float, mor
 def shards(bench: Bench, sizes: Sizes) -> None:
     source, peaks = bench.work / "shards", [0]
     source.mkdir()
-    # In a process of its own: a child's peak memory counts what its parent held when it was started.
+    # In a process of its own, because a child's peak memory includes what its parent held at the fork.
     maker = get_context("spawn").Process(target=write_shards, args=(source, sizes.shards_mb * 1_000_000))
     maker.start()
     maker.join()
@@ -168,13 +172,13 @@ def home(bench: Bench, sizes: Sizes) -> None:
             ours_s, scp_s = bench.best(
                 lambda port=port: float(bench.ours("home", source, port, source.stat().st_size)["seconds"]),
                 lambda port=port: bench.scp_home(source, port),
-                rounds=bench.rounds if round_trip_s else 2 * bench.rounds,  # The disk's own pace is most of it.
+                rounds=bench.rounds if round_trip_s else 2 * bench.rounds,  # Mostly the disk's time, which varies.
             )
         tell(f"{sizes.home_mb} MB checkpoint home, {1000 * round_trip_s:.0f} ms", ours_s, "scp", scp_s, bar)
 
 
 def cuts(bench: Bench, sizes: Sizes) -> None:
-    """The line is cut every 5 s; what went over it, both ways together, is what counts."""
+    """Print how many bytes, both directions together, a transfer takes on a line that is cut every 5 s."""
     source = bench.work / "cut"
     source.mkdir()
     size_bytes = sizes.cuts_mb * 1_000_000
@@ -187,11 +191,11 @@ def cuts(bench: Bench, sizes: Sizes) -> None:
         print(f"| {sizes.cuts_mb} MB {what}, cut every 5 s | {measured['seconds']:.1f} s, {measured['tries']} tries "
               f"| {ratio:.2f}x its size went over the line | | <= 1.3x | {'yes' if ratio <= 1.3 else 'NO'} | |",
               flush=True)  # fmt: skip
-        bench.set_aside()  # What a cut has left of a lane may still write there.
+        bench.set_aside()  # A connection that a cut left behind may still write there.
 
 
 def memory(bench: Bench, sizes: Sizes) -> None:
-    """What the sending process holds at most, however much it sends: ten names of one tenth."""
+    """Print the peak memory of the sending process while it ships ten files (hard links to one file)."""
     source, tenth = bench.work / "much", checkpoint(bench, sizes.memory_mb // 10)
     source.mkdir()
     for number in range(10):
@@ -203,7 +207,7 @@ def memory(bench: Bench, sizes: Sizes) -> None:
 
 
 def checkpoint(bench: Bench, megabytes: int) -> Path:
-    """A file that does not compress, as weights do not, and its digest beside it."""
+    """Write a file that does not compress, as weights do not, and its digest beside it; return its path."""
     import hashlib
 
     path, digest, dice = bench.work / f"weights-{megabytes}.bin", hashlib.sha256(), random.Random(4)

@@ -1,7 +1,7 @@
-"""Who trains against whom: ours, a plain loop, the Hugging Face Trainer, the slow way; what the benchmarks share.
+"""The contestants of the training benchmarks: ours, a plain loop, the Hugging Face Trainer and the slow way.
 
-All take the same weights and, for the gate, the same batches; then they take blocks of steps in turn. Ours is the step
-of the real loop, out of a recipe and a data folder; the garbage collector rests in it, as in the loop.
+All start from the same weights and, for the gate, take the same batches; then they take blocks of steps in turn. Ours
+is the step of the real loop with a recipe and a data folder, with the garbage collector off, as in the loop.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: whom it is against, and what the bars are."""
+    """One comparison: the model, the rivals and the bars."""
 
     what: str
     shape: Shape
     steps: int
-    """Of a block."""
+    """The steps of one timed block."""
     bars: Mapping[str, float | None]
-    """The least ratio of tokens a second, for each rival; None: it is only shown."""
+    """The least ratio of tokens a second against each rival; None: the ratio is shown without a bar."""
     memory_bar: float | None = None
     compiled: frozenset[str] = frozenset()
-    """Who is compiled by torch.compile."""
+    """The names of the contestants that torch.compile compiles."""
     precision: str = "fp32"
-    """Of all but the slow way, which is always fp32."""
+    """The precision of all contestants except the slow way, which is always fp32."""
     gate: float = 1e-3
-    """How far apart the losses of the same batches may be: further in bf16, which rounds at other places."""
+    """How far apart the losses of the same batches may be: more in bf16, where each contestant rounds differently."""
 
 
 class Loop(Protocol):
@@ -72,7 +72,7 @@ class Loop(Protocol):
 
 
 class Ours:
-    """The step of the real loop."""
+    """A contestant that takes the step of the real loop."""
 
     def __init__(self, row: Row, data: Path, out: Path) -> None:
         shape = row.shape
@@ -102,7 +102,7 @@ class Ours:
         return figures["loss"]
 
     def losses(self, batches: list[Batch]) -> list[float]:
-        """The run's own batches; these must be they."""
+        """Return the losses of the run's own next batches, which must be the given ones."""
         return [self.take() for _ in batches]
 
     def block(self, steps: int, clock: Clock) -> list[float]:
@@ -115,7 +115,7 @@ class Ours:
 
 
 class Written:
-    """A loop of `reference_loop.py`."""
+    """A contestant made of a loop of `reference_loop.py`."""
 
     def __init__(self, loop: PlainLoop) -> None:
         self.loop = loop
@@ -129,9 +129,10 @@ class Written:
 
 
 def timed(take: Callable[[], Any], steps: int, clock: Clock) -> list[float]:
-    """The seconds of each step; the first one, after another's turn, is not counted.
+    """Return the seconds of each step. The first step, after another contestant's turn, is not counted.
 
-    By the card's clock it is the block that is timed, as waiting after each step would keep it from running ahead.
+    With the GPU's clock the block is timed as a whole, because a wait after each step would keep the loop from running
+    ahead; the result is then one mean.
     """
     take()
     found = []
@@ -144,7 +145,7 @@ def timed(take: Callable[[], Any], steps: int, clock: Clock) -> list[float]:
 
 
 def shards_of(shape: Shape, work: Path) -> Path:
-    """The train shard of this vocabulary, which is made if it is not there."""
+    """Return the train shard of this vocabulary; write it first if it is missing."""
     file = work / str(shape.vocab_size) / "train_000000.bin"
     if not file.exists():
         write_shards(file.parent, shape.vocab_size)
@@ -152,7 +153,7 @@ def shards_of(shape: Shape, work: Path) -> Path:
 
 
 def write_shards(folder: Path, vocab_size: int) -> None:
-    """Write random tokens as docs/FORMATS.md has a data folder."""
+    """Write random tokens as a data folder of docs/FORMATS.md."""
     folder.mkdir(parents=True)
     dice, tokens = np.random.default_rng(0), [number.to_bytes(2, "big") for number in range(vocab_size)]
     entries = {}
@@ -181,7 +182,7 @@ class Contest:
 
     @classmethod
     def of(cls, row: Row, work: Path, names: tuple[str, ...]) -> Contest:
-        """Make those who are named; ours, whose weights all take, is one of them."""
+        """Make the named contestants. "ours" must be among them, because all take its weights."""
         file = shards_of(row.shape, work)
         ours = Ours(row, file.parent, Path(tempfile.mkdtemp(dir=work)))
         weights = {name: w.detach().clone() for name, w in ours.run.setup.model.state_dict().items()}
@@ -189,7 +190,7 @@ class Contest:
         return cls(row, made)
 
     def gate(self) -> dict[str, float]:
-        """The largest difference between our losses and each rival's over the gate's steps."""
+        """Return the largest difference between our losses and each rival's over the gate's steps."""
         ours, size = self.loops["ours"], self.row.shape.batch
         assert isinstance(ours, Ours)
         batches = [ours.run.setup.task.train_samples.read(step * size, size) for step in range(GATE_STEPS)]
@@ -198,7 +199,7 @@ class Contest:
         return {name: max(abs(a - b) for a, b in pair) for name, pair in pairs.items()}
 
     def rounds(self, count: int, clock: Clock) -> dict[str, list[float]]:
-        """The median step of each in every round."""
+        """Return the median step time of each contestant in every round."""
         medians: dict[str, list[float]] = {name: [] for name in self.loops}
         for number in range(count):
             for name in list(self.loops)[:: 1 if number % 2 else -1]:
@@ -207,7 +208,7 @@ class Contest:
 
 
 def rival(name: str, row: Row, file: Path, weights: Mapping[str, Tensor] | None = None) -> Loop:
-    """Return the rival of that name, with these weights, or such as it begins with."""
+    """Return the rival of that name, with these weights, or with its own initial weights if None."""
     if name == "huggingface":
         from tests.bench.huggingface_loop import HuggingFaceLoop
 
@@ -225,14 +226,14 @@ def rival(name: str, row: Row, file: Path, weights: Mapping[str, Tensor] | None 
 
 
 def interval(ratios: list[float], draws: int = 4000) -> tuple[float, float]:
-    """The bootstrap's 95 % interval of the median."""
+    """Return the 95 % bootstrap interval of the median."""
     dice = random.Random(0)
     medians = sorted(statistics.median(dice.choices(ratios, k=len(ratios))) for _ in range(draws))
     return medians[int(0.025 * draws)], medians[int(0.975 * draws) - 1]
 
 
 def where() -> str:
-    """Date and machine, as a row of docs/dev/BENCHMARKS.md has them."""
+    """Return the date and machine as a row of docs/dev/BENCHMARKS.md has them."""
     place = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
     if torch.cuda.is_available():
         place = torch.cuda.get_device_name()
@@ -240,7 +241,7 @@ def where() -> str:
 
 
 def speed(row: Row, work: Path, rounds: int, clock: Clock) -> dict[str, list[float]]:
-    """Print what ours is against each rival on this row; return the median step of each in every round."""
+    """Print our speed against each rival on this row; return the median step time of each in every round."""
     installed = all(importlib.util.find_spec(name) for name in ("transformers", "accelerate"))
     rivals = [name for name in row.bars if name != "huggingface" or installed]
     contest = Contest.of(row, work, ("ours", *rivals))
@@ -266,7 +267,7 @@ def speed(row: Row, work: Path, rounds: int, clock: Clock) -> dict[str, list[flo
 
 
 def memory_row(what: str, ours: int, theirs: int, bar: float) -> None:
-    """Print our peak memory over the plain loop's."""
+    """Print our peak memory divided by the plain loop's."""
     ratio = ours / theirs
     reached = "yes" if ratio <= bar else "NO"
     sizes = f"{ours / 2**20:,.0f} / {theirs / 2**20:,.0f} MiB"

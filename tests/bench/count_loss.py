@@ -1,9 +1,9 @@
-"""What the loss of a micro-batch launches, reads and writes: `python tests/bench/count_loss.py`, for a Markdown table.
+"""Counts the kernel launches and moved bytes of a micro-batch's loss: `python tests/bench/count_loss.py`.
 
-64 x 1024 tokens of GPT-2 124M in bf16, forward and backward. No card is needed and none is used: an eager operation on
-tensors that hold nothing counts as a launch, and as many bytes as its arguments and results have; of compiled code
-torch's own compiler says what each kernel's arguments have (the kernels that it makes for a CPU: those for a card are
-cut alike or in fewer). "Whole logits" are the usual linear layer and cross-entropy, compiled together.
+64 x 1024 tokens of GPT-2 124M in bf16, forward and backward, without a GPU. Each eager operation on tensors without
+data counts as a launch that moves the bytes of its arguments and results. For compiled code torch's own compiler
+reports each kernel's bytes (kernels for a CPU; those for a GPU are split alike or into fewer). "Whole logits" are the
+usual linear layer and cross-entropy, compiled together. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BF16 = torch.bfloat16
 
 @dataclass
 class Traffic:
-    """Kernels, and the bytes that they read and write."""
+    """A number of kernel launches and the bytes that they read and write."""
 
     launches: int = 0
     size: int = 0
@@ -44,7 +44,7 @@ class Traffic:
 
 
 class _Counted(TorchDispatchMode):
-    """Counts eager operations."""
+    """A dispatch mode that adds every eager operation's launch and bytes to `seen`."""
 
     def __init__(self, seen: Traffic) -> None:
         super().__init__()
@@ -54,10 +54,10 @@ class _Counted(TorchDispatchMode):
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
         if not func.is_view and not any(word in str(func) for word in ("empty", "detach", "prim.", "_local_scalar")):
-            if "gather" in str(func) or "scatter" in str(func):  # It touches one place of each row.
+            if "gather" in str(func) or "scatter" in str(func):  # It touches one element of each row.
                 self.seen.add(3 * _size(args[2]))
             else:
-                # What an operation changes in place is read and written: among the arguments, and as the result.
+                # A tensor changed in place is read and written: it counts as an argument and again as the result.
                 self.seen.add(sum(map(_size, [*args, *kwargs.values(), made])))
         return made
 
@@ -69,12 +69,12 @@ def _size(value: Any) -> int:
 
 
 def counted_by_the_compiler(act: Callable[[], Any]) -> Traffic:
-    """Return what the kernels move that torch.compile makes while `act` runs."""
+    """Return the traffic of the kernels that torch.compile makes while `act` runs."""
     from torch._inductor import compile_fx, config, metrics
 
     torch._dynamo.reset()
     metrics.reset()
-    logger = compile_fx.inductor_metrics_log  # It counts only for a log.
+    logger = compile_fx.inductor_metrics_log  # The compiler counts bytes only for this log.
     before, logger.propagate = logger.level, False
     logger.setLevel(logging.INFO)
     try:
@@ -87,7 +87,7 @@ def counted_by_the_compiler(act: Callable[[], Any]) -> Traffic:
 
 
 def of_our_loss(*, compiled: bool, tokens: int = TOKENS) -> Traffic:
-    """Return the traffic of trainer/loss.py as it is on a card."""
+    """Return the traffic of trainer/loss.py as it would run on a GPU."""
     seen, known = Traffic(), dict[int, Traffic]()
 
     def kernel(logits: Tensor, *rest: Any) -> Tensor:
@@ -96,7 +96,7 @@ def of_our_loss(*, compiled: bool, tokens: int = TOKENS) -> Traffic:
         return torch.empty(())
 
     def add_product(sums: Tensor, grad: Tensor, part: Tensor) -> None:
-        seen.add(_size((sums, grad, part, sums)))  # On a card it is a product that adds by itself.
+        seen.add(_size((sums, grad, part, sums)))  # On a GPU the matrix product also adds.
 
     if compiled:
         chunk = min(tokens, loss._chunk_tokens(ROWS * BF16.itemsize, BF16, loss.CARD_BYTES))
@@ -114,13 +114,13 @@ def of_our_loss(*, compiled: bool, tokens: int = TOKENS) -> Traffic:
 
 @torch.no_grad()
 def _one_chunk(tokens: int) -> None:
-    """Put one chunk through the compiled kernel."""
+    """Put one chunk of zeros through the compiled kernel."""
     logits, targets = torch.zeros(tokens, ROWS, dtype=BF16), torch.zeros(tokens, dtype=torch.int64)
     loss._compiled()(logits, targets, targets == 0, torch.ones(tokens, 1), VOCAB, 0.0, 0.0, "tanh")
 
 
 def of_whole_logits() -> Traffic:
-    """Return the traffic of nanoGPT's way: too large to be run here, it is taken from two smaller numbers of tokens."""
+    """Return the traffic of nanoGPT's way, which is too large to run here: extrapolated from 512 and 1,024 tokens."""
 
     def whole(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(F.linear(hidden, weight), targets)

@@ -1,9 +1,9 @@
-"""How many kernels a step of Muon launches on a card: `python tests/bench/count_muon.py`, for a Markdown table.
+"""Counts the kernels that a step of Muon launches on a GPU: `python tests/bench/count_muon.py`, for a Markdown table.
 
-Ours is the optimiser of recipes/modern-124m.toml, by its file; 355M has its keys with more and wider layers.
+Ours is the optimiser of recipes/modern-124m.toml; 355M has the same keys with more and wider layers.
 
-Counted from the operations on tensors that hold nothing: each that is no view is a launch, and one on a list of tensors
-is as many as torch cuts it into (at most 320 blocks of 65,536 elements, and 48 tensors, at once).
+The count comes from the operations on tensors without data: each that is not a view is a launch, and an operation on a
+list of tensors is as many launches as torch splits it into (at most 320 blocks of 65,536 elements and 48 tensors each).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHAPES = {"124M": {}, "355M": {"layers": 24, "heads": 8, "width": 1024}}
 
 
 class _Launches(TorchDispatchMode):
-    """Counts."""
+    """A dispatch mode that counts the kernels that operations would launch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class _Launches(TorchDispatchMode):
 
 
 def launches(shape: str, whose: str) -> int:
-    """Return the launches of a step of `ours` or `torch`'s Muon on the matrices of a `modern` model."""
+    """Return the launches of one step of our Muon (`ours`) or torch's (`torch`) on the matrices of a `modern` model."""
     recipe = read_recipe(RECIPE)
     with torch.device("meta"):
         matrices = block_matrices(GPT(replace(recipe.model, **SHAPES[shape]), 50257))
@@ -56,7 +56,7 @@ def launches(shape: str, whose: str) -> int:
         optimizer = Muon(matrices, recipe.optim, Processes())
     for matrix in matrices:
         matrix.grad = torch.empty_like(matrix)
-    optimizer.step()  # The first one makes the moments.
+    optimizer.step()  # The first step makes the moments.
     with _Launches() as seen:
         optimizer.step()
     return seen.count

@@ -1,7 +1,7 @@
-"""The Hugging Face Trainer on GPT2LMHeadModel, in blocks of steps: what `bench_trainer.py` holds the trainer against.
+"""The Hugging Face Trainer on GPT2LMHeadModel, in blocks of steps, as a rival for `bench_trainer.py`.
 
-Stock settings but for what makes the runs alike (AdamW's betas and decay, a constant rate, no dropout, no reports).
-Needs transformers and accelerate.
+Stock settings, except those that make the runs comparable (AdamW's betas and decay, a constant rate, no dropout, no
+reports). Needs transformers and accelerate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ transformers.utils.logging.set_verbosity_error()
 
 
 class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """As many windows as a run takes, each with the targets beside it; where they come from is `read`'s to say."""
+    """A data set of `count` windows with their targets; `read` returns the pair of an index."""
 
     def __init__(self, count: int, read: Callable[[int], tuple[Tensor, Tensor]]) -> None:
         self._count, self._read = count, read
@@ -34,12 +34,12 @@ class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         ids, targets = self._read(index)
-        # GPT-2 shifts labels itself, and would leave out the last target; shifted ones it takes as they are.
+        # GPT-2 would shift `labels` and leave out the last target; it takes `shift_labels` as they are.
         return {"input_ids": ids, "labels": ids, "shift_labels": targets}
 
 
 class Watch(TrainerCallback):
-    """The time at the end of the steps that are named, or of each, and the losses."""
+    """A callback that keeps the losses and the time at the end of each step, or only of the steps in `at`."""
 
     def __init__(self, clock: Callable[[], float], at: set[int] | None) -> None:
         self.clock, self.at = clock, at
@@ -56,7 +56,7 @@ class Watch(TrainerCallback):
 
 
 class HuggingFaceLoop:
-    """Trains in blocks, each a run of the Trainer on the same model; a block's first two steps are not timed."""
+    """A contestant whose every block is a run of the Trainer on the same model, without timing the first two steps."""
 
     def __init__(self, shape: Shape, file: Path, rate: float, out: Path, *, precision: str) -> None:
         self.precision = {"bf16": precision == "bf16", "use_cpu": not torch.cuda.is_available()}
@@ -69,7 +69,7 @@ class HuggingFaceLoop:
         self.model = GPT2LMHeadModel(config)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of the trainer's model; this one holds linear weights as (in, out)."""
+        """Copy the weights of our model, with linear weights transposed to (in, out) as this model has them."""
         named = {name: w.t() if name.endswith(LINEAR_NAMES) else w for name, w in weights.items()}
         self.model.transformer.load_state_dict(named)
 
@@ -94,13 +94,13 @@ class HuggingFaceLoop:
         return watch
 
     def losses(self, batches: list[tuple[Tensor, Tensor]]) -> list[float]:
-        """Train on given batches; return the losses."""
+        """Train on the given batches; return the losses."""
         pairs = [(i, t) for ids, targets in batches for i, t in zip(ids, targets, strict=True)]
         rows, in_turn = Rows(len(pairs), pairs.__getitem__), {"train_sampling_strategy": "sequential"}
         return self._train(rows, len(batches), time.perf_counter, logging_steps=1, **in_turn).losses
 
     def block(self, steps: int, clock: Callable[[], float]) -> list[float]:
-        """Train on random windows; return the seconds of each of the last `steps` steps, or their mean on a card."""
+        """Train on random windows; return the seconds of each of the last `steps` steps, or their mean on a GPU."""
         rows = Rows((len(self.row) - 1) // self.shape.context, self._window)
         if clock is card_clock:
             return [float(np.diff(self._train(rows, steps + 2, clock, {2, steps + 2}).ends_s)[0]) / steps]

@@ -1,4 +1,4 @@
-"""Recipes for measurements: what is not given is the default, nothing is sampled, and any machine will do."""
+"""Recipes for measurements: keys not given have their defaults, nothing is sampled, and any machine will do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.recipe import (
 )
 
 NEVER = 999_999
-"""Of steps: more than a measurement takes."""
+"""More steps than any measurement takes."""
 
 
 def measured_recipe(
@@ -28,7 +28,8 @@ def measured_recipe(
     schedule: dict[str, Any] | None = None,
     evaluation: dict[str, Any] | None = None,
 ) -> Recipe:
-    """Return the recipe with these keys; without an `evaluation` there is none, and without a schedule a fixed rate."""
+    """Return the recipe with these keys; without `evaluation` it never evaluates, without `schedule` the rate is
+    fixed."""
     return Recipe(
         about="a measurement",
         model=ModelConfig(**model),

@@ -1,8 +1,9 @@
-"""A GPT-2 and its training loop as nanoGPT describes them, written again: what the trainer is held against.
+"""A GPT-2 and its training loop as nanoGPT describes them, written again, as a rival for the trainer.
 
-Random windows of a memory-mapped file, the whole (tokens, vocabulary) logits into torch's cross-entropy, AdamW. Tensors
-are named as in the trainer's model, so that weights can be copied. GELU is the exact one, as nanoGPT takes it; GPT-2's
-own, and so the trainer's, is the tanh form, which costs more on a CPU and moves no loss by a thousandth.
+Random windows of a memory-mapped file, the whole (tokens, vocabulary) logits into torch's cross-entropy, AdamW. The
+tensors have the names of the trainer's model, so that weights can be copied. GELU is the exact function, as in nanoGPT.
+GPT-2 itself, and so the trainer, uses the tanh approximation, which costs more on a CPU and changes no loss by as much
+as 0.001.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HEADER_BYTES = 1024
 
 
 def card_clock() -> float:
-    """Seconds, once the card has done all that it was asked."""
+    """Wait until the GPU has finished its work, then return the time in seconds."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -30,7 +31,7 @@ def card_clock() -> float:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model and a batch are like."""
+    """The sizes of a model and of its batch."""
 
     layers: int
     heads: int
@@ -57,12 +58,12 @@ class Attention(nn.Module):
         return self.c_proj(self.attend(q, k, v).transpose(1, 2).contiguous().view(batch, time, width))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return what each position takes from those before it: (batch, heads, time, width of a head)."""
+        """Return the attention output of each position: (batch, heads, time, width of a head)."""
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class SlowAttention(Attention):
-    """The same with the whole (time, time) matrix, step by step, as first lessons write it."""
+    """Causal attention with the whole (time, time) matrix, step by step, as first lessons write it."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
@@ -109,7 +110,7 @@ class PlainGPT(nn.Module):
 
 
 def plain_adamw(model: nn.Module, rate: float, *, fused: bool | None = None) -> torch.optim.AdamW:
-    """AdamW that decays matrices only."""
+    """Return an AdamW that decays matrices only."""
     groups = [
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
@@ -118,9 +119,9 @@ def plain_adamw(model: nn.Module, rate: float, *, fused: bool | None = None) -> 
 
 
 class PlainLoop:
-    """The loop: a batch of random windows, forward, backward, clip, step; the loss is read every tenth step.
+    """A training loop: a batch of random windows, forward, backward, clip, step; the loss is read every tenth step.
 
-    On a card it does what nanoGPT does there: pinned batches, TF32 for what is fp32, the fused AdamW.
+    On a GPU it does what nanoGPT does there: pinned batches and the fused AdamW.
     """
 
     attention: type[Attention] = Attention
@@ -139,11 +140,11 @@ class PlainLoop:
         self.logged = math.nan
 
     def adamw(self) -> torch.optim.AdamW:
-        """The optimiser; the fused one where nanoGPT takes it."""
+        """Return the optimiser, fused on a GPU, as nanoGPT uses it."""
         return plain_adamw(self.model, self.rate, fused=True if self.on_card else None)
 
     def random_batch(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets (batch, context); the map is opened again, or its pages would count as this process's."""
+        """Return inputs and targets (batch, context); the map is reopened so that its pages do not count as memory."""
         row, context = np.memmap(self.file, dtype=np.uint16, mode="r", offset=HEADER_BYTES), self.shape.context
         starts = torch.randint(len(row) - context, (self.shape.batch,)).tolist()
         ids = torch.stack([torch.from_numpy(row[start : start + context].astype(np.int64)) for start in starts])
@@ -153,7 +154,7 @@ class PlainLoop:
         return (ids.pin_memory(), ends.pin_memory()) if self.on_card else (ids, ends)
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """The context of the forward pass."""
+        """Return the context of the forward pass."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.is_half else contextlib.nullcontext()
 
     def take(self, batch: tuple[Tensor, Tensor] | None = None) -> Tensor:
@@ -174,19 +175,19 @@ class PlainLoop:
 
 
 class SlowLoop(PlainLoop):
-    """The slow way of many first posts: rows made by Python one token at a time, no flash, no 16 bits, no TF32.
+    """The slow way of many first posts: Python makes rows token by token, no flash attention, no 16 bits, no TF32.
 
-    Its loss is read at every step, and its AdamW goes from weight to weight.
+    Its loss is read at every step, and its AdamW updates one weight tensor at a time.
     """
 
     attention = SlowAttention
 
     def adamw(self) -> torch.optim.AdamW:
-        """The optimiser as it comes, but for going through the weights one by one."""
+        """Return torch's default AdamW, except that it updates the weights one by one."""
         return torch.optim.AdamW(plain_adamw(self.model, self.rate).param_groups, foreach=False)
 
     def random_batch(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets (batch, context), through lists of Python's numbers."""
+        """Return inputs and targets (batch, context), made through lists of Python's integers."""
         row, context = np.memmap(self.file, dtype=np.uint16, mode="r", offset=HEADER_BYTES), self.shape.context
         ids, targets = [], []
         for _ in range(self.shape.batch):

@@ -1,4 +1,4 @@
-"""Ours, as bench_transfer measures it: a process of its own that ships a folder or brings a file home."""
+"""Our side of bench_transfer: a process of its own that ships a folder or downloads a file."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def machine_at(port: int, work: Path) -> RemoteMachine:
 
 
 def log_in(machine: RemoteMachine) -> None:
-    with suppress(MachineLost):  # As below, where it is tried again.
+    with suppress(MachineLost):  # The loop below tries again.
         machine.call(["true"], timeout_s=30)
 
 
 def do_ours(what: str, source: Path, port: int, work: Path, size_bytes: int) -> None:
-    """Ship a folder, or bring a file home; the agent is there before.
+    """Ship a folder, or download a file ("home"), after the agent is installed; print the figures as JSON.
 
-    The login is part of it, and so is the look at the files, at once with it: in a run both are over by then.
+    The login is timed too, in parallel with the survey of the files: in a run both are over before the transfer.
     """
     machine = machine_at(port, work)
     far = FarSide(machine, python=sys.executable)

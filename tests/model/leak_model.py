@@ -2,11 +2,12 @@
 
     python -m tests.model.leak_model              what the rules keep, and what breaking each of them loses
 
-A state is (client step, journal on disk, machines at the cloud, messages in flight) and a few budgets that keep it
-finite. Words are those of gpurun.lifecycle and of the journal, so that a drift between the two can be seen. The one
-assumption about time is a provider's settling time: one that waits for it finds nothing in flight and nothing hidden.
+A state is (client step, journal on disk, machines at the cloud, messages in flight) and a few budgets that keep the
+number of states finite. The words are those of gpurun.lifecycle and of the journal, so that a difference between the
+two shows. The one assumption about time is a provider's settling time: a client that waits for it finds nothing in
+flight and nothing hidden.
 
-A leak is a state at rest with a machine that lives while the journal does not show its token as open.
+A leak is a state at rest in which a machine lives while the journal does not show its token as open.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MOST_STATES = 100_000
 
 @dataclass(frozen=True)
 class Rules:
-    """What the client keeps to; each is one promise of gpurun, and can be broken here."""
+    """The rules that the client keeps. Each is one promise of gpurun, and can be broken here."""
 
     intent_first: bool = True
     look_before_retry: bool = True
@@ -31,7 +32,7 @@ class Rules:
 
 @dataclass(frozen=True, order=True)
 class Box:
-    """A machine: its token, and whether it is hidden (born, not visible yet), seen, or dead."""
+    """A machine: its token, and its phase: hidden (born, not visible yet), seen, or dead."""
 
     id: int
     token: int
@@ -40,7 +41,11 @@ class Box:
 
 @dataclass(frozen=True)
 class State:
-    """All there is. `step`, `known` and `reads` are the client's memory, which dies with it; the journal does not."""
+    """The state of client, cloud and network. Only the journal survives a crash of the client.
+
+    `step`, `known` and `reads` are the client's memory; `crashes`, `twice`, `lies` and `deaf` are the remaining
+    budgets.
+    """
 
     step: str = "opened"
     token: int = 0
@@ -67,29 +72,29 @@ class State:
         return replace(self, boxes=tuple(replace(b, phase=phase) if b.id == box else b for b in self.boxes))
 
     def shown(self, token: int) -> list[Box]:
-        """What a list shows of a token."""
+        """Return the machines that a list shows for a token."""
         return [box for box in self.boxes if box.token == token and box.phase == "seen"]
 
     @property
     def settled(self) -> bool:
-        """What waiting for the settling time guarantees."""
+        """Return whether no create request is in flight and no machine is hidden, as after the settling time."""
         return not any(kind == "create" for kind, _ in self.flying) and all(b.phase != "hidden" for b in self.boxes)
 
     @property
     def open_tokens(self) -> set[int]:
-        """What the journal shows as MAY_BE_BILLING."""
+        """Return the tokens that the journal shows as MAY_BE_BILLING."""
         asked = {token for event, token, _ in self.journal if event == "create.intended"}
         return asked - {token for event, token, _ in self.journal if event in ("create.refused", "death.proven")}
 
     @property
     def leaks(self) -> list[Box]:
-        """Machines that live at rest and that no journal speaks of."""
+        """Return the living machines that no open token of the journal covers; empty unless the state is at rest."""
         at_rest = self.step in ("closed", "never returns") and not self.flying and self.settled
         return [b for b in self.boxes if b.phase != "dead" and b.token not in self.open_tokens] if at_rest else []
 
 
 def client(s: State, rules: Rules) -> Iterator[tuple[str, State]]:
-    """What the client may do next: one step of the lifecycle, or die."""
+    """Yield what the client may do next: a step of the lifecycle, or a crash."""
     if s.step == "opened" and s.token < 2:
         asked = replace(s, step="send", token=s.token + 1)
         yield "create.intended", asked.wrote("create.intended") if rules.intent_first else asked
@@ -132,7 +137,8 @@ def client(s: State, rules: Rules) -> Iterator[tuple[str, State]]:
 
 
 def prove(s: State, rules: Rules) -> Iterator[tuple[str, State]]:
-    """One look at what should be dead. A lie is a look at an old view, which denies what is there."""
+    """Yield the outcomes of one look at a machine that should be dead; a lie is a stale view without a living
+    machine."""
     listed = s.shown(s.token) if rules.ends_duplicates else []
     gone = not listed and all(box.phase != "seen" for box in s.boxes if box.id == s.known)
     if gone and rules.newborn_is_not_dead and not s.settled:
@@ -146,7 +152,7 @@ def prove(s: State, rules: Rules) -> Iterator[tuple[str, State]]:
 
 
 def believe(s: State, rules: Rules) -> Iterator[tuple[str, State]]:
-    """One more read that says GONE, and the proof when there are enough."""
+    """Count one more read that says GONE, and write the proof of death when there are enough."""
     read = replace(s, reads=s.reads + 1)
     if read.reads < rules.death_reads:
         yield f"death.read {read.reads}", read
@@ -155,7 +161,7 @@ def believe(s: State, rules: Rules) -> Iterator[tuple[str, State]]:
 
 
 def recover(s: State) -> State:
-    """Replay: the journal alone says what comes next."""
+    """Return the state after a restart, when the journal alone decides the next step."""
     last: dict[int, tuple[str, int]] = {token: (event, box) for event, token, box in s.journal}
     token = max(last, default=0)
     event, box = last.get(token, ("", 0))
@@ -164,7 +170,7 @@ def recover(s: State) -> State:
 
 
 def cloud(s: State) -> Iterator[tuple[str, State]]:
-    """What the cloud and the network may do next."""
+    """Yield what the cloud and the network may do next."""
     for message in s.flying:
         kind, number = message
         if kind == "create":
@@ -175,7 +181,7 @@ def cloud(s: State) -> Iterator[tuple[str, State]]:
                 yield f"create makes {copies}", made.sent(("created", new[0].id))
         elif kind == "destroy":
             box = next(b for b in s.boxes if b.id == number)
-            # What is hidden still is "not found": the request is answered and has no effect.
+            # A hidden machine is "not found": the request is answered and has no effect.
             yield (
                 f"destroy of {box.phase} {number} arrives",
                 (s.took(message) if box.phase == "hidden" else s.took(message).phase(number, "dead")),
@@ -190,7 +196,7 @@ def cloud(s: State) -> Iterator[tuple[str, State]]:
 
 
 def search(rules: Rules) -> tuple[int, list[str] | None]:
-    """How many states there are, and the shortest way to a leak; None when there is none."""
+    """Return the number of states, and the shortest way to a leak; None if there is no leak."""
     came: dict[State, tuple[State, str] | None] = {State(): None}
     waiting = deque(came)
     while waiting:

@@ -1,4 +1,4 @@
-"""The exhaustive model: no order of events leaks a machine, and each rule is needed for that."""
+"""Tests of the exhaustive model: no order of events leaks a machine, and no rule can be dropped without a leak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixtures of the trainer's tests; tiny_training.py has them, and what tests call themselves."""
+"""Provides the fixtures that all trainer tests share; tests/trainer/tiny_training.py defines them."""
 
 from tests.trainer.tiny_training import data, train
 

@@ -1,4 +1,4 @@
-"""What test_generate.py and other tests share."""
+"""A checkpoint of an untrained model, for test_generate.py and other tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKENS = [character.encode() for character in "\nabcdefé\ufffd"]
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
-    """A checkpoint of an untrained model, and beside it `data/` with its vocabulary."""
+    """Write a checkpoint of an untrained model and, in `data/`, its vocabulary; return the path of the weights."""
     sha256 = sha256_of_tokens(TOKENS)
     tokenizer = {"name": "char", "sha256": sha256, "vocab_size": len(TOKENS), "eot_id": None}
     (tmp_path / "data").mkdir()

@@ -1,4 +1,4 @@
-"""What each of two processes does for a test of Muon: a module of its own, as a fresh process has to import it."""
+"""The function that each of two processes runs in a test of Muon; a spawned process must import it from a module."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ DEVICE = Device(torch.device("cpu"), "fp32", None)
 
 
 def muon_in_one_of_two(rank: int, folder: Path, record: dict[str, Any]) -> None:
-    """Take three steps on this process's own data, with whole weights and with a part of each, and write them."""
-    faulthandler.enable()  # An abort in C says where it came from.
+    """Take three steps on this process's own data, with replicated and then with sharded weights; write each result."""
+    faulthandler.enable()  # prints the place of an abort in C
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     recipe = parse_recipe(record)
@@ -37,4 +37,4 @@ def muon_in_one_of_two(rank: int, folder: Path, record: dict[str, Any]) -> None:
         with (folder / f"{kind}-{rank}").open("wb") as file:
             write_tensors(file.write, dict(shared.whole(model.state_dict())))
     dist.destroy_process_group()
-    leave(0)  # As the trainer's processes end: to take torch's modules apart while threads still run may abort.
+    leave(0)  # The trainer's processes end this way too: a normal exit may abort while torch's threads still run.

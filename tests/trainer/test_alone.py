@@ -1,4 +1,4 @@
-"""The trainer without gpurun: it prepares a text and trains on it by a TOML recipe, with --rehearse and --set."""
+"""Tests of the trainer without gpurun: it prepares a text and trains by a TOML recipe, with --rehearse and --set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.train import main
 
 MINI = ROOT / "recipes" / "mini-gpt.toml"
 TINY = ["--set", "width=16", "--set", "model.context=16", "--set", "eval.tokens=256", "--set", "sample.tokens=4"]
-PROMPTS = ["--set", 'prompts=["the "]']  # A text of characters that mini-gpt's own prompts are not made of.
+PROMPTS = ["--set", 'prompts=["the "]']  # A prompt that occurs in TEXT; mini-gpt's own do not.
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +37,12 @@ def test_a_text_is_prepared_and_trained_on_by_a_toml_recipe(tmp_path: Path, monk
     start, stop = events(out, "start")[0], events(out, "stop")[0]
     assert (start["steps"], start["tokens_per_step"]) == (2, 1024), "--set's, and the rehearsal's"
     assert (stop["reason"], stop["step"]) == ("done", 2)
-    padded = 64  # The text has 28 characters, and mini-gpt says vocab_size 0.
+    padded = 64  # The text's 28 characters, padded, because mini-gpt's vocab_size is 0.
     assert start["parameters"] == (padded + 16) * 16 + 2 * (12 * 16 * 16 + 9 * 16 + 4 * 16) + 2 * 16
 
 
 def test_it_imports_only_torch_and_numpy_but_to_make_tokens() -> None:
-    """Translation's scores and the other loop have doors of their own, behind which are others' packages."""
+    """Only the modules in trainer/ itself count: its folders `translation` and `huggingface` need other packages."""
     allowed = sys.stdlib_module_names | {"torch", "numpy", "trainer"}
     for file in sorted((ROOT / "trainer").glob("*.py")):
         nodes = [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]

@@ -1,4 +1,4 @@
-"""The trainer's benchmarks run to their end before they are wanted: minutes of a rented card are no place to debug."""
+"""Tests that the trainer's benchmarks run to their end: a rented GPU's minutes are too costly for debugging."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No moment at which the process dies, and no disk that fills up, costs a checkpoint that was there."""
+"""Tests that neither a crash at any moment nor a full disk destroys an existing checkpoint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def files(out: Path) -> set[str]:
 
 
 def resume(out: Path) -> int | None:
-    """Do what a new process does, and check that what it finds is whole."""
+    """Find the newest sound checkpoint as a new process does, assert that it is whole, and return its step or None."""
     step, _ = CheckpointStore(out).newest_sound()
     if step is not None:
         found = read_checkpoint(out, step)
@@ -45,7 +45,7 @@ def resume(out: Path) -> int | None:
 
 
 def in_child(act: Callable[[], Any]) -> int:
-    """Run `act` in a forked child that may be ended at any line; return its exit status."""
+    """Run `act` in a forked child that may exit at any line; return its exit status."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -96,7 +96,7 @@ def test_dying_at_any_disk_call_leaves_a_whole_checkpoint(tmp_path: Path, owner:
 
 @pytest.mark.parametrize("replaced", ["compile-cache/0.bin", "samples/000010-0.txt"])
 def test_no_moment_has_a_manifest_that_names_another_file(tmp_path: Path, replaced: str) -> None:
-    """It would not come home, and a run whose checkpoints did would be called one that was not collected."""
+    """A file with another digest than the manifest's would not be downloaded; the run would count as not collected."""
 
     def write(content: str) -> None:
         if replaced.startswith("samples"):

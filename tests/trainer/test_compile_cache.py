@@ -1,4 +1,4 @@
-"""What was compiled goes home and comes along again: each process its own part, and never a stale one for ever."""
+"""Tests that compiled code is downloaded and reused: each process keeps its own part, and a stale cache is replaced."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ NAME = "compile-cache/0123456789abcdef.bin"
 
 
 class Compiler:
-    """Stands for torch's: what it has compiled, and what it was given."""
+    """A stand-in for torch's compiler that counts cache hits and misses and keeps what was loaded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.counts: collections.Counter[str] = collections.Counter()
         self.loaded: list[bytes] = []
-        from torch._dynamo import utils  # Here alone: every worker imports this module, and that takes seconds.
+        from torch._dynamo import utils  # Imported here because it takes seconds and every worker imports this module.
 
         monkeypatch.setitem(utils.counters, "inductor", self.counts)
         monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"made of %d" % self.made, None))
@@ -56,7 +56,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
 
 
 def renewed(cache: CompileCache, folder: Path) -> bool:
-    """Write the file, if there is anything new to write."""
+    """Write the cache's file if it has something new to write; return whether it did."""
     made = cache.renewed(CPU.torch)
     if made is not None:
         (folder / made[0]).parent.mkdir(exist_ok=True)
@@ -108,7 +108,7 @@ def test_an_unreadable_compile_cache_costs_only_time(tmp_path: Path) -> None:
     (tmp_path / NAME).parent.mkdir()
     (tmp_path / NAME).write_bytes(b"no zip at all")
     assert CompileCache(NAME, Processes()).load([tmp_path / "nowhere", tmp_path]) is False
-    for part in ("0", "1"):  # not what torch wrote; not of this process
+    for part in ("0", "1"):  # this process's part, which torch did not write; another process's part
         with zipfile.ZipFile(tmp_path / NAME, "w") as file:
             file.writestr(part, b"not what torch wrote")
         assert CompileCache(NAME, Processes()).load([tmp_path]) is False
@@ -127,7 +127,7 @@ def test_a_compile_cache_that_fails_costs_no_checkpoint(compiler: Compiler, monk
     assert cache.renewed(CPU.torch) is not None
 
 
-# Four processes on two machines, of which only the one with local rank 1 on the first machine compiles anything.
+# Four processes on two machines. Only the process with local rank 1 on the first machine compiles anything.
 ONE_OF_FOUR = """
 import os, sys, torch, torch.distributed as dist
 from pathlib import Path
@@ -161,7 +161,8 @@ def test_each_process_loads_its_part_and_all_parts_go_home(tmp_path: Path) -> No
     given = [f"file://{tmp_path}/meeting", NAME, str(tmp_path)]
     pipes = {"stdout": subprocess.PIPE, "text": True, "cwd": ROOT, "env": environment()}
     four = [subprocess.Popen([sys.executable, "-c", ONE_OF_FOUR, str(r), *given], **pipes) for r in range(4)]
-    lines = [process.communicate(timeout=120)[0].splitlines()[-1] for process in four]  # gloo of torch 2.8 talks first
+    # Only the last line counts, because gloo of torch 2.8 prints lines before it.
+    lines = [process.communicate(timeout=120)[0].splitlines()[-1] for process in four]
     assert [process.returncode for process in four] == [0] * 4
     assert lines == ["earlier, 0", "earlier, 1", "earlier, 0", "earlier, 1"]
     with zipfile.ZipFile(io.BytesIO((tmp_path / NAME).read_bytes())) as file:
@@ -169,7 +170,7 @@ def test_each_process_loads_its_part_and_all_parts_go_home(tmp_path: Path) -> No
     assert parts == {"0": b"of rank 0", "1": b"of rank 1"}
 
 
-# Tells, as its last line, how many graphs torch found in its cache and how many it had to compile.
+# Prints, as its last line, how many graphs torch found in its cache and how many it had to compile.
 COUNTING = """
 import sys
 from torch._dynamo.utils import counters
@@ -182,7 +183,7 @@ sys.exit(code)
 
 @LATER
 def test_what_was_compiled_goes_home_and_is_found_the_next_time(tmp_path: Path, train: Train) -> None:
-    """Each run has an empty cache of torch's own, as a machine that was just rented has; the third's is a stale one."""
+    """Each run starts with an empty torch cache, as on a newly rented machine. The third run gets a stale file."""
     folder, lines, losses = write_data(tmp_path / "data"), {}, {}
     tables = {"model": {"layers": 1, "dropout": 0.0}, "sample": {"prompts": []}}
     assert train(recipe_record(**tables, train={"steps": 3}), tmp_path / "eager", folder) == 0
@@ -198,7 +199,7 @@ def test_what_was_compiled_goes_home_and_is_found_the_next_time(tmp_path: Path, 
         assert len(made) == (name != "second")
         if name == "first":
             config = ModelConfig(**recipe_record(**tables)["model"] | {"vocab_size": 64})
-            for size in (1, 2):  # for the third it is what a torch that compiles otherwise would have left
+            for size in (1, 2):  # For size 1, the third run's, the file is stale: it holds graphs of size 2.
                 brought = folder / cache_name(config, CPU, size, None, 1)
                 brought.parent.mkdir(exist_ok=True)
                 shutil.copy(tmp_path / name / made[0], brought)

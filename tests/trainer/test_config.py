@@ -1,4 +1,4 @@
-"""recipe.json is read strictly: every key, nothing else, and a sentence for whatever is wrong."""
+"""Tests that recipe.json is read strictly: every key, no other key, and an error that names whatever is wrong."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_keys_and_defaults_are_those_of_the_formats_page() -> None:
                 assert key.name in said, f"{table}.{key.name}"
                 stated = re.search(r"true|false|[0-9][0-9e.-]*", said[key.name].split("(")[0])
                 wanted = json.loads(stated[0]) if stated else MISSING
-                if isinstance(key.default, str):  # Of words the default stands first; or it is none at all.
+                if isinstance(key.default, str):  # The page lists the default word first; no word means "".
                     wanted = next(iter(re.findall(r'"(.*?)"', said[key.name])), "")
                 assert key.default == wanted, f"{table}.{key.name}: {said[key.name]}"
 

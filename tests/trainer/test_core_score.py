@@ -1,4 +1,4 @@
-"""CORE against an independent computation on made-up items: a forward for each token, log-probabilities by hand."""
+"""Tests of CORE against an independent computation on made-up items, with one forward pass for each token."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def model() -> GPT:
     torch.manual_seed(0)
     made = GPT(ModelConfig(layers=1, heads=2, width=16, context=CONTEXT, vocab_size=64), 50)
     with torch.no_grad():
-        made.wte.weight.normal_(std=1.0)  # So that some tokens are much likelier than others.
+        made.wte.weight.normal_(std=1.0)  # Some tokens become much likelier than others.
     return made
 
 
 def log_probabilities(model: GPT, ids: list[int]) -> list[dict[int, float]]:
-    """For each token but the first: what each could have been, by the tokens before it that the model sees."""
+    """Return for each token but the first the log-probability of every token id, given the tokens before that place."""
     seen = []
     for place in range(1, len(ids)):
         before = torch.tensor([ids[:place]])
@@ -61,7 +61,10 @@ def likeliest(model: GPT, ids: list[int], more: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def tasks(model: GPT) -> dict[str, list[dict[str, Any]]]:
-    """Choices after a text in common, texts before an end in common, and texts to go on with, some too long."""
+    """Return items of three kinds: choices after a shared text, texts before a shared end, and texts to continue.
+
+    Some are longer than the model's context.
+    """
     draw = random.Random(5)
 
     def ids(most: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The token stream is a pure function of seed and position; bad data is refused in a sentence before training."""
+"""Tests that the token stream depends only on seed and position, and that bad data is refused before training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainer.shards import Shard, TokenData, open_data
 
 
 def row(tmp_path: Path, lengths: tuple[int, ...] = (50, 7, 60)) -> TokenRow:
-    """A row of tokens 0, 1, 2, … in several shards."""
+    """Return a row of tokens 0, 1, 2, … in several shards of these lengths."""
     shards, first = [], 0
     for number, length in enumerate(lengths):
         path = tmp_path / f"train_{number}.bin"
@@ -82,7 +82,7 @@ def test_the_published_recipe_reads_both_splits_in_a_row(tmp_path: Path) -> None
         ids, targets = samples.read(0, 3)
         assert ids.flatten().tolist() == tokens[: 3 * context].tolist()
         assert targets.flatten().tolist() == tokens[1 : 3 * context + 1].tolist()
-        assert torch.equal(samples.read(samples.windows, 3)[0], ids)  # The next epoch begins at the start, too.
+        assert torch.equal(samples.read(samples.windows, 3)[0], ids)  # The next epoch starts at the first token again.
 
 
 def test_any_number_of_processes_shares_out_the_same_samples() -> None:
@@ -114,7 +114,7 @@ def test_the_prefetch_thread_keeps_order_and_raises_its_errors() -> None:
         list(ahead(make, range(9), lambda: None))
     early = ahead(make, range(6), lambda: None)
     next(early)
-    early.close()  # ends its thread, though it stands before a full queue
+    early.close()  # must end the thread, although it waits at a full queue
 
 
 Damage = Callable[[Path, dict[str, Any]], None]
@@ -147,7 +147,7 @@ def _rewrite(tokens: list[int]) -> Damage:
 
 
 def _hold_out_what_is_trained_on(folder: Path, manifest: Any) -> None:
-    """Under another name, as a copy has it."""
+    """Make the held-out shard a copy, under another name, of a train shard."""
     held = manifest["val"][0] = {**manifest["train"][1], "name": "val_000000.bin"}
     (folder / held["name"]).write_bytes((folder / "train_000002.bin").read_bytes())
 

@@ -1,4 +1,4 @@
-"""A run goes on from the checkpoint of an earlier one that came with its shards, exactly as if it had been its own."""
+"""Tests that a run continues exactly from an earlier run's checkpoint that was shipped with its shards."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from tests.trainer.tiny_training import Train, events, manifest, recipe_record, run_command, write_data
 
 RECIPE = recipe_record()
-"""Twenty steps with dropout, saved at the tenth."""
+"""A recipe of twenty steps with dropout that saves after every ten."""
 
 
 @pytest.fixture
 def straight(tmp_path: Path, train: Train) -> Path:
-    """The out folder of a run that was never interrupted."""
+    """Train a run without interruption and return its out folder."""
     out = tmp_path / "straight"
     assert train(RECIPE, out) == 0
     return out
@@ -25,7 +25,7 @@ def straight(tmp_path: Path, train: Train) -> Path:
 
 @pytest.fixture
 def brought(tmp_path: Path, straight: Path) -> Path:
-    """A data folder with that run's tenth step in it, as `gpurun train --from` ships it."""
+    """Return a data folder that contains that run's checkpoint of step 10, as `gpurun train --from` ships it."""
     folder, listed = write_data(tmp_path / "data"), manifest(straight)
     files = [file for file in listed["files"] if file["step"] == 10 and file["kind"] != "sample"]
     place = folder / "continue"
@@ -41,7 +41,7 @@ def weights(out: Path) -> bytes:
 
 
 def refused(out: Path) -> str:
-    """What the run that would not begin said; nothing was trained."""
+    """Assert that no step was trained, and return the message of the last event."""
     assert events(out, "step") == []
     return str(events(out)[-1]["message"])
 
@@ -99,7 +99,7 @@ def _torn(place: Path) -> None:
 def test_it_does_not_start_over_where_it_was_to_go_on(
     tmp_path: Path, train: Train, brought: Path, harm: Any, words: str
 ) -> None:
-    """To start from nothing would cost the whole run once more."""
+    """A start from step 0 would cost the whole run once more."""
     harm(brought / "continue")
     assert train(RECIPE, tmp_path / "out", brought) == 2
     assert words in refused(tmp_path / "out")

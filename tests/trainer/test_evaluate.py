@@ -1,4 +1,4 @@
-"""What evaluations measure, held against the plain way to compute it."""
+"""Tests of the evaluations' figures against a simple computation of the same figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_item_is_in_one_round_and_all_have_as_many(items: int, each: int, 
 
 
 class Row:
-    """Windows of known tokens."""
+    """A stand-in for a row of tokens that returns windows of known tokens."""
 
     def __init__(self, tokens: torch.Tensor) -> None:
         self.tokens = tokens
@@ -76,7 +76,7 @@ def test_an_ending_is_judged_by_its_mean_loss_after_its_context(model: GPT) -> N
     def ids(count: int) -> tuple[int, ...]:
         return tuple(torch.randint(0, 64, (count,), generator=draw).tolist())
 
-    # Contexts that fit, that do not, and an ending that alone is longer than the model sees.
+    # Contexts that fit, contexts that do not, and endings that alone are longer than the model's context.
     items = [Item(ids(n), tuple(ids(m) for m in (1, 3, 5, 2 + n)), n % 4) for n in range(1, 12)]
     right = 0
     for item in items:

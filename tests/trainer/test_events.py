@@ -1,4 +1,4 @@
-"""events.jsonl is whole lines, whatever happened to the process before."""
+"""Tests that events.jsonl consists of whole lines, even after a process was killed while it wrote one."""
 
 from __future__ import annotations
 

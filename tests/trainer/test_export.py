@@ -1,4 +1,4 @@
-"""What is exported, transformers loads: equal logits, equal ids, and nothing that was not this run's."""
+"""Tests that transformers loads an export with equal logits and ids, and that an export holds only this run's data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def transformers() -> Any:
 def gpt2_checkpoint(
     out: Path, tokens: list[bytes] | None = None, tokenizer: str = "gpt2", **keys: Any
 ) -> tuple[Path, GPT]:
-    """Write a checkpoint of a small model of that vocabulary (GPT-2's), its rows padded, every weight drawn."""
+    """Write a checkpoint of a small model with random weights; return the weights' path and the model.
+
+    Its vocabulary is GPT-2's unless `tokens` are given, padded to a multiple of 64.
+    """
     tokens = tokens or shipped_gpt2_tokens()
     rows = -(-len(tokens) // 64) * 64
     record = recipe_record(
@@ -54,7 +57,7 @@ def gpt2_checkpoint(
     weights.parent.mkdir(parents=True)
     with weights.open("wb") as file:
         write_tensors(file.write, model.state_dict())
-    del record["model"]["dropout"]  # as if that key had come since
+    del record["model"]["dropout"]  # as in a checkpoint that is older than this key
     state = {"v": 1, "step": 7, "tokens": 896, "loss": 3.5, "recipe": record}
     state["data"] = {"tokenizer": sha256_of_tokens(tokens)}
     weights.with_name("000007.state.json").write_text(json.dumps(state))
@@ -131,7 +134,7 @@ def test_a_character_run_is_exported_with_its_own_alphabet(
 
 
 class CourseBlock(nn.Module):
-    """A block as the course's page names its parts."""
+    """A block of `CourseGPT`, with the names of the course's page."""
 
     def __init__(self, width: int, heads: int, context: int) -> None:
         super().__init__()
@@ -153,7 +156,7 @@ class CourseBlock(nn.Module):
 
 
 class CourseGPT(nn.Module):
-    """A model as the course's page names its parts; it shares nothing with the trainer's."""
+    """A model with the names of the course's page, written without the trainer's code."""
 
     def __init__(self, vocab_size: int, block_size: int, n_layer: int, n_head: int, n_embd: int) -> None:
         super().__init__()

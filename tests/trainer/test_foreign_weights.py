@@ -1,4 +1,4 @@
-"""Weights of nanoGPT and minGPT: the same network both ways, and of a pickle nothing is run."""
+"""Tests that weights of nanoGPT and minGPT are the same network in both directions, and that no pickle is executed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPE = {"layers": 2, "heads": 2, "width": 16, "context": 16, "vocab_size": 12}
 
 
 def theirs(weights: dict[str, Tensor], ids: Tensor, heads: int, gelu: str) -> Tensor:
-    """The logits of a GPT as both programs compute them, written from their papers and names alone."""
+    """Return the logits of a GPT as both programs compute them, written only from their papers and tensor names."""
     w = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
     norm = lambda x, at: F.layer_norm(x, x.shape[-1:], w[f"{at}.weight"], w.get(f"{at}.bias"))  # noqa: E731
     linear = lambda x, at: F.linear(x, w[f"{at}.weight"], w.get(f"{at}.bias"))  # noqa: E731
@@ -73,7 +73,7 @@ def test_a_run_from_nanogpts_checkpoint_is_its_network(tmp_path: Path, prefix: s
     with torch.no_grad():
         ours = logits_of(model, ids)
     assert torch.allclose(ours, theirs(weights, ids, 2, "tanh"), atol=1e-5)
-    # nanoGPT's GELU is the exact one, GPT-2's and ours the one by tanh.
+    # nanoGPT's GELU is exact; GPT-2's and ours are the tanh approximation.
     assert torch.allclose(ours, theirs(weights, ids, 2, "none"), atol=1e-2)
     with pytest.raises(Refused, match="2 heads"):
         load_weights(GPT(ModelConfig(**{**SHAPE, "heads": 4}, bias=bias)), tmp_path / "init")  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ def test_a_run_from_nanogpts_checkpoint_is_its_network(tmp_path: Path, prefix: s
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
-    """A checkpoint of a character model of this trainer."""
+    """Write a checkpoint of a character model of this trainer, trained on a file; return the path of its weights."""
     from tests.trainer.generate import weights as made
 
     path: Path = made.__wrapped__(tmp_path)  # type: ignore[attr-defined]

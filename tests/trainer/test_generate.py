@@ -1,4 +1,4 @@
-"""Text from a checkpoint, by the command that a person's machine runs."""
+"""Tests of the command that generates text from a checkpoint on the user's computer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ weights = generate.weights
 
 
 def ask(weights: Path, capsys: pytest.CaptureFixture[str], *options: str, place: Path | None = None) -> tuple[int, str]:
-    """The exit code, and what stands on stdout, or else on stderr; `place` is asked instead of the file of weights."""
+    """Run the command; return its exit code and its stdout, or its stderr if stdout is empty.
+
+    `place` replaces the path of the weights on the command line.
+    """
     code = main([str(place or weights), "--data", str(weights.parents[2] / "data"), *options])
     said = capsys.readouterr()
     return code, said.out or said.err
@@ -127,7 +130,7 @@ def test_the_largest_seed_serves(weights: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_weights_that_differ_from_the_manifest_are_refused(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A bit within a tensor leaves a sound file, and a model that was never trained so."""
+    """A flipped bit inside a tensor leaves a readable file, but the model is not the one that was trained."""
     entry = {"name": f"checkpoints/{weights.name}", "sha256": hashlib.sha256(weights.read_bytes()).hexdigest()}
     (weights.parents[1] / "MANIFEST.json").write_text(json.dumps({"v": 1, "files": [entry]}))
     assert ask(weights, capsys, "--prompt=a")[0] == 0

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer in place of our loop: the same curve, the same files, the same ways to end."""
+"""Tests that the Hugging Face Trainer, in place of our loop, gives the same curve, files and ends of a run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_both_loops_draw_one_curve_and_write_the_same_files(tmp_path: Path, trai
         assert train(recipe(loop, train={"steps": 30}), tmp_path / loop) == 0
     ours, theirs = curve(tmp_path / "own"), curve(tmp_path / "huggingface")
     assert len(ours) == 30
-    for step, figures in ours.items():  # dropout's masks too are the same, for they depend on the position alone
+    for step, figures in ours.items():  # Dropout's masks are the same too, because they depend only on the position.
         assert theirs[step] == pytest.approx(figures, rel=1e-4)
     for kind in ("start", "step", "eval", "sample", "checkpoint", "stop"):
         first, second = (events(tmp_path / loop, kind) for loop in ("own", "huggingface"))
@@ -53,7 +53,7 @@ def test_both_loops_draw_one_curve_and_write_the_same_files(tmp_path: Path, trai
     for saved, twin in ((before.model, after.model), (before.optimizer, after.optimizer)):
         assert {name: t.shape for name, t in twin.items()} == {name: t.shape for name, t in saved.items()}
     for name, tensor in before.model.items():
-        if tensor.dim() == 2:  # AdamW makes steps of the rounding errors that are the gradient of a key's bias
+        if tensor.dim() == 2:  # not biases: a key's bias has only rounding errors as its gradient, which AdamW enlarges
             torch.testing.assert_close(after.model[name], tensor, rtol=1e-2, atol=1e-4, msg=name)
     assert [f["name"] for f in manifest(tmp_path / "own")["files"]] == [
         f["name"] for f in manifest(tmp_path / "huggingface")["files"]
@@ -192,7 +192,7 @@ def test_without_the_library_or_with_fp16_it_is_refused(
     monkeypatch.setitem(sys.modules, "accelerate", None)
     assert train(recipe("huggingface"), tmp_path / "a") == 2
     assert lacking(events(tmp_path / "a")[-1]["message"], "transformers", "accelerate") == []
-    fp16 = Device(torch.device("cpu"), "fp16", "Tesla T4")  # what "auto" comes to on such a card
+    fp16 = Device(torch.device("cpu"), "fp16", "Tesla T4")  # what "auto" becomes on such a GPU
     monkeypatch.setattr("trainer.train.choose_device", lambda *_: fp16)
     assert train(recipe("huggingface"), tmp_path / "b") == 2
     assert lacking(events(tmp_path / "b")[-1]["message"], "fp16", "Tesla T4") == []
@@ -202,7 +202,7 @@ def test_without_the_library_or_with_fp16_it_is_refused(
 def test_a_library_that_divides_the_gradient_twice_is_refused(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    """With accumulation theirs was the gradient over its portions, once more, until 5.5; its loss looked right."""
+    """Up to 5.5 the library divided accumulated gradients twice by the number of portions, while its loss was right."""
     monkeypatch.setattr("transformers.__version__", version)
     assert train(recipe("huggingface"), tmp_path) == 2
     assert lacking(events(tmp_path)[-1]["message"], "transformers 5.6", version) == []

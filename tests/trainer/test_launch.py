@@ -1,4 +1,4 @@
-"""Several processes under the launcher: a model in parts whose memory runs out begins again in smaller portions."""
+"""Tests of several processes under the launcher: if memory runs out, all restart with smaller micro-batches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from trainer.run import RunIO, State
 
 NO_DROPOUT = {"dropout": 0.0}
 
-# Runs a script, which is the first word, in each process in place of the module `trainer.train`.
+# Runs the script in its first argument in each process, in place of the module `trainer.train`.
 LAUNCHED = """
 import sys
 from trainer import launch
@@ -51,7 +51,7 @@ launch.PROGRAM = (sys.argv.pop(1),)
 launch.leave(launch.main())
 """
 
-# Memory runs out WHERE more than FIT sequences are asked for.
+# Memory runs out under the condition WHERE if a batch has more than FIT sequences.
 FULL = """
 import os, torch
 from trainer import train
@@ -67,8 +67,8 @@ GPT.forward = full
 train.leave(train.main())
 """
 
-# Memory runs out in the eighth forward of one process, and what the other does then is interrupted by nothing: it waits
-# for a card. Each leaves the time at which it ends.
+# Memory runs out in the eighth forward of process 1, while process 0 sleeps and cannot be interrupted, as if it waited
+# for its GPU. Both write down the time at which they end.
 STUCK = """
 import os, sys, time, torch
 from pathlib import Path
@@ -111,13 +111,13 @@ def full(where: str, fit: int) -> str:
 
 
 def in_parts(**keys: Any) -> dict[str, Any]:
-    """Return a recipe of a model in parts, without dropout: its masks depend on how the batch is cut."""
+    """Return a recipe with sharding and without dropout, because its masks depend on how the batch is divided."""
     train = {"parallel": "fsdp", "micro_batch": 4, "checkpoint_every": 5, **keys}
     return recipe_record(model=NO_DROPOUT, train=train, eval={"every": 5})
 
 
 def launched(script: str, recipe: dict[str, Any], data: Path, out: Path) -> list[str]:
-    """Return the launcher's command line for two processes of a script."""
+    """Write the script and return the launcher's command line that runs it in two processes."""
     argv, file = command(recipe, data, out), out.parent / "script.py"
     file.write_text(script)
     return [sys.executable, "-c", LAUNCHED, str(file), "--processes=2", *argv[argv.index("--recipe") :]]
@@ -134,7 +134,7 @@ def fields(out: Path, kind: str, *keys: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
-    """Twenty steps in one process that never ran out of memory."""
+    """Return the out folder of a single process that trained twenty steps and never ran out of memory."""
     out = tmp_path_factory.mktemp("straight") / "out"
     done = run(command(in_parts(), data, out))
     assert done.returncode == 0, done.stderr
@@ -155,7 +155,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
 def test_memory_that_runs_out_in_one_of_two_costs_no_token(
     tmp_path: Path, data: Path, straight: Path, parallel: str, where: str, step: int, resumed: int | None
 ) -> None:
-    """In one process alone, after a checkpoint; and in both at once in an evaluation, before there is any."""
+    """Memory runs out in one process after a checkpoint, or in both before the first checkpoint."""
     out = tmp_path / "out"
     done = run(launched(full(where, 2), in_parts(parallel=parallel), data, out))
     assert done.returncode == 0, done.stderr
@@ -172,7 +172,7 @@ def test_memory_that_runs_out_in_one_of_two_costs_no_token(
 
 @pytest.mark.slow
 def test_out_of_memory_ends_within_5_s_and_its_peer_within_15(tmp_path: Path, data: Path, straight: Path) -> None:
-    """A process that waits for another's part on its card hears no signal, and is paid for."""
+    """A process that waits on its GPU for the other's tensors cannot react to signals, and its machine costs money."""
     out = tmp_path / "out"
     done = run(launched(STUCK, in_parts(), data, out))
     assert done.returncode == 0, done.stderr
@@ -212,7 +212,7 @@ def test_without_the_launcher_out_of_memory_ends_the_run(tmp_path: Path, data: P
 
 
 def begun_anew(out: Path) -> bool:
-    """Whether the second beginning has taken a step."""
+    """Return whether the restarted trainer has taken a step."""
     kinds = [event["kind"] for event in whole_events(out)] if (out / "events.jsonl").exists() else []
     return kinds.count("start") == 2 and "step" in kinds[kinds.index("start", kinds.index("start") + 1) :]
 
@@ -220,7 +220,7 @@ def begun_anew(out: Path) -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the workers through /proc")
 def test_restarted_processes_still_save_at_sigterm(tmp_path: Path, data: Path) -> None:
-    """The agent signals the children of the process that it started."""
+    """The agent signals the children of the launcher that it started, so the launcher's new children must save too."""
     out = tmp_path / "out"
     recipe = in_parts(**LONG["train"])
     recipe["eval"] |= LONG["eval"]
@@ -284,7 +284,7 @@ def test_it_restarts_only_for_less_and_twice_at_most(
 
 
 def test_a_stopped_process_restarts_only_if_another_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrun tells the others to stop once one has failed: that is nobody's request."""
+    """torchrun stops the other processes once one has failed; that stop is not the user's request."""
     monkeypatch.setenv(BEGINNING, "the first")
     planned = {"card": "NVIDIA A100", "planned": 4}
     recipe, two = parse_recipe(in_parts()), Processes(count=2, several=True)

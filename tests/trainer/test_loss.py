@@ -1,4 +1,4 @@
-"""The chunked loss is torch's own cross-entropy, in value and in gradient, for any chunk."""
+"""Tests that the chunked loss equals torch's own cross-entropy, in value and gradient, for any chunk size."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_bias_and_either_curve_of_the_cap_equal_torch(cap_by: str, chunk: int)
 
 
 def test_what_a_card_cannot_add_in_fp32_is_added_afterwards() -> None:
-    """A T4 with an old torch refuses the product; one that took it and came to something else is not believed."""
+    """A T4 with an old torch refuses addmm with out_dtype, and a GPU that returns a wrong sum is not trusted."""
     cpu = torch.device("cpu")
 
     def by(addmm: Callable[..., Any]) -> bool:
@@ -83,7 +83,7 @@ def test_what_a_card_cannot_add_in_fp32_is_added_afterwards() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("on_card", "chunks"), [(True, 1), (False, 4)])
 def test_a_card_takes_more_logits_at_once_than_a_cpu(compiled: bool, on_card: bool, chunks: int) -> None:
-    """8,192 tokens of GPT-2's vocabulary, on tensors that hold nothing and say where they lie."""
+    """8,192 tokens of GPT-2's vocabulary, on tensors without data that claim to be on a GPU or on the CPU."""
     rows, seen = 50_304, list[int]()
 
     def counted(part: Tensor, head: Tensor, bias: Tensor | None) -> Tensor:
@@ -122,7 +122,7 @@ def test_compiled_chunks_equal_those_taken_step_by_step(smoothing: float, softca
 
 @pytest.mark.slow
 def test_a_compiled_loss_moves_a_third_of_the_bytes() -> None:
-    """At the real size of a micro-batch of GPT-2 124M, by the compiler's own count of its kernels' arguments."""
+    """Checks a micro-batch of GPT-2 124M at its real size, by the compiler's own count of its kernels' bytes."""
     from tests.bench.count_loss import of_our_loss
 
     assert of_our_loss(compiled=True).size <= 70e9
@@ -130,7 +130,7 @@ def test_a_compiled_loss_moves_a_third_of_the_bytes() -> None:
 
 
 def plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, smoothing: float) -> Tensor:
-    """The mean loss over the tokeniser's own ids, a token at a time: sums of exponentials, and no padding anywhere."""
+    """Return the mean loss over the tokeniser's own ids, token by token from sums of exponentials, without padding."""
     losses = []
     for vector, target in zip(hidden, targets.tolist(), strict=True):
         if target != -100:
@@ -145,7 +145,7 @@ def plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int,
 def test_padding_of_the_vocabulary_has_no_loss_nor_gradient(smoothing: float) -> None:
     hidden, weight, targets = tensors()
     weight, targets = weight.detach().double(), torch.where(targets < 0, targets, targets % 90)
-    weight[90:] += 3.0  # what is far from zero would show
+    weight[90:] += 3.0  # far from zero, so that a padded row with a share in the loss would show
     hidden, weight = hidden.detach().double().requires_grad_(), weight.requires_grad_()
     wanted = plain_loss(hidden, weight, targets, 90, smoothing)
     how = {"vocab_size": 90, "label_smoothing": smoothing, "chunk_tokens": 16}

@@ -1,4 +1,4 @@
-"""The plan's memory formula against torch's MemTracker on the real step: within 5 %, and never less than was traced."""
+"""Tests that the plan's memory formula is within 5 % of torch's MemTracker on the real step, and never below it."""
 
 from __future__ import annotations
 
@@ -122,5 +122,5 @@ def test_it_never_says_fits_where_the_tracer_says_it_does_not(
 ) -> None:
     model = shape(layers, width, context, vocab, **more)
     traced = traced_peak_bytes(model, batch, **options)
-    # On every card that is smaller than what was traced the plan says no: it counts with more, even without CUDA's own.
+    # On any GPU smaller than the traced peak the plan refuses: its estimate is larger, even without CUDA's own memory.
     assert traced < peak_bytes(ModelConfig(**model), batch, way=way_of(**options)) - CONTEXT_BYTES

@@ -1,4 +1,4 @@
-"""The model is GPT-2: the same weights give the same logits as the reference implementation."""
+"""Tests that the model is GPT-2: the same weights give the same logits as the reference implementation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_position_never_sees_a_later_one(preset: str) -> None:
     faithful = preset == "faithful"
     model = GPT(small(preset=preset, bias=faithful, tied=faithful)).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # what starts at zero would hide what comes before it
+        for parameter in model.parameters():  # weights that start at zero would hide the layers before them
             parameter.normal_(std=0.1)
     ids = torch.randint(128, (1, 24))
     changed = ids.clone()

@@ -1,4 +1,4 @@
-"""The `modern` preset: what is promised of it, each part against its own formula."""
+"""Tests of the `modern` preset: each part against its own formula."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODERN = {"preset": "modern", "bias": False, "tied": False, **SHAPE}
 
 
 def modern(**keys: object) -> GPT:
-    """A model whose every weight was drawn: what starts at zero would hide what comes before it."""
+    """Return a model with random weights, because weights that start at zero would hide the layers before them."""
     torch.manual_seed(0)
     model = GPT(ModelConfig(**MODERN | keys))  # type: ignore[arg-type]
     with torch.no_grad():
@@ -60,7 +60,7 @@ def test_a_rotation_turns_pairs_by_the_papers_angles() -> None:
 
 
 def test_channels_that_do_not_rotate_are_the_same_everywhere() -> None:
-    """Half of 8 channels: two pairs turn, as those of a head of four, and two stand still."""
+    """Half of 8 channels rotate: two pairs turn like those of a head with four channels, and two pairs stand still."""
     cosines, sines = rotation(5, 8, torch.device("cpu"), 0.5)
     whole, sines_of_whole = rotation(5, 4, torch.device("cpu"))
     assert torch.equal(cosines[:, :2], whole)
@@ -112,7 +112,7 @@ def test_a_fresh_model_guesses_evenly_and_learns_all_weights() -> None:
     drawn = {name: parameter.clone() for name, parameter in model.named_parameters()}
     assert model(ids[:, :-1], ids[:, 1:]).item() == pytest.approx(math.log(128), abs=1e-6)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    for _ in range(4):  # the head moves first, then what writes into the residual stream, then the rest
+    for _ in range(4):  # The head moves first, then the layers that write into the residual stream, then the rest.
         optimizer.zero_grad()
         model(ids[:, :-1], ids[:, 1:]).backward()
         optimizer.step()
@@ -234,7 +234,7 @@ def test_a_run_with_muon_and_a_trapezoid_resumes_exactly(tmp_path: Path, train: 
     assert train(recipe, tmp_path) == 0
     straight = [event["loss"] for event in events(tmp_path, "step")]
     last = tmp_path / "checkpoints" / "000008.model.safetensors"
-    last.write_bytes(last.read_bytes()[:-1])  # what is damaged is forgotten: the run goes on from step 4
+    last.write_bytes(last.read_bytes()[:-1])  # The damaged checkpoint is passed over: the run resumes from step 4.
     assert train(recipe, tmp_path) == 0
     again = [event["loss"] for event in events(tmp_path, "step")][8:]
     assert again == straight[4:]

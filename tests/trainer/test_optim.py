@@ -1,4 +1,4 @@
-"""The schedule, the arithmetic of a batch, and which weights decay."""
+"""Tests of the schedule, the batch's division, the optimisers and weight decay."""
 
 from __future__ import annotations
 

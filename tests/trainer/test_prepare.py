@@ -1,4 +1,4 @@
-"""The trainer alone makes shards of a text file: what it writes is what it opens, and no token is lost."""
+"""Tests that the trainer alone makes shards of a text file that it can open, without the loss of a token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.tokenizer import GPT2_EOT_ID
 
 STORIES = [f"The safe owl number {number} is imported, naïvely.\n" * (1 + number % 7) for number in range(40)]
 PROMPTS = ("def ", "import ")
-"""Those of mini-gpt."""
+"""The prompts of mini-gpt."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Weights to start from: a published GPT-2's file or a run's checkpoint, and a sentence for whatever does not fit."""
+"""Tests of initial weights from a published GPT-2 file or a run's checkpoint; what does not fit is refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def written(path: Path, tensors: dict[str, Tensor]) -> Path:
 
 
 def published(prefix: str = "", **keys: Any) -> tuple[GPT, dict[str, Tensor]]:
-    """A model whose every weight was drawn, and its tensors as GPT-2 was published: (in, out), with causal masks."""
+    """Return a model with random weights, and its tensors as GPT-2 was published: (in, out), with causal masks."""
     source = model(**keys)
     with torch.no_grad():
         for parameter in source.parameters():
@@ -68,7 +68,7 @@ def test_tokens_that_the_file_lacks_take_no_probability(tmp_path: Path) -> None:
     with torch.no_grad():
         source.ln_f.weight.zero_()
         source.ln_f.bias.fill_(1.0)
-        source.wte.weight.mul_(0.01).sub_(1.0)  # logits below zero, as GPT-2's are, and half of them not so far
+        source.wte.weight.mul_(0.01).sub_(1.0)  # Logits below zero, as GPT-2's are, and half of them closer to zero.
         source.wte.weight[:30] += 0.5
     path = written(tmp_path / "model.safetensors", tensors)
     larger = model(vocab_size=64)
@@ -163,7 +163,7 @@ def test_a_head_of_its_own_does_not_fit_a_tied_model(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"model\.tied"):
         load_weights(model(), path)
     written(path, {**tensors, "lm_head.weight": tensors["wte.weight"]})
-    load_weights(model(), path)  # transformers writes a tied head, too
+    load_weights(model(), path)  # transformers also writes the head of a tied model
 
 
 def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:

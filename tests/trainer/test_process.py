@@ -1,4 +1,4 @@
-"""Real processes: killed, told to stop, one or two of them."""
+"""Tests of one or two real processes that are killed or asked to stop."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ if "AWAITED" == "checkpoint":
     checkpoint.CheckpointStore.write_samples = lambda *_: threading.Event().wait()
 sys.exit(train.main())
 """
-"""A process that dies as a lost machine does, at step 13: once step 10's checkpoint is told, or its sample too."""
+"""A trainer that is killed at step 13, like a lost machine, once the event AWAITED of step 10 has been written."""
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
-    """Twenty steps in one process, undisturbed."""
+    """Return the out folder of one process that trained twenty steps without interruption."""
     out = tmp_path_factory.mktemp("straight") / "out"
     assert train_here(recipe_record(), data, out) == 0
     return out
@@ -121,7 +121,7 @@ def test_sigterm_finishes_the_step_saves_and_is_a_good_end(tmp_path: Path, data:
 
 @pytest.mark.slow
 def test_the_step_after_which_it_stops_is_always_reported(tmp_path: Path, data: Path) -> None:
-    """The receipt has the last step that was told, and would name an earlier one than the checkpoint is of."""
+    """Otherwise the receipt, which shows the last reported step, would name an earlier step than the checkpoint's."""
     seldom = {"train": {**LONG["train"], "log_every": 100_000}, "eval": LONG["eval"]}
     process = subprocess.Popen(
         command(recipe_record(**seldom), data, tmp_path / "out"), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL
@@ -184,7 +184,7 @@ def test_a_second_signal_during_the_first_does_not_deadlock() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the workers through /proc")
 def test_processes_whose_launcher_was_killed_save_and_stop(tmp_path: Path, data: Path) -> None:
-    """Nobody would end them, and a person who starts the same command again would have two trainings in one folder."""
+    """Otherwise no process would end them, and the same command again would start a second training in the folder."""
     out = tmp_path / "out"
     launcher = subprocess.Popen(
         command(recipe_record(**LONG), data, out, processes=2), cwd=ROOT, env=environment(),
@@ -211,7 +211,7 @@ def test_processes_whose_launcher_was_killed_save_and_stop(tmp_path: Path, data:
 
 @pytest.mark.slow
 def test_it_leaves_at_once_with_its_code_though_output_fails() -> None:
-    """To take torch apart takes a second of a paid machine; a log that finds no room changes no exit code."""
+    """Tearing torch down takes a second of a paid machine, and a log on a full disk must not change the exit code."""
     code = "import atexit, sys; from trainer.distributed import leave; atexit.register(sys.stderr.write, 'torn down');"
     with open("/dev/full", "w") as full:
         done = subprocess.run(

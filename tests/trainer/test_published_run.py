@@ -1,7 +1,7 @@
-"""`modern-124m` against the run that it follows, modded-nanogpt's track 3, entry 36: the same losses, step by step.
+"""Tests `modern-124m` against the run that it follows, entry 36 of modded-nanogpt's track 3, step by step.
 
-The reference is written here from what is published of that run, in its own units and with nothing of trainer/: the
-embedding is drawn from N(0, 1), losses are summed over a batch, each matrix is moved by itself.
+The reference is written here from the published run, in its own units and without code of trainer/, except for our
+initial weights: the embedding is drawn from N(0, 1), losses are summed over a batch, each matrix is updated separately.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ STEPS, LAYERS, HEADS, WIDTH, CONTEXT, SEQUENCES = 40, 2, 2, 64, 64, 4
 VOCABULARY = len({*TEXT})
 BATCH, CHANNELS = SEQUENCES * CONTEXT, WIDTH // HEADS
 PAIRS = CHANNELS // 4
-"""Of a head's channels half are turned, two by two."""
+"""Rotated pairs in a head: half of its channels are rotated, in pairs."""
 EMBEDDING_UNIT = 50.0
-"""Their embedding over ours."""
+"""The reference's embedding divided by ours."""
 NEAR = 3e-3
 SMALL = (
     f"model.layers={LAYERS}", f"model.heads={HEADS}", f"model.width={WIDTH}", f"model.context={CONTEXT}",
@@ -42,7 +42,7 @@ SMALL = (
     f"train.checkpoint_every={STEPS}", f"eval.every={STEPS}", f"eval.tokens={4 * BATCH}", "hardware.on_cpu=as_written",
     'sample.prompts=["the "]', "sample.tokens=0",
 )  # fmt: skip
-"""What a small run has of its own; all else is the recipe's."""
+"""The keys that a small run changes; all others are the recipe's."""
 
 
 def small(*words: str) -> Recipe:
@@ -50,7 +50,7 @@ def small(*words: str) -> Recipe:
 
 
 def begun(recipe: Recipe) -> dict[str, Tensor]:
-    """Return our weights as they are drawn, in the reference's units; its rotation turns the other way round."""
+    """Return our initial weights in the reference's units; q and k swap halves, as its rotation turns the other way."""
     torch.manual_seed(recipe.train.seed)
     w = {name: p.detach().clone() for name, p in GPT(recipe.model, VOCABULARY).named_parameters()}
     w["wte.weight"] *= EMBEDDING_UNIT
@@ -66,7 +66,7 @@ def norm(x: Tensor) -> Tensor:
 
 
 def turned(x: Tensor) -> Tensor:
-    """x (batch, time, channels): pair i by an angle of time / 1024^(i / (pairs - 1)), the other half not at all."""
+    """Return x (batch, time, channels) with pair i turned by time / 1024^(i / (pairs - 1)), the rest unchanged."""
     angles = torch.zeros(x.shape[1], CHANNELS // 2)
     for pair in range(PAIRS):
         angles[:, pair] = torch.arange(x.shape[1]) * 1024 ** (-pair / (PAIRS - 1))
@@ -98,7 +98,7 @@ def reference_loss(w: dict[str, Tensor], ids: Tensor, targets: Tensor) -> Tensor
 
 
 def made_orthogonal(update: Tensor) -> Tensor:
-    """Twelve times 2 x - 1.5 x³ + 0.5 x⁵ of the singular values, in bf16."""
+    """Apply 2 x - 1.5 x³ + 0.5 x⁵ to the singular values twelve times, in bf16."""
     x = update.bfloat16()
     x = x.t() if x.shape[0] > x.shape[1] else x
     x = x / (x.norm() + 1e-7)
@@ -109,7 +109,7 @@ def made_orthogonal(update: Tensor) -> Tensor:
 
 
 def take_step(w: dict[str, Tensor], state: dict[str, Any], number: int) -> None:
-    """Muon for the matrices in the blocks; AdamW for the embedding, the head, and gains and biases."""
+    """Update the blocks' matrices with Muon, and the embedding, the head, gains and biases with AdamW."""
     step = number - 1
     eta = 1.0 if step / STEPS < 0.3 else (1 - step / STEPS) / 0.7
     for name, p in w.items():
@@ -127,7 +127,7 @@ def take_step(w: dict[str, Tensor], state: dict[str, Any], number: int) -> None:
 
 
 def in_a_row(folder: Path, name: str, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of a shard from its beginning."""
+    """Yield the first `count` batches of a shard."""
     tokens = torch.from_numpy(np.fromfile(folder / name, dtype="<u2", offset=1024).astype(np.int64))
     for start in range(0, count * BATCH, BATCH):
         part = tokens[start : start + BATCH + 1]
@@ -136,7 +136,7 @@ def in_a_row(folder: Path, name: str, count: int) -> Iterator[tuple[Tensor, Tens
 
 @dataclass(frozen=True)
 class Trained:
-    """Losses a token, of each step and over the first tokens held out, and how long the embedding is at the end."""
+    """The losses of each step and over the first held-out tokens, per token, and the final norm of the embedding."""
 
     losses: list[float]
     last: float
@@ -145,7 +145,7 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def published(data: Path) -> Trained:
-    """The reference, trained."""
+    """Train the reference and return its figures."""
     w = begun(small())
     state = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in w.items()}
     losses = []
@@ -162,7 +162,7 @@ def published(data: Path) -> Trained:
 
 
 def ours(data: Path, out: Path, *words: str) -> Trained:
-    """The trainer's own run of the recipe, with these words changed."""
+    """Train the recipe with these keys changed, with the trainer itself, and return its figures."""
     assert train_here(small(*words).as_record(), data, out) == 0
     tensors = read_tensors(out / "checkpoints" / f"{STEPS:06}.model.safetensors")
     losses, embedding = [event["loss"] for event in events(out, "step")], EMBEDDING_UNIT * tensors["wte.weight"]
@@ -170,7 +170,7 @@ def ours(data: Path, out: Path, *words: str) -> Trained:
 
 
 def test_the_recipes_losses_are_the_published_runs(tmp_path: Path, data: Path, published: Trained) -> None:
-    """Ten steps agree to five digits; then bf16, in which updates are made orthogonal, is rounded in another order."""
+    """The first ten steps agree to 1e-4. Later ones differ more, because bf16 updates are rounded in another order."""
     found = ours(data, tmp_path)
     assert found.losses[:10] == pytest.approx(published.losses[:10], abs=1e-4)
     assert found.losses == pytest.approx(published.losses, abs=NEAR)
@@ -207,7 +207,7 @@ def test_each_departure_would_be_seen(tmp_path: Path, data: Path, published: Tra
 
 
 def test_each_weight_has_the_published_rate_decay_and_beginning() -> None:
-    """Of one step, in the reference's units; what decays a gain by 1.5e-5 is in no loss of forty steps."""
+    """Checks one step in the reference's units: the losses of forty steps would not show a gain's decay of 1.5e-5."""
     recipe = read_recipe(RECIPE, overrides=["model.layers=1"])
     torch.manual_seed(0)
     model = GPT(recipe.model, 50257)

@@ -1,4 +1,4 @@
-"""Every recipe that is bundled trains in its rehearsal's form: a few steps of it, on text that is real."""
+"""Tests that every bundled recipe trains in its rehearsal form: four steps on real text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHORT = (*STEPS, "schedule.warmup_steps=1", "sample.tokens=4")
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tokenised text that several recipes share."""
+    """Return a folder for the tokenised text that several recipes share."""
     return tmp_path_factory.mktemp("cache")
 
 

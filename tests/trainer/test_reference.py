@@ -1,4 +1,4 @@
-"""The whole trainer against a plain loop: the same weights and batches give the same curve of losses."""
+"""Tests the whole trainer against a plain loop: the same weights and batches give the same losses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAYERS, HEADS, WIDTH, CONTEXT, SEQUENCES = 2, 2, 16, 16, 8
 
 
 def plain_gpt2(w: dict[str, Tensor], ids: Tensor) -> Tensor:
-    """GPT-2 written out, with attention and logits whole: Radford et al. 2019."""
+    """Return the logits of GPT-2 written out in full, with whole attention matrices (Radford et al. 2019)."""
 
     def norm(x: Tensor, name: str) -> Tensor:
         mean, variance = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
@@ -51,7 +51,7 @@ def plain_gpt2(w: dict[str, Tensor], ids: Tensor) -> Tensor:
 
 
 def plain_adamw(w: dict[str, Tensor], moments: dict[str, tuple[Tensor, Tensor]], rate: float, number: int) -> None:
-    """Loshchilov and Hutter 2019, algorithm 2, after clipping the gradient's norm to CLIP."""
+    """Clip the gradient's norm to CLIP, then update the weights (Loshchilov and Hutter 2019, algorithm 2)."""
     norm = torch.sqrt(sum(p.grad.square().sum() for p in w.values()))
     for name, p in w.items():
         gradient = p.grad * min(1.0, CLIP / norm.item())
@@ -88,7 +88,7 @@ def reference_losses(data_folder: Path, vocab_size: int) -> list[float]:
 
 
 def as_nanogpt_has_it(folder: Path) -> Path:
-    """The text as nanoGPT's data/shakespeare_char/prepare.py leaves it, adopted."""
+    """Write the text as nanoGPT's data/shakespeare_char/prepare.py does, adopt it, and return the adopted folder."""
     theirs, ours, alphabet = folder / "theirs", folder / "ours", sorted({*TEXT})
     theirs.mkdir()
     ids, held_out = np.array([alphabet.index(letter) for letter in TEXT], dtype=np.uint16), len(TEXT) // 10
@@ -109,7 +109,7 @@ def test_fifty_steps_have_the_losses_of_a_plain_loop(tmp_path: Path, data: Path,
         model={"layers": LAYERS, "heads": HEADS, "width": WIDTH, "context": CONTEXT, "dropout": 0.0},
         optim={"lr": PEAK, "weight_decay": DECAY, "grad_clip": CLIP},
         schedule={"warmup_steps": WARMUP, "min_lr": LOWEST},
-        # Four portions a step, which must not show.
+        # Four portions a step, which must not change the losses.
         train={"steps": STEPS, "batch_tokens": SEQUENCES * CONTEXT, "micro_batch": 2, "checkpoint_every": STEPS},
         eval={"every": STEPS},
     )

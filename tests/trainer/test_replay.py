@@ -1,4 +1,4 @@
-"""A checkpoint is computed again: an honest one to the bit, one whose weights were moved is found."""
+"""Tests that a replay reproduces an honest checkpoint bit for bit, and finds one whose weights were changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def out(train: Train, tmp_path: Path) -> Path:
 
 
 def nudge(out: Path, by: float) -> None:
-    """Move every weight a little, as somebody would who wants another checkpoint to show."""
+    """Add `by` to every weight of the last checkpoint, and delete the manifest that would reveal it."""
     weights = {name: tensor + by for name, tensor in read_tensors(out / LAST).items()}
     with (out / LAST).open("wb") as file:
         write_tensors(file.write, weights)
@@ -80,7 +80,7 @@ def test_a_checkpoint_before_that_is_not_here_is_refused(out: Path, data: Path) 
 
 
 def test_spans_between_kept_checkpoints_are_taken_again(train: Train, data: Path, tmp_path: Path) -> None:
-    """One that ends where no checkpoint is has its losses alone."""
+    """A span that ends without a checkpoint has only losses to compare."""
     recipe = recipe_record()
     recipe["train"] |= {"steps": 40, "checkpoint_every": 5, "keep_checkpoints": 4}
     assert train(recipe, tmp_path / "out") == 0

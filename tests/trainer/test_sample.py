@@ -1,4 +1,4 @@
-"""Sampling: the same seed gives the same text, and only what the vocabulary has."""
+"""Tests of sampling: the same seed gives the same text, and only tokens of the vocabulary are drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints are written beside training: it does not wait, nothing is torn, and nothing goes wrong in silence."""
+"""Tests that training continues while checkpoints are written, that files are whole, and that failures are reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.saving import CheckpointWriter, Snapshot
 
 
 class Gate:
-    """Lets `CheckpointStore.save` begin, and holds it until it is opened."""
+    """A patch that holds `CheckpointStore.save` until `open` is set; `most` is the most saves at the same time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.open = threading.Event(), threading.Event()

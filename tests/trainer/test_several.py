@@ -1,4 +1,4 @@
-"""Several processes, on one machine or two: the same tokens, the same losses, whichever process holds which part."""
+"""Tests of several processes, on one machine or two: same tokens and losses, whichever process holds which part."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ events.Reporter.step = step
 train.leave(train.main())
 """
 
-# Tells, as each process's last line, how many whole tensors and bytes of them it had at once, and the largest one's.
+# Prints, as each process's last line, the most whole tensors it had at the same time, the most bytes of them at the
+# same time, and the bytes of the largest one.
 COUNTING = """
 import os, weakref
 from torch.distributed.tensor import DTensor
@@ -73,7 +74,7 @@ os.write(1, b"\\nMOST %d %d %d\\n" % tuple(most))
 train.leave(code)
 """
 
-# Draws a token in half a second, and lets the other process wait for two at most.
+# Draws a token in half a second, and lets the other process wait for one second at most.
 SLOW_TO_SAY = """
 import time
 from trainer import evaluate, train
@@ -85,8 +86,8 @@ evaluate.pick = slow
 train.leave(train.main())
 """
 
-# The loss of step 6 is BAD while the checkpoint of step 5 is being written; the second process tells what it saw there,
-# in one piece: the first writes to the same pipe.
+# The loss of step 6 is BAD while the checkpoint of step 5 is being written. At its end the second process prints
+# whether the manifest exists, with a single write, because the first process writes to the same pipe.
 BAD_WHILE_SAVING = """
 import os, sys, time
 from trainer import checkpoint, optim, train
@@ -105,9 +106,9 @@ if os.environ["RANK"] == "1":
 train.leave(code)
 """
 
-# Trains twelve compiled blocks, a bucket of the gradient each, and tells as each process's last line how many travel
-# when backward is in the first block, whose second norm is the last but one of 25, and how many graphs were compiled.
-# What a graph is made into does not matter to that, and takes no time here.
+# Trains twelve compiled blocks with one gradient bucket each. Prints, as each process's last line, how many buckets
+# are being reduced when backward reaches the first block (its second norm is the 24th of 25 in backward), and how many
+# graphs were compiled. The backend "aot_eager" saves the time of code generation, which does not matter here.
 TRAVELLING = """
 import functools, os, torch, torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -148,7 +149,7 @@ os._exit(0)
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
-    """Twenty steps in one process, without dropout: its masks depend on how the batch is cut."""
+    """Return the out folder of one process without dropout, whose masks depend on the batch's division."""
     out = tmp_path_factory.mktemp("straight") / "out"
     argv = command(recipe_record(model=NO_DROPOUT), data, out)
     assert subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, timeout=120).returncode == 0
@@ -157,7 +158,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
 
 @pytest.mark.slow
 def test_replicas_that_stopped_half_way_go_on_to_the_last_bit(tmp_path: Path, data: Path) -> None:
-    """Three processes, since the sum of two gradients is the same in either order; a model of several buckets."""
+    """Uses several buckets and three processes, because the sum of two gradients is the same in either order."""
     model = {**NO_DROPOUT, "layers": 4, "width": 256}
     for out, stops in (("straight", (6,)), ("stopped", (3, 6))):
         for steps in stops:
@@ -172,7 +173,7 @@ def test_replicas_that_stopped_half_way_go_on_to_the_last_bit(tmp_path: Path, da
 
 
 def answered_alone(checkpoint: Checkpoint, items: list[Item]) -> float | None:
-    """Return the share of items that a checkpoint's model answers rightly, in this process."""
+    """Return the share of items that a checkpoint's model answers correctly, computed in this process."""
     model = GPT(ModelConfig(layers=2, heads=2, width=16, context=16, vocab_size=64))
     model.load_state_dict(checkpoint.model)
     cpu = Device(torch.device("cpu"), "fp32", None)
@@ -181,7 +182,7 @@ def answered_alone(checkpoint: Checkpoint, items: list[Item]) -> float | None:
 
 @pytest.mark.slow
 def test_a_process_group_is_left_standing(tmp_path: Path) -> None:
-    """Taking it apart waits for gloo's threads, one of which may wait for the interpreter: a process hung for ever."""
+    """Destroying the group waits for gloo's threads, one of which may wait for the interpreter: a process once hung."""
     script = """
 import gc, weakref, torch, torch.distributed as dist
 from trainer import distributed
@@ -240,7 +241,7 @@ def test_one_process_then_two_with_a_part_each_then_one_again(
 
 @pytest.mark.slow
 def test_saving_a_sharded_model_never_holds_two_whole_tensors(tmp_path: Path, data: Path) -> None:
-    """A card that can only hold its part of the model must come through every save, the first process's card too."""
+    """A GPU with room only for its part of the model must survive every save, in the first process too."""
     keys = {"parallel": "fsdp", "steps": 4, "checkpoint_every": 2}
     argv = command(recipe_record(train=keys, sample={"prompts": []}), data, tmp_path / "out")
     done = torchrun(COUNTING, argv, tmp_path)
@@ -253,7 +254,7 @@ def test_saving_a_sharded_model_never_holds_two_whole_tensors(tmp_path: Path, da
 
 @pytest.mark.slow
 def test_others_wait_only_so_long_for_the_first_ones_samples(tmp_path: Path, data: Path) -> None:
-    """They wait in the next step's collective, whose limit would end the run."""
+    """The other process waits in the next step's collective, whose time limit would end the run."""
     folder = shutil.copytree(data, tmp_path / "data")
     (prompt,) = json.loads((folder / "prompts.json").read_text())
     (folder / "prompts.json").write_text(json.dumps([prompt] * 3))
@@ -270,7 +271,7 @@ def test_others_wait_only_so_long_for_the_first_ones_samples(tmp_path: Path, dat
 @pytest.mark.slow
 @pytest.mark.parametrize(("loss", "reason"), [("nan", "nonfinite"), ("1e9", "spike")])
 def test_no_process_leaves_before_the_first_has_saved(tmp_path: Path, data: Path, loss: str, reason: str) -> None:
-    """torchrun leaves the others 30 s once one has failed; a large checkpoint takes longer to the disk."""
+    """torchrun kills the other processes 30 s after one has failed; a large checkpoint may take longer to write."""
     argv = command(recipe_record(train={"checkpoint_every": 5, "spike": "stop"}), data, tmp_path / "out")
     done = torchrun(BAD_WHILE_SAVING.replace("BAD", loss), argv, tmp_path)
     assert "SAVED 1" in done.stdout, done.stderr
@@ -278,7 +279,7 @@ def test_no_process_leaves_before_the_first_has_saved(tmp_path: Path, data: Path
 
 
 def free_port() -> int:
-    """A port that the system itself hands to nobody, so that it is still free when seconds later torchrun is up."""
+    """Return a free port outside the range that the system assigns, so that it stays free until torchrun starts."""
     while True:
         port = random.SystemRandom().randrange(10_000, 20_000)
         with socket.socket() as listener, contextlib.suppress(OSError):
@@ -287,7 +288,7 @@ def free_port() -> int:
 
 
 def two_machines(folder: Path, data: Path, recipe: dict[str, Any]) -> list[tuple[int, str]]:
-    """Train on two machines, each with an out folder of its own; return the exit code and the last words of each."""
+    """Train on two emulated machines, each with its own out folder; return each one's exit code and stderr."""
     nodes, ends = [], []
     where = f"--nnodes=2 --nproc-per-node=1 --master-addr=127.0.0.1 --master-port={free_port()}"
     for rank in range(2):
@@ -308,7 +309,7 @@ def two_machines(folder: Path, data: Path, recipe: dict[str, Any]) -> list[tuple
 
 @pytest.mark.slow
 def test_two_machines_train_as_one(tmp_path: Path, data: Path, straight: Path) -> None:
-    """Each has its own copy of the data and an out folder of its own; the checkpoint lies only on the first."""
+    """Each machine has its own out folder; the checkpoint is only on the first."""
     ends = two_machines(tmp_path, data, recipe_record(model=NO_DROPOUT))
     assert [code for code, _ in ends] == [0, 0], ends
     assert events(tmp_path / "out0", "start")[0]["world_size"] == 2
@@ -319,7 +320,7 @@ def test_two_machines_train_as_one(tmp_path: Path, data: Path, straight: Path) -
 
 @pytest.mark.slow
 def test_a_checkpoint_on_the_other_machine_is_not_trained_again(tmp_path: Path, data: Path, straight: Path) -> None:
-    """A rendezvous that gives the ranks itself may make another machine the first one, whose folder is empty."""
+    """A rendezvous that assigns the ranks may make a machine with an empty folder the first one."""
     shutil.copytree(straight, tmp_path / "out1")
     two_machines(tmp_path, data, recipe_record(model=NO_DROPOUT))
     (stop,) = events(tmp_path / "out0")

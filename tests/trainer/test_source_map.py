@@ -1,4 +1,4 @@
-"""The log says to a learner where the ideas of a training stand in the code that ran."""
+"""Tests that the log tells a learner where in the code the ideas of a training are implemented."""
 
 from __future__ import annotations
 

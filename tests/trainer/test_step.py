@@ -1,4 +1,4 @@
-"""One step: it is taken again when memory runs out, and judged before the weights move."""
+"""Tests of one step: it is repeated if memory runs out, and checked before the weights change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Tamper = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def tamper(monkeypatch: pytest.MonkeyPatch, change: Tamper) -> None:
-    """Let `change(ids, loss)` replace the loss of every training forward; it may raise."""
+    """Replace the loss of every training forward by `change(ids, loss)`, which may raise."""
     forward = GPT.forward
 
     def changed(self: GPT, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_a_smaller_micro_batch_divides_and_keeps_the_batch() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("call", [1, 4 * 4 + 3])  # at once; in the third micro-batch of the fifth step
+@pytest.mark.parametrize("call", [1, 4 * 4 + 3])  # in the first forward; in the third micro-batch of the fifth step
 def test_memory_that_runs_out_costs_neither_a_step_nor_a_token(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
@@ -203,7 +203,7 @@ def test_a_run_whose_every_step_overflowed_resumes_exactly(
     def overflowing(_: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        if calls <= 4 * 3:  # the first three steps, as the scale is too large for this model
+        if calls <= 4 * 3:  # the first three steps, as if the scale were too large for this model
             loss.register_hook(lambda gradient: gradient * math.inf)
         return loss
 
@@ -238,7 +238,7 @@ def test_fp16_that_overflows_at_any_scale_has_diverged(
 
 
 def spiking(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Multiply the loss of one step by five, and its gradient with it."""
+    """Multiply the loss of one step, and so its gradient, by five."""
     calls = 0
     monkeypatch.setattr(optim, "SPIKE_WINDOW", 6)
 

@@ -1,4 +1,4 @@
-"""Our files are safetensors files: the package reads ours, we read the package's, and damage is found."""
+"""Tests of our safetensors files: the safetensors package reads ours, we read the package's, and damage is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop: what it learns, how it stops, and that it goes on exactly where it stood."""
+"""Tests of the training loop: what it learns, how it stops, and that it resumes exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parallel text: what preparing makes of it, what the reader refuses, and which pairs a step sees."""
+"""Tests of parallel text: how it is prepared, what the reader refuses, and which pairs a step reads."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_no_sentence_is_in_both_splits(tmp_path: Path) -> None:
 
 
 def test_two_files_are_one_text_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
-    # U+2028 is a line end to some of Python, and part of a sentence here.
+    # Some of Python's functions take U+2028 for a line end; here it is part of a sentence.
     lines = [(f"a line {n}\u2028too", f"eine Zeile {n}") for n in range(60)]
     lines += [("no translation", ""), ("x " * 70, "y")]
     files = [tmp_path / "text.en", tmp_path / "text.de"]
@@ -149,7 +149,7 @@ def test_too_long_sentences_and_shards_of_text_are_refused(german: Path, tmp_pat
 
 
 def seen(lab: Lab, steps: range, micro_batch: int, processes: int) -> list[list[str]]:
-    """The target sentences of every step, all processes' together."""
+    """Return the sorted target sentences of every step, from all processes together."""
     samples, sequences = lab.task.train_samples, 64
     found = []
     for step in steps:

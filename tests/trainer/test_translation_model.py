@@ -1,4 +1,4 @@
-"""The encoder-decoder: what its masks hide, what its loss is, and what its searches promise."""
+"""Tests of the encoder-decoder: its masks, its loss and its searches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VOCAB = 13
 
 
 def model(seed: int = 0, label_smoothing: float = 0.0, sharpness: float = 1.0) -> Translator:
-    """A small model in its evaluation mode; `sharpness` makes its opinions stronger."""
+    """Return a small model in evaluation mode; a larger `sharpness` makes its predictions more confident."""
     torch.manual_seed(seed)
     shape = {"layers": 2, "heads": 2, "width": 16, "context": 12, "vocab_size": 16, "dropout": 0.1}
     config = ModelConfig(preset="encoder-decoder", **shape)  # type: ignore[arg-type]
@@ -32,7 +32,7 @@ def model(seed: int = 0, label_smoothing: float = 0.0, sharpness: float = 1.0) -
 
 
 def pairs(*lengths: tuple[int, int], multiple: int = 1) -> Batch:
-    """Random pairs of so many source and target tokens."""
+    """Return a batch of random pairs with these numbers of source and target tokens."""
     state = np.random.RandomState(5)
     sources, targets = [], []
     for source, target in lengths:
@@ -149,7 +149,7 @@ def test_weights_are_xaviers_and_three_uses_share_one_matrix() -> None:
 
 
 def scored(network: Translator, source: torch.Tensor, found: Hypothesis) -> float:
-    """The log-probability of a translation, read off in one pass, its padded and silent tokens left out."""
+    """Return the log-probability of a translation from one forward pass, with padding and start tokens excluded."""
     target = torch.tensor([[1, *found.ids[:-1]]])
     batch = Batch(source[None], target, target, 0)
     logits = hidden(network, batch) @ network.embedding.weight.t()
@@ -197,7 +197,7 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_translation() -> None:
 
 
 class Told:
-    """A stand-in for the model that says the next token's probabilities by what was said so far."""
+    """A stand-in for the model with scripted probabilities of the next token after the tokens so far."""
 
     config, vocab_size = ModelConfig(layers=1, heads=1, width=1, context=4, vocab_size=8), 8
 
@@ -227,7 +227,7 @@ def test_beam_search_sees_past_a_word_that_leads_nowhere() -> None:
 
 
 def test_what_greedy_search_finds_is_not_lost_in_a_beam() -> None:
-    # After the first word two continuations of 4 (0.175 each) push that of 3 (0.12) out of a beam of two.
+    # After two words both continuations of 4 (0.175 each) push the best one of 3 (0.12) out of a beam of two.
     scripted = Told({
         (): {3: 0.4, 4: 0.35, 5: 0.25}, (3,): {3: 0.3, 4: 0.24, 5: 0.24, 6: 0.22}, (4,): {3: 0.5, 4: 0.5},
         (4, 3): FOUR_WAYS, (4, 4): FOUR_WAYS, (5,): FOUR_WAYS,

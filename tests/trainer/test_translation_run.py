@@ -1,4 +1,4 @@
-"""Translation through the ordinary command: the one loop trains it, evaluates it, asks it, saves it and goes on."""
+"""Tests of translation through the ordinary command: the usual loop trains, evaluates, samples, saves and resumes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def small(dropout: float = 0.0, **train: Any) -> dict[str, Any]:
-    """Six steps of 16 pairs in four portions, saved after three."""
+    """Return a recipe of six steps with 16 pairs in four portions, saved after three steps."""
     keys = {"steps": 6, "batch_tokens": 16 * CONTEXT, "micro_batch": 4, "checkpoint_every": 3}
     return lab_recipe(
         "copy", "char-pairs", model={"layers": 1, "heads": 2, "width": 32, "dropout": dropout},

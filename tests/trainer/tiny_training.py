@@ -1,4 +1,4 @@
-"""A tiny character corpus in the layout of docs/FORMATS.md, recipes for it, and the real command in a subprocess."""
+"""A tiny character corpus in the layout of docs/FORMATS.md, recipes for it, and the trainer's real command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = "the quick brown fox jumps over the lazy dog; " * 400
 
 MODEL = {"layers": 1, "heads": 1, "width": 16, "context": 8}
-"""The smallest GPT, for tests that need any."""
+"""The smallest GPT, for tests to which the shape does not matter."""
 
 torch.set_num_threads(1)
 
@@ -86,7 +86,7 @@ def shard_entry(path: Path, tokens: int) -> dict[str, Any]:
 
 
 def write_data(folder: Path, text: str = TEXT) -> Path:
-    """Write shards (two of train, one of val), data.json, vocab.json and prompts.json of a text's characters."""
+    """Write two train shards, a val shard, data.json, vocab.json and prompts.json of a text's characters."""
     folder.mkdir(parents=True)
     alphabet = sorted(set(text))
     ids = np.array([alphabet.index(c) for c in text])
@@ -109,7 +109,8 @@ def write_data(folder: Path, text: str = TEXT) -> Path:
 
 
 def write_items(folder: Path, count: int = 11) -> list[Item]:
-    """Write hellaswag.jsonl of a text's data folder: the right ending is the text, the others are letters at random."""
+    """Write hellaswag.jsonl into a data folder and return its items; the right ending is TEXT's, the others are
+    random."""
     alphabet, draw, records = sorted(set(TEXT)), random.Random(0), []
     for number in range(count):
         ids = [alphabet.index(c) for c in TEXT[7 * number : 7 * number + 14]]
@@ -123,12 +124,12 @@ def write_items(folder: Path, count: int = 11) -> list[Item]:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shared data folder; nothing may change it."""
+    """Return the shared data folder, which no test may change."""
     return write_data(tmp_path_factory.mktemp("corpus") / "data")
 
 
 def command(recipe: dict[str, Any], data: Path, out: Path, processes: int = 0) -> list[str]:
-    """Return the real command line; `processes` 0 is plain python, more is the launcher."""
+    """Write the recipe and return the real command line; `processes` 0 means plain python, more the launcher."""
     out.parent.mkdir(parents=True, exist_ok=True)
     file = out.parent / f"{out.name}.recipe.json"
     file.write_text(json.dumps(recipe))
@@ -142,7 +143,7 @@ def environment() -> dict[str, str]:
 
 
 def run_command(recipe: dict[str, Any], data: Path, out: Path, processes: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run the real command to its end."""
+    """Run the real command to its end and return its result."""
     argv = command(recipe, data, out, processes)
     return subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
 
@@ -158,12 +159,12 @@ def whole_events(out: Path) -> list[dict[str, Any]]:
 
 
 def losses(out: Path) -> dict[int, float]:
-    """Return the loss of every step; a step that was repeated counts as it was the last time."""
+    """Return the loss of every step; of a repeated step, the last one."""
     return {event["step"]: event["loss"] for event in events(out, "step")}
 
 
 def patience_s(out: Path) -> float:
-    """How long the trainer may be silent now before it is taken for stuck."""
+    """Return how many seconds the trainer may now be silent before it counts as stuck."""
     seconds: float = json.loads((out / "heartbeat.json").read_text())["patience_s"]
     return seconds
 
@@ -174,11 +175,11 @@ def manifest(out: Path) -> dict[str, Any]:
 
 
 LONG = {"train": {"steps": 100_000, "checkpoint_every": 50_000}, "eval": {"every": 50_000}}
-"""Keys of a recipe that would train for minutes."""
+"""Recipe keys for a training of several minutes."""
 
 
 def torchrun(script: str, argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script in two processes in place of the module `trainer.train`."""
+    """Run a script under torchrun in two processes, in place of the module `trainer.train`."""
     file = folder / "script.py"
     file.write_text(script)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(file)]
@@ -205,7 +206,7 @@ Train = Callable[..., int]
 
 
 def train_here(recipe: dict[str, Any], data: Path, out: Path, *words: str) -> int:
-    """Run the command in this process, which pays for torch's import once, and return its exit code."""
+    """Run the command in this process, which has already imported torch, and return its exit code."""
     from trainer.train import main
 
     with pytest.MonkeyPatch.context() as patch:
@@ -217,5 +218,5 @@ def train_here(recipe: dict[str, Any], data: Path, out: Path, *words: str) -> in
 
 @pytest.fixture
 def train(data: Path) -> Train:
-    """`train(recipe, out, data, *words)` is `train_here` on the shared data."""
+    """Return a function `train(recipe, out, data, *words)` that calls `train_here`, by default on the shared data."""
     return lambda recipe, out, folder=data, *words: train_here(recipe, folder, out, *words)

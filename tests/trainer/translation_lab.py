@@ -1,6 +1,6 @@
-"""A parallel text on disk, and the training loop's few lines around a translation task, for any number of processes.
+"""Parallel texts on disk, and a minimal training loop for a translation task, for any number of processes.
 
-The processes are played one after the other: each reads its own micro-batches, and gradients are averaged over them.
+The processes are simulated one after the other: each reads its own micro-batches, and their gradients are averaged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROMPTS = {"english-german": ("the old man sees a dog.",), "copy": ("abcdefgh",)
 
 
 def written(folder: Path, source: str, tokenizer: str, **more: Any) -> Path:
-    """Prepare a parallel text in a folder."""
+    """Prepare a parallel text in a folder and return the folder."""
     prompts = more.pop("prompts", PROMPTS.get(source, ()))
     order = PairOrder(source, tokenizer, more.pop("val_fraction", 0.05), folder, **more)
     made, _ = prepare_pairs(order, print)
@@ -53,7 +53,7 @@ def lab_recipe(source: str, tokenizer: str, **tables: dict[str, Any]) -> Recipe:
 
 @dataclass
 class Lab:
-    """One training run."""
+    """A training run: its recipe, task, model and optimiser."""
 
     recipe: Recipe
     task: TranslationTask
@@ -61,7 +61,7 @@ class Lab:
     optimizer: torch.optim.Optimizer
 
     def train(self, steps: range, processes: int = 1) -> list[float]:
-        """Take some steps; return their losses."""
+        """Take these steps and return their losses."""
         plan = plan_batch(self.recipe, processes)
         self.model.train()
         return [self._step(step, plan, processes) for step in steps]
@@ -83,7 +83,7 @@ class Lab:
 
 
 def open_lab(folder: Path, recipe: Recipe) -> Lab:
-    """Open a data folder for a recipe, with a fresh model."""
+    """Open a data folder for a recipe and return a lab with a fresh model."""
     data = open_data(folder, recipe.data.tokenizer, recipe.sample.prompts)
     sequences = plan_batch(recipe, 1).sequences
     task = TranslationTask.open(recipe, folder, data, sequences, Processes())
