@@ -1,4 +1,4 @@
-"""Reads the codes of gpurun's errors and incidents from its source, with the texts beside them."""
+"""Read the codes of gpurun's errors and incidents from its source, with the texts beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares texts with the golden files in `drawn/`, or writes these again if GPURUN_UPDATE_GOLDEN=1."""
+"""Compare texts with the golden files in `drawn/`, or write these again if GPURUN_UPDATE_GOLDEN=1."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _dearer(records: Records) -> Records:
 
 
 def _also(event: str, *, after: str, **data: Any) -> Callable[[Records], Records]:
-    """Return an edit of a journal that adds a record right after `after`, with the same time."""
+    """Return an edit that adds a record to a journal, right after the record `after` and with its time."""
 
     def edit(records: Records) -> Records:
         place = [record["event"] for record in records].index(after)

@@ -1,4 +1,4 @@
-"""Tests that gpurun and the trainer share files, not code, and that each heavy package is imported in one place."""
+"""Tests that gpurun and the trainer share files, not code, and that some packages are imported in one place only."""
 
 from __future__ import annotations
 

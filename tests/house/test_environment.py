@@ -25,7 +25,7 @@ ENVIRONMENT = """
 
 
 def variables_read(tree: ast.Module) -> set[str]:
-    """Return the names in `environ[...]`, `.get(...)`, `.pop(...)`, `getenv(...)` and `in environ`, or `environment`."""
+    """Return the constant names in `environ[...]`, `.get(...)`, `.pop(...)`, `getenv(...)` and `... in environ`."""
     keys: list[ast.expr] = []
     for node in ast.walk(tree):
         match node:

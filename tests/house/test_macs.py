@@ -1,4 +1,4 @@
-"""Tests that Linux-only calls are listed here with a Mac's substitute; the agent is exempt, since it runs on Linux."""
+"""Tests that Linux-only calls are listed here with a Mac's substitute; the agent is exempt: it runs on Linux."""
 
 from __future__ import annotations
 

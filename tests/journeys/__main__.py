@@ -1,7 +1,7 @@
 """The journeys of docs/dev/ARCHITECTURE.md: `python -m tests.journeys NAME...` prints each one's files, as JSON.
 
-They need a fresh process: code that a test has already run once might not run again. The journeys of one rental share
-it.
+They need a fresh process, because code that a test has already run once might not run again. The journeys of RENTAL
+share one rental.
 """
 
 from __future__ import annotations

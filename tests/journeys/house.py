@@ -1,4 +1,4 @@
-"""Counts what a reader meets in gpurun/, from its sources and from traces: `make house` prints the table."""
+"""Count what a reader meets in gpurun/, from its sources and from traces: `make house` prints the table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.journeys.journeys import BUDGETS, files_of
 from tests.journeys.trace import ROOT
 
 AGENT = "gpurun/remote/agent/"
-"""Not counted: it uses only the standard library, so it has its own lock and its own reader of files."""
+"""Left out of `sources`: it uses only the standard library, so it has its own lock and its own reader of files."""
 
 
 def sources() -> dict[str, ast.Module]:

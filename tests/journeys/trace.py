@@ -1,4 +1,4 @@
-"""Records which files are entered while a block runs."""
+"""Record which files are entered while a block runs."""
 
 from __future__ import annotations
 

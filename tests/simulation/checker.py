@@ -1,4 +1,4 @@
-"""Judges a played scenario by the clouds' meters, the history and the run's folder, whatever gpurun itself believes.
+"""Judge a played scenario by the clouds' meters, the history and the run's folder, whatever gpurun itself believes.
 
 Each promise that can be observed from outside is a function here, which yields a sentence for each breach.
 """
@@ -66,9 +66,9 @@ def one_at_most(played: Played) -> Iterator[str]:
 
 
 def nothing_forgotten(played: Played) -> Iterator[str]:
-    """P3: if a machine lives when a supervisor ends, the journal states that it may be billed, and the exit code is 9.
+    """P3: if a machine lives when a supervisor ends, the journal states that it may be billed.
 
-    A journal that states this has exit code 9 too. A killed supervisor has no exit code.
+    The exit code is 9 if a machine lives or if the journal states this. A killed supervisor has no exit code.
     """
     for outcome in played.outcomes:
         if outcome.alive and not outcome.state.may_be_billing:
@@ -197,8 +197,8 @@ def success_is_true(played: Played) -> Iterator[str]:
 def what_is_not_home_is_held(played: Played) -> Iterator[str]:
     """P11: a machine whose files are not all at home is asked to end only after one hold, no longer than announced.
 
-    No hold is due if the user requested the destroy, the lease is almost over, the machine is gone or the cap is
-    excused.
+    No hold is due if the user requested the destroy, the lease is almost over, the machine is gone or the cap could not
+    be kept.
     """
     lacking, held = False, False
     for at_s, record in _timed(played):
@@ -265,7 +265,7 @@ def _whole_curve(played: Played) -> Iterator[str]:
 def books_hold(played: Played) -> Iterator[str]:
     """P10: the audit of a closed run finds no problem.
 
-    Excused are a cap that could not be kept, and a late deadline in a run whose clock was set.
+    Two problems are excused: a cap that could not be kept, and a late deadline if a clock was set.
     """
     if not played.closed:
         return
@@ -280,8 +280,8 @@ def books_hold(played: Played) -> Iterator[str]:
 def is_cap_excused(played: Played) -> bool:
     """Return whether a cost was beyond gpurun's control.
 
-    So it is if the provider made a second machine or a dearer one, was silent or refused ends, or if a machine without
-    a timer was left alone by the user. gpurun ends such machines when it sees them.
+    The provider made a second machine or a dearer one, was silent or refused ends; or the user was away while a machine
+    had no timer. gpurun ends a second or a dearer machine when it sees it.
     """
     strange = played.scenario.has(Fault.TWICE, Fault.DEARER)
     unarmed = any(box.ends_s is None for _, box in _boxes(played))

@@ -1,4 +1,4 @@
-"""Registers the profile of a longer search: `pytest tests/simulation --hypothesis-profile soak`."""
+"""Register the profile of a longer search: `pytest tests/simulation --hypothesis-profile soak`."""
 
 from __future__ import annotations
 

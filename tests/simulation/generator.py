@@ -1,4 +1,4 @@
-"""Draws scenarios: mostly a little trouble, sometimes a lot, and never more than gpurun's promises cover.
+"""Draw scenarios: mostly a little trouble, sometimes a lot, and never more than gpurun's promises cover.
 
 A scenario stays within what the `Traits` of its clouds state. It has at most two faults that hide a machine or show an
 old state, fewer than the readings of a proof of death; weather denies only machines that have answered. A cloud that

@@ -1,9 +1,9 @@
-"""Removes one safeguard at a time, in a copy of the tree, and runs the tests that could notice until one fails.
+"""Remove one safeguard at a time, in a copy of the tree, and run the tests that could notice until one fails.
 
     python -m tests.simulation.mutants                    every safeguard of tests/simulation/safeguards.py
     python -m tests.simulation.mutants -j 2 sync far.py    those whose name contains one of these words
 
-It prints a line for each safeguard: the test that failed without it, and the seconds that this took. A safeguard
+This prints a line for each safeguard: the test that failed without it, and the seconds that this took. A safeguard
 without such a test SURVIVES, and the exit code is 1.
 """
 

@@ -1,4 +1,4 @@
-"""Does to a run what its scenario contains: faults of calls, bad weather, and deeds at the wrong moment."""
+"""Do to a run what its scenario contains: faults of calls, bad weather, and deeds at the wrong moment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Endless(BaseException):
 
 
 class Nemesis:
-    """Counts calls and points, and strikes where the scenario has a strike or a deed.
+    """The source of a run's troubles: it counts calls and points, and acts where the scenario has a strike or a deed.
 
     `points` has every point that was passed, with its true time. `next_faults` are used before the scenario's strikes.
     """

@@ -1,4 +1,4 @@
-"""Plays one scenario with the real lifecycle on simulated clouds, and keeps the history for the checker."""
+"""Play one scenario with the real lifecycle on simulated clouds, and keep the history for the checker."""
 
 from __future__ import annotations
 

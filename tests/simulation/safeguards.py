@@ -1,4 +1,4 @@
-"""Lists every safeguard of the source that can be removed alone: each sync, lock, digest check and read-back.
+"""List every safeguard of the source that can be removed alone: each sync, lock, digest check and read-back.
 
 Syncs, locks and comparisons of digests are found by their syntax, so that a new one is listed without further work.
 Code that checks twice (a second reading, a count of readings, a check of a token) has no common syntax, and is listed

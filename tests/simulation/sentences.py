@@ -1,4 +1,4 @@
-"""Judges what gpurun told the user about money and about living machines, by what was true at that moment."""
+"""Judge what gpurun told the user about money and about living machines, by what was true at that moment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNTRUE_CLOCKS = ("jump", "doze", "kill and reboot")
 
 
 def sentences_hold(played: Played) -> Iterator[str]:
-    """Yield every false statement of `ps` at the end of a supervisor, and of the journal."""
+    """Yield every false statement: of `ps` at each end of a supervisor, and of the journal."""
     boxes = [box for cloud in played.clouds.values() for box in cloud.boxes]
     for outcome in played.outcomes:
         yield from _of_list(outcome, played)

@@ -1,4 +1,4 @@
-"""Plays many seeds, and reduces the first scenario that breaks a promise to a small one."""
+"""Play many seeds, and reduce the first scenario that breaks a promise to a small one."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def judge_voyage(seed: int) -> Verdict:
 
 
 def shrunk(verdict: Verdict) -> Verdict:
-    """Return the verdict on a smallest scenario that still breaks one of the same promises."""
+    """Return the verdict on the smallest scenario found that still breaks one of the same promises."""
     kinds = {breach.partition(":")[0] for breach in verdict.breaches}
     for smaller in verdict.scenario.smaller():
         found = judge(smaller)

@@ -1,4 +1,4 @@
-"""Tests that a supervisor can be killed at every kind of record and call, with every provider, and the promises hold.
+"""Tests that a supervisor can be killed at every kind of record and call, with every provider, and keeps its promises.
 
 A point that is passed many times (a poll, a look) is tried at its first and its last passing. The cap pays for two
 machines, so that a create with an unknown outcome does not prevent a second one. With a cap for one, nothing is

@@ -1,4 +1,4 @@
-"""Tests of user verbs, clock jumps and faults in any order that Hypothesis finds; it reduces what fails.
+"""Tests of user verbs, clock jumps and faults in any order that Hypothesis finds; it makes each failure small.
 
 By default the search is short and always the same; `--hypothesis-profile soak` makes it long and random.
 """
