@@ -1,4 +1,4 @@
-"""The codes of gpurun's errors and incidents, read out of its source with the words that stand beside each."""
+"""Read the codes of gpurun's errors and incidents from its source, with the texts beside them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"[a-z…][a-z0-9_…]*\.[a-z0-9_…]+")
 PASSED_ON = {"_within", "_over_ssh_note", "warn", "tell", "why", "ExtraGone", "StepFailed", "Incident", "__init__"}
-"""Functions that get the code of what they raise, beside the exceptions themselves."""
+"""Functions that take a code as an argument, besides the exceptions themselves."""
 WITHOUT_FAMILY = {"Refusal": ("far", 0), "FarRefusal": ("far", 0), "_bad_shard": ("data", 1)}
-"""Those that get it without its family, and where among their words."""
+"""Functions that take a code without its family, with that family and the position of the argument."""
 FILLED_IN = {"far.…", "data.…", "…"}
-"""Codes whose parts are put together, each listed by its own place."""
+"""Codes that are composed of parts; the complete ones are found elsewhere."""
 GAP = "…"
 _ALONE = re.compile(r"[a-z][a-z_]+")
 _PLACES = re.compile(rf"{GAP}(?:[ ,]*{GAP})+")
@@ -24,7 +24,7 @@ _PLACES = re.compile(rf"{GAP}(?:[ ,]*{GAP})+")
 
 @dataclass(frozen=True)
 class Entry:
-    """A code as one place of the source has it; a word that depends on the case is a gap."""
+    """A code at one place of the source. A part of its text that depends on the case is a GAP."""
 
     code: str
     raised: str
@@ -34,13 +34,13 @@ class Entry:
 
 @cache
 def trees() -> tuple[ast.Module, ...]:
-    """Return the source, parsed."""
+    """Return the parsed source files."""
     return tuple(ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "gpurun").rglob("*.py")))
 
 
 @cache
 def entries() -> tuple[Entry, ...]:
-    """Return every place that raises or records a code, in the order of the codes."""
+    """Return an entry for each place that raises or records a code, sorted by code."""
     classes = {
         node.name: [ast.unparse(base) for base in node.bases]
         for tree in trees()
@@ -108,7 +108,7 @@ def _of_calls(
 
 
 def is_code(text: str, *, alone: bool) -> bool:
-    """Whether that is a code; one without a family is known by the place where codes stand."""
+    """Return whether a text is a code. A code without a family is recognised only where codes stand (`alone`)."""
     return bool(CODE.fullmatch(text) and text.strip(f"{GAP}.")) or (alone and bool(_ALONE.fullmatch(text)))
 
 
@@ -131,7 +131,7 @@ def _root(name: str, classes: dict[str, list[str]]) -> str | None:
 
 
 def _assigned(body: Sequence[ast.stmt]) -> dict[str, ast.expr]:
-    """Return what each name is given by these statements, the last of them counting."""
+    """Return the value that these statements assign to each name; the last one counts."""
     known: dict[str, ast.expr] = {}
     for node in body:
         for target in node.targets if isinstance(node, ast.Assign) else ():
@@ -143,13 +143,13 @@ def _assigned(body: Sequence[ast.stmt]) -> dict[str, ast.expr]:
 
 
 def _before(scope: ast.AST, line: int) -> dict[str, ast.expr]:
-    """Return what each name of a function was last given above a line."""
+    """Return the last value that each name of a function was assigned above a line."""
     given = [node for node in ast.walk(scope) if isinstance(node, ast.Assign) and node.lineno < line]
     return _assigned(sorted(given, key=lambda node: node.lineno))
 
 
 def _words(node: ast.expr, known: dict[str, ast.expr], depth: int = 0) -> str:
-    """Return an expression as text, with a gap for what is only known when it happens."""
+    """Return an expression as text, with a GAP for each part that is only known at run time."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):

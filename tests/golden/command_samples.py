@@ -1,4 +1,4 @@
-"""A command of the user's own that failed on one rented card, as its views draw it."""
+"""A run of a user's own command that failed on one rented card, as input of the views."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def plan(*argv: str, **changed: Any) -> Plan:
 
 
 def live() -> tuple[Screen, float]:
-    """Half way, with a loss of each epoch and no learning rate; one output is finished, no checkpoint was named."""
+    """Return the live view of a command half way, and the time that it shows.
+
+    The command logs losses, but no learning rate. One output is finished; no file is marked as a checkpoint.
+    """
     begun = samples.NOW - 6163
     screen = Screen(plan(), spent_by)
     records = [record for record in samples.story(begun, usd("2.49")) if str(record.event) != "rate.observed"]
@@ -45,7 +48,7 @@ def live() -> tuple[Screen, float]:
 
 
 def predicate(**training: Any) -> dict[str, Any]:
-    """What the receipt of it states; an older gpurun divided its time as a trainer's."""
+    """Return what the receipt states. Its time is divided as a trainer's, as an older gpurun wrote it."""
     fields = copy.deepcopy(samples.PREDICATE)
     fields["asked"] |= {
         "recipe": "train.py",

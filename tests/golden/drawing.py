@@ -1,4 +1,4 @@
-"""The golden texts in `drawn/`: each is compared, or written again where GPURUN_UPDATE_GOLDEN=1 asks for it."""
+"""Compare texts with the golden files in `drawn/`, or write these again if GPURUN_UPDATE_GOLDEN=1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DRAWN = Path(__file__).parent / "drawn"
 
 
 def check(name: str, drawn: str) -> None:
-    """Compare with the golden file, or rewrite it when asked to."""
+    """Assert that a text equals its golden file; write the file first if GPURUN_UPDATE_GOLDEN=1."""
     path = DRAWN / name
     if os.environ.get("GPURUN_UPDATE_GOLDEN") == "1":
         path.write_text(drawn + "\n", encoding="utf-8")
@@ -18,5 +18,5 @@ def check(name: str, drawn: str) -> None:
 
 
 def check_scenes(name: str, scenes: Mapping[str, str]) -> None:
-    """Compare several short texts, each below the name of its scene."""
+    """Check several short texts as one golden file, each below the name of its scene."""
     check(name, "\n\n".join(f"== {scene}\n{text.rstrip()}" for scene, text in scenes.items()))

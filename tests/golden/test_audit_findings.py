@@ -1,4 +1,4 @@
-"""What the audit says of each kind of damage and of each story that cannot have happened."""
+"""Tests of the audit's findings for each kind of damage, and for each journal that cannot be true."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _dearer(records: Records) -> Records:
 
 
 def _also(event: str, *, after: str, **data: Any) -> Callable[[Records], Records]:
-    """The journal with one more record, at the moment of the one that it follows."""
+    """Return an edit that adds a record to a journal, right after the record `after` and with its time."""
 
     def edit(records: Records) -> Records:
         place = [record["event"] for record in records].index(after)
@@ -136,7 +136,7 @@ CHAINS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 
 @pytest.fixture
 def new_home(tmp_path: Path) -> Callable[[], Home]:
-    """Return homes, each of its own."""
+    """Return a function that makes a new home at each call."""
     made: list[Home] = []
 
     def new() -> Home:
@@ -147,7 +147,7 @@ def new_home(tmp_path: Path) -> Callable[[], Home]:
 
 
 def said_of(home: Home, **options: Any) -> str:
-    """Return what the audit of a home finds wrong, a line each, without the digests of keys that are made here."""
+    """Return what the audit of a home finds wrong, one finding a line, without digests of keys."""
     report = audit(home, **options)
     lines = []
     for row in report.rows:
@@ -158,7 +158,7 @@ def said_of(home: Home, **options: Any) -> str:
 
 
 def test_stories_that_cannot_have_happened(new_home: Callable[[], Home]) -> None:
-    """Chained and sealed again, so that no hash is wrong."""
+    """The journals are chained and sealed again, so that no hash gives them away."""
     scenes = {}
     for scene, edit in STORIES.items():
         folder = finished_run(home := new_home())

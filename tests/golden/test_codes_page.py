@@ -1,4 +1,4 @@
-"""docs/CODES.md is made from the source: GPURUN_UPDATE_GOLDEN=1 writes it again. No code may be missing."""
+"""Tests that docs/CODES.md has every code of the source; GPURUN_UPDATE_GOLDEN=1 writes it again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("codes")
 NO_CODE = re.compile(
     r"trainer\.\w+|memory\.\w+|path\.simplify|\w+\.(json|jsonl|toml|log|lock|py|bin|pkl|yaml|pub|sh)|set\.unknown_key"
 )
-"""What looks like a code: modules of the trainer, keys, and files."""
+"""Strings that look like codes but name modules of the trainer, keys or files."""
 WORDS = {
     "account.no_funds": "The account's balance does not pay for it.",
     "account.no_quota": "The account may not have so many of these.",
@@ -67,7 +67,7 @@ WORDS = {
     "trainer.refused": "The trainer does not take what it was given; the message is its own.",
     "usage": "The command line cannot be read: an unknown verb or flag, or a value that is missing.",
 }
-"""Of codes whose message is put together somewhere else."""
+"""The texts of codes whose messages are composed elsewhere."""
 
 
 def has_words(text: str) -> bool:
@@ -75,7 +75,7 @@ def has_words(text: str) -> bool:
 
 
 def best_of(found: list[Entry]) -> Entry:
-    """The entry of a code whose words say most."""
+    """Return the entry of a code with the most complete text."""
 
     def gaps(entry: Entry) -> tuple[bool, bool, int]:
         return not has_words(entry.what), not has_words(entry.hint), entry.what.count(GAP)
@@ -115,7 +115,7 @@ def test_the_page_of_codes_is_what_the_source_has() -> None:
 
 
 def test_no_code_is_missing_on_the_page() -> None:
-    """Whatever looks like a code and belongs to a family of codes is one, or is listed here as something else."""
+    """Every string of the source that looks like a code is a known code, an event, or excluded by NO_CODE."""
     known = {entry.code for entry in entries()}
     families = {code.partition(".")[0] for code in known}
     missing = {

@@ -1,4 +1,4 @@
-"""The command tree is frozen: a verb or a flag that comes, goes or changes its name is a decision, not an accident."""
+"""Tests of the frozen command tree: a new, removed or renamed verb or flag is a decision, not an accident."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).with_name("command_tree.txt")
 
 
 def tree(command: Any, name: str = "gpurun") -> list[str]:
-    """One line a verb: its name, then its arguments and options as typed."""
+    """Return a line for each verb: its name, then its arguments and options as typed."""
     children = getattr(command, "commands", {})
     if children:
         return [line for key in sorted(children) for line in tree(command.get_command(None, key), f"{name} {key}")]
@@ -28,7 +28,10 @@ def tree(command: Any, name: str = "gpurun") -> list[str]:
 
 
 def _as_typed(argument: Any) -> str:
-    """An argument as a usage line shows it: the brackets and dots are not its name's, or there would be two of each."""
+    """Return an argument as a usage line shows it.
+
+    Its name must not contain brackets or dots, because they would then appear twice.
+    """
     name = argument.metavar or argument.name
     assert argument.hidden or name.isalpha(), name
     return (name if argument.required else f"[{name}]") + ("..." if argument.nargs != 1 else "")

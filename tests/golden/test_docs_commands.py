@@ -1,4 +1,4 @@
-"""Every command that a page tells its reader to type is one: its verb is there, and each of its flags."""
+"""Tests that every command on a page of the documentation exists: its verb, and each of its flags."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _FENCED = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _TYPED_IN = ("", "sh", "console")
 _SPAN = re.compile(r"`(gpurun [^`]+)`")
 NOT_TYPED = ("gpurun challenge ", "gpurun makes ")
-"""What is hashed into a seed, and what a tree of files says."""
+"""Text that begins like a command but is not typed: what is hashed into a seed, and a comment in a tree of files."""
 
 
 def typed(page: str) -> Iterator[str]:
-    """The commands on a page, in blocks and in the text."""
+    """Yield the commands on a page, in blocks and in the text."""
     for kind, block in _FENCED.findall(page):
         for line in block.replace("\\\n", " ").splitlines() if kind in _TYPED_IN else ():
             yield from re.findall(r"(?:^\s*\$? ?|&& |!)(gpurun (?:[^&|#;'\"]|'[^']*'|\"[^\"]*\")+)", line)
@@ -31,7 +31,7 @@ def typed(page: str) -> Iterator[str]:
 
 
 def wrong_in(words: list[str], command: Any) -> list[str]:
-    """What of a command's words the command line does not have."""
+    """Return the words of a command that the command line does not know: its verb, or its flags."""
     context = typer.Context(command, info_name="gpurun")
     while words and hasattr(command, "get_command"):
         if words[0].startswith("-"):

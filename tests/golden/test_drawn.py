@@ -1,6 +1,6 @@
-"""Every screen as it is drawn: at 60, 80 and 120 columns, in UTF-8 and in ASCII.
+"""Tests of every screen at 60, 80 and 120 columns, in UTF-8 and in ASCII, against the files in `drawn/`.
 
-The files lie in `drawn/`. After a wanted change: `GPURUN_UPDATE_GOLDEN=1 pytest tests/golden`, then read what differs.
+After an intended change run `GPURUN_UPDATE_GOLDEN=1 pytest tests/golden`, and read the difference.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _live(screen_and_now: tuple[samples.Screen, float], style: Style, *, helps: 
 
 
 def _ended(outcome: str, exit_code: int) -> tuple[samples.Screen, float]:
-    """A run whose last checkpoint, of step 2250, did not come home."""
+    """Return the live view, and its time, of an ended run whose last checkpoint, of step 2250, is not at home."""
     screen, now = samples.rented_screen()
     facts = [
         (Event.TRAIN_OBSERVED, {"outcome": outcome, "reason": outcome, "message": "the instance is gone"}),
@@ -56,14 +56,14 @@ def _ended(outcome: str, exit_code: int) -> tuple[samples.Screen, float]:
 
 
 def _silent() -> tuple[samples.Screen, float]:
-    """A run of whose machine nothing was heard for an hour."""
+    """Return the live view, and its time, of a run whose machine has been silent for an hour."""
     screen, now = samples.rented_screen()
     screen.update([], [], [], heard_wall=now - 10)
     return screen, now + 3590
 
 
 def _waiting() -> tuple[samples.Screen, float]:
-    """A run whose machine was taken away, and that waits for the next one at $0."""
+    """Return the live view, and its time, of a run that lost its machine and waits for the next one at $0."""
     screen, now = samples.rented_screen()
     facts = [
         (Event.TRAIN_OBSERVED, {"outcome": "lost", "reason": "lost", "message": "the instance is gone"}),
@@ -78,7 +78,7 @@ def _waiting() -> tuple[samples.Screen, float]:
 
 
 def _next_machine() -> tuple[samples.Screen, float]:
-    """The same run while its next machine boots."""
+    """Return the live view, and its time, of the same run while its next machine boots."""
     screen, now = _waiting()
     leg = {"number": 2, "plan": "legs/1.json", "step": 2250, "spent_micros": usd("4.31"), "left_micros": usd("7.69")}
     screen.update([samples.record(14, Event.LEG_PLANNED, now, {**leg, "plan_sha256": samples.SHA})], [], [])
@@ -135,7 +135,7 @@ def test_screen_is_drawn_as_agreed(name: str, width: int, unicode: bool) -> None
 
 @pytest.mark.parametrize("name", SCREENS)
 def test_colour_adds_nothing_but_colour(name: str) -> None:
-    """Stripped of escape bytes the coloured screen is the plain one: no meaning rests on colour alone."""
+    """Without its escape codes the coloured screen is the plain one: no meaning depends on colour alone."""
     import re
 
     plain, colored = (Style(width=80, height=30, color=color) for color in (False, True))

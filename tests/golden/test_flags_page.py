@@ -1,4 +1,4 @@
-"""docs/FLAGS.md is made from the declarations of the flags: GPURUN_UPDATE_GOLDEN=1 writes it again."""
+"""Tests that docs/FLAGS.md is what the declared flags produce; GPURUN_UPDATE_GOLDEN=1 writes it again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Flag = tuple[str, str]
 
 
 def verbs_of(command: Any, name: str = "") -> dict[str, Any]:
-    """Every verb by its whole name."""
+    """Return every verb by its whole name."""
     if not hasattr(command, "get_command"):
         return {name: command}
     names = VERBS if not name else sorted(command.commands)
@@ -33,7 +33,7 @@ def verbs_of(command: Any, name: str = "") -> dict[str, Any]:
 
 
 def drawn() -> str:
-    """The page."""
+    """Return the text of the page."""
     takers: dict[str, dict[Flag, list[str]]] = {panel: {} for panel in (EVERY_VERB, *PANELS)}
     for name, verb in verbs_of(typer.main.get_command(build_app())).items():
         context = typer.Context(verb, info_name=name)
@@ -73,7 +73,7 @@ def test_each_flag_of_a_panel_is_taken_and_has_words() -> None:
 
 
 def test_what_several_renting_verbs_take_is_in_a_panel() -> None:
-    """Without one it stood before --gpu, as if it were the first to know."""
+    """A flag without a panel was listed before --gpu, as if it were the most important one."""
     verbs = verbs_of(typer.main.get_command(build_app()))
     own = [
         {long_name(option) for option in verbs[name].get_params(typer.Context(verbs[name], info_name=name))}

@@ -1,4 +1,4 @@
-"""The README's pictures of the live view are what this code draws of the records beside them: `make picture`."""
+"""Tests that the README's pictures of the live view match this code and the records beside them: `make picture`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plans of the packaged catalogue say: their notes and warnings, the refusals, and screens of the odd ones."""
+"""Tests of plans from the packaged catalogue: their notes, warnings, refusals and unusual screens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = ("width=6144", "heads=48", "layers=96")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, with a text and shards too large to send; no cloud has a key, nothing here a GPU."""
+    """Provide a work folder with a text and folders of large shards, without any cloud's key and without a GPU."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gpurun.planning.place.ready_providers", lambda home: [])
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)

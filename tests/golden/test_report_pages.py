@@ -1,4 +1,4 @@
-"""The report's page as text, and what is said there and in the terminal of runs that are unlike the usual one."""
+"""Tests of the HTML report as text, and of what the page and the terminal show for unusual runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BEFORE = Earlier(run="owl-07", step=60, bytes=1, receipt_sha256="a" * 64, spent_
 
 
 class Words(HTMLParser):
-    """A page's words as somebody reads them: a line a block, cells apart."""
+    """The text of an HTML page as a reader sees it: a line for each block, with its cells separated."""
 
     def __init__(self, content: str) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Words(HTMLParser):
 
     @property
     def lines(self) -> list[str]:
-        """The lines, without what differs from one making to the next: receipts' digests, gpurun's version."""
+        """Return the lines without receipts' digests and gpurun's version, which change from one report to the next."""
         text = re.sub(r"\b[0-9a-f]{64}\b", "SHA256", self.text).replace(f"gpurun {__version__}", "gpurun VERSION")
         text = re.sub(r"(receipt #\d+) [0-9a-f]{4}…[0-9a-f]{4}", r"\1 SHA256", text)
         return [line.strip(" |") for line in text.splitlines() if line.strip(" |")]
@@ -152,7 +152,7 @@ COMPARED: dict[str, dict[str, str]] = {
 
 
 def test_runs_unlike_the_usual_one(tmp_path: Path) -> None:
-    """What the page and the terminal have of them that they do not have of the usual run."""
+    """Only lines that the usual run's page and terminal do not have are compared."""
     usual = Home(tmp_path / "usual").prepare()
     finished_run(usual, "fox-41")
     known = {*lines_of(usual, "fox-41"), *_table(usual, "fox-41")}
@@ -177,7 +177,7 @@ def test_runs_that_are_compared(tmp_path: Path) -> None:
 
 
 def _table(home: Home, *runs: str) -> list[str]:
-    """The terminal's lines without its chart."""
+    """Return the lines of the terminal without the chart."""
     lines = verb.report(Session(home=home, quiet=True), list(runs), html="").text.splitlines()
     return [line for line in lines if not re.search("[│┤]|^ +0 +step", line)]
 

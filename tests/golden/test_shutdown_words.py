@@ -1,4 +1,4 @@
-"""What is said of the end of a box of one's own: while it is confirmed, in the receipt and by the audit."""
+"""Tests of the words about the end of a user's own box: when it is confirmed, in the receipt and in the audit."""
 
 from __future__ import annotations
 

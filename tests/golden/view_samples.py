@@ -1,4 +1,4 @@
-"""Fixed inputs from which the golden files are drawn: one rented run, one local run, and rows for every table."""
+"""Fixed inputs of the golden files: one rented run, one local run, and rows for every table."""
 
 from __future__ import annotations
 
@@ -148,11 +148,11 @@ INTENT: dict[str, Any] = {
     "attempt": 1, "token": "gr-fox-41", "rate_micros_per_hour": usd("2.49"), "billing_unit_s": 1,
     "lease": LEASE.model_dump(), "deadline_wall": NOW,
 }  # fmt: skip
-"""What an intent has that bears on money."""
+"""The fields of an intent that determine its cost."""
 
 
 def story(begun: float, rate: Micros) -> list[Record]:
-    """The journal of a run that is training."""
+    """Return the journal of a run that is training."""
     deadline = begun + LEASE.total_s
     instance = {"id": "k3x9", "rate_micros_per_hour": rate}
     events: list[tuple[Event, float, dict[str, Any]]] = [
@@ -170,12 +170,12 @@ def story(begun: float, rate: Micros) -> list[Record]:
 
 
 def checkpoint_files(*steps: int) -> list[dict[str, Any]]:
-    """The files of whole checkpoints, as they stand on record when they came home."""
+    """Return the files of whole checkpoints, as a record of a download lists them."""
     return [{"kind": kind, "step": step} for step in steps for kind in ("weights", "optimizer", "state")]
 
 
 def ending(begun: float) -> list[Record]:
-    """What follows when training is done."""
+    """Return the records that follow when training is done."""
     events: list[tuple[Event, float, dict[str, Any]]] = [
         (Event.TRAIN_OBSERVED, 11_000, {"outcome": "done", "reason": "done"}),
         (Event.COLLECT_INTENDED, 11_001, {}),
@@ -191,7 +191,7 @@ def ending(begun: float) -> list[Record]:
 
 
 def make_events(*events: dict[str, Any]) -> list[TrainerEvent]:
-    """Events as they are read from lines that say this."""
+    """Return the trainer's events with these fields; fields without a `kind` give no event."""
     return [event for fields in events if (event := make_event(fields)) is not None]
 
 
@@ -200,7 +200,7 @@ def loss_at(step: int) -> float:
 
 
 def trainer_events(begun: float, steps: int = 4768, until: int = 2410, *, cuda: bool = True) -> list[TrainerEvent]:
-    """A trainer's events from its start to a step."""
+    """Return a trainer's events from its start to the step `until`."""
     events: list[dict[str, Any]] = [
         {
             "kind": "start", "wall": begun, "elapsed_s": 0.0, "step": 0, "device": "cuda" if cuda else "cpu",
@@ -232,7 +232,7 @@ def log_lines(until: int = 2410) -> list[str]:
 
 
 def rented_screen() -> tuple[Screen, float]:
-    """A rented run half way, and its now."""
+    """Return the live view of a rented run half way, and the time that it shows."""
     begun = NOW - 6163
     screen = Screen(plan(), spent_by)
     screen.update(story(begun, usd("2.49")), trainer_events(begun + 475), log_lines())
@@ -242,7 +242,7 @@ def rented_screen() -> tuple[Screen, float]:
 
 
 def local_screen() -> tuple[Screen, float]:
-    """A rehearsal on this machine that has ended."""
+    """Return the live view of an ended rehearsal on this computer, and the time that it shows."""
     begun = NOW - 11_160
     screen = Screen(plan(Mode.REHEARSAL), spent_by)
     events = trainer_events(begun + 475, 4768, 4760, cuda=False)
@@ -383,7 +383,7 @@ PREDICATE: dict[str, Any] = {
 
 
 def receipt(predicate: dict[str, Any]) -> Receipt:
-    """A signed receipt that states this."""
+    """Return a signed receipt with this predicate."""
     kinds = {"_type": "https://in-toto.io/Statement/v1", "predicateType": "https://gpurun.dev/receipt/v1"}
     statement: Any = {**kinds, "subject": [], "predicate": predicate}
     return Receipt(statement, {}, SHA, Signature.OK)

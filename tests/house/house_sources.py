@@ -1,4 +1,4 @@
-"""The source files that the rules of the house are held against."""
+"""The source files that the rules of the house check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT, LOADERS = Path(__file__).parents[2], ("import_module", "__import__")
 
 @dataclass(frozen=True)
 class Source:
-    """One module: where it lies, seen from the root, and what it says."""
+    """One module: its path from the repository's root, and its text."""
 
     path: str
     text: str
@@ -24,7 +24,7 @@ class Source:
 
     @property
     def room(self) -> str:
-        """`view` for gpurun/view/plan_screen.py; empty for gpurun/__init__.py."""
+        """Return `view` for gpurun/view/plan_screen.py, and "" for gpurun/__init__.py."""
         parts = self.path.split("/")
         return parts[1] if len(parts) > 2 else ""
 
@@ -43,13 +43,13 @@ def _parse(text: str) -> ast.Module:
 
 @cache
 def sources(*packages: str) -> tuple[Source, ...]:
-    """Every Python file of the packages, in order."""
+    """Return every Python file of the packages, sorted by path."""
     files = [file for package in packages for file in sorted((ROOT / package).rglob("*.py"))]
     return tuple(Source(str(file.relative_to(ROOT)), file.read_text(encoding="utf-8")) for file in files)
 
 
 def imports(source: Source) -> Iterator[tuple[ast.AST, str]]:
-    """Every imported name, dotted and whole, wherever the import stands; import_module with a plain string counts."""
+    """Yield every imported name in full, wherever the import stands; import_module with a literal string counts."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
             yield from ((node, name.name) for name in node.names)

@@ -1,4 +1,4 @@
-"""The two sides share files, not code; what is heavy or far has one door."""
+"""Tests that gpurun and the trainer share files, not code, and that some packages are imported in one place only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpurun.core.installed_files import SHARED
 
 FAR_SIDE, DOOR = "gpurun/remote/agent/", "gpurun/core/installed_files.py"
 GUESTS = {"gpurun/remote/agent/runner/tpe.py": {"optuna"}}
-"""Loaded only where its user asked for it, and installed it."""
+"""Packages that a file loads only if the user requested and installed them."""
 
 
 def importers(names: str, *packages: str) -> set[str]:
@@ -39,7 +39,7 @@ def test_ssh_has_one_door() -> None:
 def test_the_far_sides_program_needs_only_the_standard_library() -> None:
     for source in sources("gpurun"):
         if source.path.startswith(FAR_SIDE):
-            # Its own rooms travel with it, in one zip; nothing else of gpurun is there.
+            # The agent's modules are uploaded in one zip; no other module of gpurun is on the machine.
             names = [name for _, name in imports(source) if not name.startswith("gpurun.remote.agent.")]
             roots = {name.split(".")[0] for name in names}
             assert roots - GUESTS.get(source.path, set()) <= sys.stdlib_module_names, source.path
@@ -47,12 +47,12 @@ def test_the_far_sides_program_needs_only_the_standard_library() -> None:
 
 def test_nothing_imports_what_runs_code_when_it_is_read() -> None:
     unsafe = "pickle _pickle cPickle dill cloudpickle joblib shelve marshal"
-    # They let nothing be imported by what they read: tests/unit/test_adopt.py, tests/trainer/test_foreign_weights.py.
+    # These allow no import by the files they read: tests/unit/test_adopt.py, tests/trainer/test_foreign_weights.py.
     assert importers(unsafe, "gpurun", "trainer") == {"gpurun/data/nanogpt_meta.py", "trainer/foreign_weights.py"}
 
 
 def test_no_checkpoint_is_read_by_torch_and_its_pickle_format() -> None:
-    """So none of its holes counts here, whatever version an image has (CVE-2025-32434, CVE-2026-24747)."""
+    """Holes in torch's loader then do no harm, whatever version an image has (CVE-2025-32434, CVE-2026-24747)."""
     loads = [
         source.at(node)
         for source in sources("gpurun", "trainer")

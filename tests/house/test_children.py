@@ -1,4 +1,4 @@
-"""A program that inherits the whole environment has the keys of the clouds: a child gets what the allow-list names."""
+"""Tests that a child process gets only allow-listed variables, because the environment has the clouds' keys."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 
 from house_sources import sources
 
-# The supervisor is gpurun again and needs its keys, and so is each verb that an agent's server starts; the script of
-# --setup and a login's profile have a login's, on the machine of their user.
+# The supervisor, and each verb that the MCP server starts, is gpurun itself and needs its keys. On a rented machine the
+# script of --setup and the profile of a login get a login's whole environment.
 WHOLE = (
     "gpurun/cli/agent_tools.py",
     "gpurun/lifecycle/supervisor.py",
@@ -16,7 +16,7 @@ WHOLE = (
     "gpurun/remote/agent/setup_process.py",
 )
 STARTS = re.compile(r"subprocess\.(run|Popen|call|check_\w+)|os\.execve")
-# platform's three ask `uname -p`; an execve shows it as its last argument.
+# The three of platform run `uname -p`. os.execve is not here, because its last argument is the environment.
 HIDES_IT = re.compile(
     r"platform\.(platform|processor|uname)|os\.(system|popen|exec(?!ve\b)\w+|spawn\w+|posix_spawn\w*)|pty\.spawn"
     r"|subprocess\.get\w+"

@@ -1,4 +1,4 @@
-"""Which variables of the environment gpurun reads, and which it gives to a pod; a new one is a new promise."""
+"""Tests of the frozen list of environment variables that gpurun reads or sets; a new one is a new promise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENVIRONMENT = """
 
 
 def variables_read(tree: ast.Module) -> set[str]:
-    """Names in `environ[...]`, `environ.get(...)`, `getenv(...)`, `... in environ` and `environment` alike."""
+    """Return the constant names in `environ[...]`, `.get(...)`, `.pop(...)`, `getenv(...)` and `... in environ`."""
     keys: list[ast.expr] = []
     for node in ast.walk(tree):
         match node:
@@ -43,7 +43,7 @@ def variables_read(tree: ast.Module) -> set[str]:
 
 
 def test_environment_variables() -> None:
-    """Every variable that gpurun reads, those of its providers, and every name of ours that stands anywhere in it."""
+    """The list has the variables that gpurun reads, those of its providers, and every GPURUN_ name in its strings."""
     ours = re.compile(r"GPURUN_[A-Z_]+")
     read = {f"GPURUN_{key.upper().replace('.', '_')}" for key in DEFAULTS} | {*VARIABLES.values(), *OVERRIDES.values()}
     for source in sources("gpurun"):

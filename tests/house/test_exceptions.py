@@ -1,4 +1,4 @@
-"""What goes wrong is seen by somebody."""
+"""Tests that no exception is swallowed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from house_sources import sources
 
 
 def test_nobody_swallows_an_exception() -> None:
-    """A handler for everything does something about it."""
+    """A handler for all exceptions must do more than `pass`."""
     hiding = []
     for source in sources("gpurun", "trainer"):
         for node in ast.walk(source.tree):

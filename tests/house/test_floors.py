@@ -1,4 +1,4 @@
-"""Imports go down the floors, in no circle; the rooms of one floor do not know one another."""
+"""Tests that imports go down the floors without a circle, and that rooms of one floor do not import one another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FLOORS = {"cli": 7, "readers": 6, "lifecycle": 5, "planning": 4, "jobs": 3, "vie
     ("providers", "remote", "data", "ledger"), 1
 )
 DOORS = {("gpurun.__main__", "gpurun.cli.app.main"), ("gpurun", "gpurun.readers.loaded_run")}
-"""`python -m gpurun` and `import gpurun` stand outside all rooms, and each opens one door."""
+"""The modules outside all rooms, `python -m gpurun` and `import gpurun`, each with the one import that it may make."""
 
 
 def test_there_is_no_room_without_a_floor() -> None:

@@ -1,4 +1,4 @@
-"""What lies in a home may be a pipe, a device or without end: it is opened by `core/paths.py` alone."""
+"""Tests that only `core/paths.py` opens files of a home, because one may be a pipe, a device or endless."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ast
 from house_sources import sources
 
 ROOMS = ("gpurun/core/", "gpurun/ledger/", "gpurun/cli/", "gpurun/readers/", "gpurun/lifecycle/artifacts/")
-# Files of the system and of gpurun itself, and what a person names on the command line.
+# Modules that read files of the system, of gpurun itself, or that the user names on the command line.
 OTHERS = {"clock", "waiting", "credentials", "options", "audit", "recipe_checks", "notebook_file", "help"}
 
 

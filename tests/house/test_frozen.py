@@ -1,4 +1,4 @@
-"""What scripts, journals and machines rely on, written down a second time: a change here changes the contract."""
+"""Tests of exit codes and event names, on which scripts and journals rely: a change here changes the contract."""
 
 from __future__ import annotations
 

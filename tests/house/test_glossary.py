@@ -1,4 +1,4 @@
-"""docs/dev/GLOSSARY.md gives one meaning a word, and modules are named by it."""
+"""Tests that docs/dev/GLOSSARY.md gives each word one meaning, and that no module has a retired name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RETIRED = set(re.findall(r"`(\w+)`", PAGE.rpartition("Words that no module is na
 
 
 def rows() -> list[list[str]]:
-    """The table's rows without its head: word, meaning, where it stands."""
+    """Return the table's rows without its head: word, meaning, place."""
     lines = [line for line in PAGE.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 

@@ -1,4 +1,4 @@
-"""The command line starts fast: it loads nothing heavy, and its help costs little more than Typer alone."""
+"""Tests that the command line starts fast: it loads nothing heavy, and its help costs little more than Typer alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
 
 
 def test_a_catalogue_plan_loads_no_package_it_does_not_need(tmp_path: Path) -> None:
-    """It is asked again and again while somebody chooses, and should answer at once."""
+    """A user runs it many times while choosing an offer, so it should answer quickly."""
     code = (
         "import atexit, sys\n"
         f"atexit.register(lambda: print([name for name in {NOT_FOR_A_PLAN} if name in sys.modules]))\n"
@@ -44,7 +44,10 @@ def processor_s(code: str, environment: dict[str, str], *arguments: str) -> floa
 
 
 def test_help_costs_little_more_than_typer_alone(tmp_path: Path) -> None:
-    """Interleaved medians of processor time, bytecode cached; a busy machine gets three chances. It is 1.4 to 1.5."""
+    """The ratio of processor times is 1.4 to 1.5.
+
+    It compares medians of alternating runs with cached bytecode, and a busy machine gets three tries.
+    """
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
     programs = (("import typer",), ("from gpurun.cli.app import main; main()", "--help"))

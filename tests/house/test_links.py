@@ -1,4 +1,4 @@
-"""What a page, a docstring or a message names of the documentation is there."""
+"""Tests that every link in the documentation, and every page that code or a message names, leads somewhere."""
 
 from __future__ import annotations
 

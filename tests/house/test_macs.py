@@ -1,4 +1,4 @@
-"""What Linux alone has is named here, with what serves on a Mac; the program on a machine is Linux's and left out."""
+"""Tests that Linux-only calls are listed here with a Mac's substitute; the agent is exempt: it runs on Linux."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ ON_A_MAC = {
     "trainer/run.py": "the processor's name: its architecture",
     "trainer/shards.py": "the memory that is free: half of what there is",
 }
-"""What stands for it there, in each file that asks for something of Linux."""
+"""The substitute on a Mac in each file that uses something of Linux."""
 OF_A_MACHINE = {
     "gpurun/cli/failure_hints.py": "words of a machine's log, and a hint",
     "gpurun/planning/verify_machine.py": "a sentence on what a machine has",
     "gpurun/readers/notebook_file.py": "a cell that runs on Colab or Kaggle",
     "gpurun/remote/ssh/program.py": "a line of shell for the machine",
 }
-"""What is text for a machine, or of one, and no call of this computer."""
+"""Files that have Linux words only in text for a machine, or about one; they do not call this computer."""
 
 
 def docstrings(source: Source) -> set[int]:
@@ -47,7 +47,7 @@ def docstrings(source: Source) -> set[int]:
 
 
 def of_linux(source: Source) -> list[str]:
-    """Where a module asks this computer for what macOS does not have."""
+    """Return the places where a module uses something of this computer that macOS does not have."""
     documented, found = docstrings(source), list[str]()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Attribute) and CALLS.fullmatch(ast.unparse(node)):
@@ -76,7 +76,7 @@ def test_no_file_is_listed_that_no_longer_needs_linux() -> None:
 
 
 def test_what_make_runs_here_is_read_by_the_bash_of_a_mac() -> None:
-    """It is 3.2 of 2007."""
+    """The bash of a Mac is version 3.2, of 2007."""
     newer = re.compile(
         r"mapfile|readarray|declare -[Agn]|local -n|\$\{\w+(,,|\^\^|@Q)|&>>|\|&|coproc|\[\[ -v |;;&|printf -v \w+\["
     )

@@ -1,4 +1,4 @@
-"""Only core/money.py does sums of money. A name with `_micros` in it is money."""
+"""Tests that only core/money.py computes with money. A name with `_micros` in it is money."""
 
 from __future__ import annotations
 

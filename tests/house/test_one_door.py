@@ -1,4 +1,4 @@
-"""Nobody asks which job or which place there is: both are asked for what they can do."""
+"""Tests that code asks a job or a place what it can do, and never of which kind it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from house_sources import Source, sources
 from gpurun.providers.registry import PROVIDERS
 
 KNOW_THEM = ("gpurun/providers/", "gpurun/core/places.py", "gpurun/core/settings.py", "gpurun/cli/commands/auth.py")
-"""Where a place is made, what is known of it by its name, a table of config.toml, and the verb that keeps a key."""
+"""The files that may compare a provider's name: they make a place, have its facts, read config.toml, or store a key."""
 
 
 def constants(node: ast.AST) -> set[object]:
@@ -17,7 +17,7 @@ def constants(node: ast.AST) -> set[object]:
 
 
 def is_of_a_kind(node: ast.Compare) -> bool:
-    """Whether it asks for the kind of an address, `ssh` or `folder`, which is none of a provider."""
+    """Return whether this compares the kind of an address, whose `ssh` is not the provider `ssh`."""
     return isinstance(node.left, ast.Attribute) and node.left.attr == "kind"
 
 
@@ -33,7 +33,7 @@ def test_no_providers_name_is_compared_outside_its_own_room() -> None:
 
 
 def kinds_asked(source: Source) -> list[str]:
-    """Where a plan is asked for what one kind of job alone has."""
+    """Return the places where a plan's job is asked for its command, which only some jobs have."""
     return [
         source.at(node)
         for node in ast.walk(source.tree)

@@ -1,4 +1,4 @@
-"""What one room does, no other does: print, read the clock, append to the journal."""
+"""Tests that only one room each prints, reads the clock or appends to the journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FAR_SIDE = "gpurun/remote/agent/"
 
 
 def here(*apart: str) -> Iterator[tuple[Source, ast.AST]]:
-    """Every node of gpurun outside some files or folders."""
+    """Yield every node of gpurun outside the agent and some files or folders."""
     for source in sources("gpurun"):
         if not source.path.startswith((FAR_SIDE, *apart)):
             yield from ((source, node) for node in ast.walk(source.tree))
@@ -52,5 +52,5 @@ def test_only_the_driver_appends_to_the_journal() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "write")
         if "journal" in ast.unparse(node.func.value).lower()
     }
-    imported = "gpurun/readers/imported_run.py"  # It writes the journal of a run that no driver drives.
+    imported = "gpurun/readers/imported_run.py"  # It writes the journal of a run without a driver.
     assert writers == {"gpurun/lifecycle/driver.py", imported}

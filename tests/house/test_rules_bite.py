@@ -1,4 +1,4 @@
-"""A rule that cannot fail protects nothing: each is shown something that breaks it."""
+"""Tests that each rule of this folder fails for code that breaks it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages build as a site: each link leads somewhere, and each page is in the menu."""
+"""Tests that the pages build as a site: each link leads somewhere, and each page is in the menu."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_site_builds_without_a_warning() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("link", "ends"), [("there.md", 0), ("nowhere.md", 1), ("there.md#nowhere", 1)])
 def test_a_link_that_leads_nowhere_ends_it(link: str, ends: int, tmp_path: Path) -> None:
-    """With mkdocs's own -q no warning was counted, and every link was well."""
+    """With mkdocs's own -q no warning was counted, and a dead link passed."""
     pytest.importorskip("material", reason="mkdocs-material is not installed: make docs installs it")
     spec = importlib.util.spec_from_file_location("docs_site", ROOT / "docs" / "dev" / "site.py")
     assert spec is not None

@@ -1,4 +1,4 @@
-"""A module is named for what it is, and a recipe fits on a screen."""
+"""Tests that no module has a vague name, and that a recipe fits on a screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What conftest.py promises to every test: no network, no key, a home of its own."""
+"""Tests of what conftest.py promises to every test: no network, no cloud's key, and a separate home."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_home_keys_and_time_zone(tmp_path: Path) -> None:
 @pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="one process runs all tests here")
 @pytest.mark.xdist_group("one worker")
 def test_tests_of_one_group_run_in_one_worker(request: pytest.FixtureRequest) -> None:
-    """Where they do not, each worker rents for itself what a group shares: minutes of the suite."""
+    """Otherwise each worker would rent again what a group shares, which takes minutes."""
     assert request.node.nodeid.endswith("@one worker")
 
 
 def test_a_trainer_takes_one_thread() -> None:
-    """Also in what a module's own fixtures start."""
+    """This must also hold for trainers that a module's fixtures start."""
     assert os.environ["OMP_NUM_THREADS"] == "1"

@@ -1,4 +1,4 @@
-"""Nothing in the repository knows on which machine it was written."""
+"""Tests that the repository names no path of the machine on which it was written, and has no large or built file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from house_sources import ROOT
 
-# Folders that are no one machine's: a mention of them gives nothing away.
+# Folders that exist on most machines: to mention them reveals nothing.
 _EVERYWHERE = {"/", "/tmp", "/var/tmp", "/home", "/root", "/opt", "/srv", "/mnt", "/usr/src", "/src", "/workspace"}
 
 
 def tracked() -> list[Path]:
-    """What is in git or about to be."""
+    """Return the files that are in git or about to be."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""Every error says what to do."""
+"""Tests that every error has a code and a hint about what to do."""
 
 from __future__ import annotations
 

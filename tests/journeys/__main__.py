@@ -1,6 +1,7 @@
 """The journeys of docs/dev/ARCHITECTURE.md: `python -m tests.journeys NAME...` prints each one's files, as JSON.
 
-In a process of their own, so that nothing that a test has done already is missing; those of one rental share it.
+They need a fresh process, because code that a test has already run once might not run again. The journeys of RENTAL
+share one rental.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ STEPS = "gpurun/lifecycle/steps/"
 
 
 def plan() -> set[str]:
-    """`gpurun plan --gpu 8xA100 --max-cost 60`, at the catalogue's prices."""
+    """Return the files of `gpurun plan --gpu 8xA100 --max-cost 60`, at the catalogue's prices."""
     from gpurun.cli.app import main
 
     sys.argv = ["gpurun", "plan", "--gpu", "8xA100", "--max-cost", "60", "--json"]
@@ -29,27 +30,27 @@ def plan() -> set[str]:
 
 
 def run() -> set[str]:
-    """A whole run on this machine, as its supervisor drives it."""
+    """Return the files of a whole run on this computer, as its supervisor drives it."""
     return _rental().files
 
 
 def close() -> set[str]:
-    """The step that closes a run."""
+    """Return the files of the step that closes a run."""
     return _below(f"{STEPS}close_run.py")
 
 
 def download() -> set[str]:
-    """A checkpoint on its way home, in the step that collects."""
+    """Return the files of a checkpoint's download, in the step that collects."""
     return _below(f"{STEPS}collect_files.py")
 
 
 def receipt() -> set[str]:
-    """A receipt: written, signed, chained."""
+    """Return the files that write, sign and chain a receipt."""
     return _below("gpurun/ledger/write_receipt.py")
 
 
 def create() -> set[str]:
-    """A create request on RunPod: the step, with RunPod's provider in the place of this machine's."""
+    """Return the files of a create request on RunPod: the step, with RunPod's provider in place of the local one."""
     from tests.contract.clouds import runpod
     from tests.contract.orders import order
 
@@ -63,7 +64,7 @@ def create() -> set[str]:
 
 
 def upload() -> set[str]:
-    """A pack to a machine over SSH: what is entered here, and what the agent loads for it there."""
+    """Return the files of an upload over SSH: those entered here, and those that the agent loads for it."""
     from gpurun.core.clock import SystemClock
     from gpurun.core.records import Address
     from gpurun.remote.archive import Pack, survey
@@ -92,7 +93,7 @@ def upload() -> set[str]:
 
 
 def _loaded_by_agent(*verbs: str) -> set[str]:
-    """The files of the agent that these verbs load."""
+    """Return the files of the agent that these verbs load."""
     from gpurun.remote.agent.__main__ import VERBS
 
     before = set(sys.modules)
@@ -103,7 +104,7 @@ def _loaded_by_agent(*verbs: str) -> set[str]:
 
 
 def training() -> set[str]:
-    """A small GPT trained in one process: set up, its steps, an evaluation, a checkpoint and a sample."""
+    """Return the files of a small GPT's training in one process: set-up, steps, evaluation, checkpoint, sample."""
     from tests.trainer.tiny_training import recipe_record, write_data
     from trainer.train import main
 
@@ -117,7 +118,7 @@ def training() -> set[str]:
 
 @functools.cache
 def _rental() -> Trace:
-    """A run on this machine with a trainer without torch."""
+    """Return the trace of a run on this computer, with a trainer that does not need torch."""
     from gpurun.core.paths import Home
     from tests.lifecycle.drive import drive
     from tests.lifecycle.tiny_runs import make_run
@@ -139,7 +140,7 @@ JOURNEYS: dict[str, Callable[[], set[str]]] = {
 }
 
 RENTAL = ("run", "close", "create", "download", "receipt")
-"""Those that are looked at in one and the same rental."""
+"""The journeys that are traced in one rental."""
 
 if __name__ == "__main__":
     print(json.dumps({name: sorted(JOURNEYS[name]()) for name in sys.argv[1:]}))

@@ -1,4 +1,4 @@
-"""What a reader meets in gpurun/, counted from its sources and traced: `make house` prints the table."""
+"""Count what a reader meets in gpurun/, from its sources and from traces: `make house` prints the table."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tests.journeys.journeys import BUDGETS, files_of
 from tests.journeys.trace import ROOT
 
 AGENT = "gpurun/remote/agent/"
-"""Standard library only, shipped as one file: it has its own lock and its own reader of files."""
+"""Left out of `sources`: it uses only the standard library, so it has its own lock and its own reader of files."""
 
 
 def sources() -> dict[str, ast.Module]:
-    """Every module of gpurun outside the agent, by its path."""
+    """Return every module of gpurun outside the agent, by its path."""
     paths = [path for path in sorted((ROOT / "gpurun").rglob("*.py")) if AGENT not in str(path)]
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def twice() -> list[str]:
-    """Base names that stand twice outside the providers and the command line's verbs."""
+    """Return file names that occur twice outside the providers and the verbs of the command line."""
     apart = re.compile(r"gpurun/(providers|cli/commands)/|/__\w+__\.py$")
     names = [str(path.relative_to(ROOT)) for path in (ROOT / "gpurun").rglob("*.py")]
     counted = Counter(Path(name).name for name in names if not apart.search(name))
@@ -31,7 +31,7 @@ def twice() -> list[str]:
 
 
 def calling(*functions: str) -> list[str]:
-    """Modules that call one of these functions, by their dotted names."""
+    """Return the modules that call one of these functions, given by their dotted names."""
     return sorted(
         path
         for path, tree in sources().items()
@@ -40,7 +40,7 @@ def calling(*functions: str) -> list[str]:
 
 
 def retry_loops() -> list[str]:
-    """Loops that catch an exception, sleep and go round again."""
+    """Return the loops that catch an exception, sleep and try again."""
     return sorted({f"{path}:{loop.lineno}" for path, tree in sources().items() for loop in _loops(tree)})
 
 
@@ -55,13 +55,13 @@ def _loops(tree: ast.Module) -> Iterator[ast.For | ast.While]:
 
 
 def event_readers() -> list[str]:
-    """Modules that look into a trainer's event by the name of its key instead of by a field."""
+    """Return the modules that read a trainer's event by a key's name instead of by a field."""
     keys = re.compile(r"""(\.get\(|\[)["'](kind|val_loss|tokens_per_s|micro_batch)["']""")
     return sorted(path for path, tree in sources().items() if keys.search(ast.unparse(tree)))
 
 
 def lines() -> int:
-    """The lines of Python of the whole repository."""
+    """Return the number of lines of Python in the repository."""
     tracked = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
     return sum(len((ROOT / name).read_bytes().splitlines()) for name in tracked.stdout.split())
 

@@ -1,4 +1,4 @@
-"""What test_journeys.py and other tests share."""
+"""The budgets and the traced files of the journeys, for test_journeys.py and house.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUDGETS = {name: int(most) for name, most in _ROW.findall(_PAGE)}
 
 @functools.cache
 def entered(*names: str) -> dict[str, list[str]]:
-    """The files of journeys, traced in a process of their own."""
+    """Return the files of each journey, traced in a separate process."""
     command = [sys.executable, "-m", "tests.journeys", *names]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""No journey of docs/dev/ARCHITECTURE.md enters more files than its budget."""
+"""Tests that no journey of docs/dev/ARCHITECTURE.md enters more files than its budget."""
 
 from __future__ import annotations
 

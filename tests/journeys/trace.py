@@ -1,4 +1,4 @@
-"""Counts the files that are entered while something is done."""
+"""Record which files are entered while a block runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[2]
 
 
 class Trace:
-    """The files of gpurun/ and trainer/ in which a function was called: in all, and below the functions of some file.
+    """The files of gpurun/ and trainer/ in which a function was called.
 
-    A file that is only imported is not entered. Below a window only its own thread is counted: what another one does
-    meanwhile is another journey.
+    `files` has all of them. `below` has, for each file of `windows`, the files entered while a function of that file
+    ran, in the same thread: other threads belong to other journeys. A file that is only imported is not entered.
     """
 
     def __init__(self, *windows: str) -> None:
@@ -44,7 +44,7 @@ class Trace:
 
 @contextmanager
 def traced(*windows: str) -> Iterator[Trace]:
-    """Trace this thread, and those that it starts, until the block ends."""
+    """Trace this thread, and the threads that it starts, until the block ends."""
     trace = Trace(*windows)
     threading.setprofile(trace)
     sys.setprofile(trace)

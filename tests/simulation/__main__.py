@@ -1,8 +1,8 @@
-"""The soak: many seeds, and the story of the first that breaks a promise.
+"""The soak: play many seeds, and print the history of the first seed that breaks a promise.
 
-python -m tests.simulation --runs 10000 --seed 1        from seed 1 on, on all cores
+python -m tests.simulation --runs 10000 --seed 1        the seeds from 1 on, on all cores
 python -m tests.simulation --runs 1 --seed 4711         one seed again
-python -m tests.simulation --voyages --runs 3000        runs that continue on other machines, and what became of them
+python -m tests.simulation --voyages --runs 3000        runs that continue on other machines, with a summary
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Judges a played scenario by the clouds' meters, the history and the run folder, and by nothing that the run believes.
+"""Judge a played scenario by the clouds' meters, the history and the run's folder, whatever gpurun itself believes.
 
-Each promise that can be seen from outside is one function here, which yields a sentence for each breach.
+Each promise that can be observed from outside is a function here, which yields a sentence for each breach.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tests.simulation.sentences import ended_unseen, sentences_hold
 
 MAY_BE_BILLING = 9
 _LOOKS_S = 2 * 5.0 + 2.0
-# A duplicate that could be seen for so long must be gone before anything is shipped to the first.
+# A duplicate that has been visible for so long must be gone before the upload to the first machine begins.
 _SEEN_S = 30.0
 _HOLD_SLACK_S, _LEASE_SLACK_S = 40.0, 5.0
 
 
 def check(played: Played) -> list[str]:
-    """Every breach of a promise; empty when all were kept."""
+    """Return every breach of a promise."""
     judges = (
         intent_first, one_at_most, nothing_forgotten, death_is_proven, bounded_money, timers_hold, side_resources_go,
         it_ends, success_is_true, what_is_not_home_is_held, legs_follow, books_hold, sentences_hold,
@@ -37,7 +37,7 @@ def check(played: Played) -> list[str]:
 
 
 def intent_first(played: Played) -> Iterator[str]:
-    """P1: at every moment, no more creates were sent than intents were on disk."""
+    """P1: no create request is sent before its intent is on disk, and every machine carries an intent's token."""
     intents = sends = 0
     for at_s, place in played.points:
         intents += place == "after create.intended"
@@ -54,7 +54,7 @@ def intent_first(played: Played) -> Iterator[str]:
 
 
 def one_at_most(played: Played) -> Iterator[str]:
-    """P2: a second machine of a token that could be seen is gone before the first is shipped to."""
+    """P2: when an upload begins, no second machine lives that has been visible for a while."""
     for at_s, record in _timed(played):
         if record.event is not Event.SHIP_INTENDED:
             continue
@@ -66,7 +66,10 @@ def one_at_most(played: Played) -> Iterator[str]:
 
 
 def nothing_forgotten(played: Played) -> Iterator[str]:
-    """P3: whenever a supervisor ended while a machine lived, the journal was red, and the exit code 9."""
+    """P3: if a machine lives when a supervisor ends, the journal states that it may be billed.
+
+    The exit code is 9 if a machine lives or if the journal states this. A killed supervisor has no exit code.
+    """
     for outcome in played.outcomes:
         if outcome.alive and not outcome.state.may_be_billing:
             yield f"at {outcome.at_s:.0f} s {outcome.alive} lived and the journal says {outcome.state.phase}"
@@ -77,7 +80,7 @@ def nothing_forgotten(played: Played) -> Iterator[str]:
 
 
 def death_is_proven(played: Played) -> Iterator[str]:
-    """P4: what is proven gone, or said never to have been, does not live then or later."""
+    """P4: a machine does not live at or after the record that proves its death or that its create was refused."""
     tokens = [record.data["token"] for record in _named(played, Event.CREATE_INTENDED)]
     current = -1
     for at_s, record in _timed(played):
@@ -91,7 +94,10 @@ def death_is_proven(played: Played) -> Iterator[str]:
 
 
 def bounded_money(played: Played) -> Iterator[str]:
-    """P5: the meter is within what the receipt says, and within the cap wherever somebody can keep to it."""
+    """P5: the clouds' meters stay within the receipt's bound, and within the cap unless the excess is excused.
+
+    What the receipt states about the cap must be true.
+    """
     metered = total(*(cloud.metered() for cloud in played.clouds.values()))
     cap = played.plan.cap_micros or 0
     if played.closed:
@@ -108,10 +114,14 @@ def bounded_money(played: Played) -> Iterator[str]:
 
 
 def _close_bound(played: Played, bound: int, metered: int) -> Iterator[str]:
-    """P5, the other side: a machine that was watched costs at most 3 % more than the meter, or a unit and two looks."""
+    """P5, the other side: the bound in a receipt whose machines were all watched is not much higher than the meter.
+
+    It is at most 3 % higher, or higher by the egress and, for each machine, a billing unit and two looks. Only
+    scenarios without trouble are judged.
+    """
     cost, scenario = _receipt(played)["cost"], played.scenario
     watched = all(rental.get("end_is") == "measured" for rental in cost["rentals"])
-    is_disturbed = any(deed.what != "taken" for deed in scenario.deeds)  # A machine that is taken is missed at once.
+    is_disturbed = any(deed.what != "taken" for deed in scenario.deeds)  # gpurun notices a taken machine soon.
     if scenario.strikes or scenario.weather or is_disturbed or not watched:
         return
     intents = _named(played, Event.CREATE_INTENDED)
@@ -127,7 +137,10 @@ def _close_bound(played: Played, bound: int, metered: int) -> Iterator[str]:
 
 
 def timers_hold(played: Played) -> Iterator[str]:
-    """P6: a machine with a timer dies by it, and after a sweep from an empty home nothing lives at all."""
+    """P6: a machine with a timer ends by it, and after the sweeps no machine lives.
+
+    A timer may be late if the provider is silent, refuses ends or denies machines.
+    """
     for cloud, box in _boxes(played):
         if box.died_s is None:
             yield f"{box.id} (born {box.born_s:.0f} s) lives for ever, whatever was swept: {played.after_reap}"
@@ -140,7 +153,7 @@ def timers_hold(played: Played) -> Iterator[str]:
 
 
 def side_resources_go(played: Played) -> Iterator[str]:
-    """What was made beside a machine is gone when the run is closed, or the journal says that it is not."""
+    """When a run is closed, each side resource is removed, or an incident reports it."""
     incidents = json.dumps([record.data for record in _named(played, Event.INCIDENT)])
     for cloud in played.clouds.values():
         for thing in cloud.things:
@@ -150,7 +163,10 @@ def side_resources_go(played: Played) -> Iterator[str]:
 
 
 def it_ends(played: Played) -> Iterator[str]:
-    """P9: a run that is resumed often enough comes to the end; nothing fails for ever, and nothing is done for ever."""
+    """P9: a run that is resumed often enough is closed; no supervisor ends with a bug or works for ever.
+
+    If only deeds disturbed the run, no more machines were requested than these deeds explain.
+    """
     last = played.outcomes[-1]
     if played.scenario.ending == "resumed" and not played.closed:
         yield f"it never closes: {[outcome.words for outcome in played.outcomes]}"
@@ -160,28 +176,29 @@ def it_ends(played: Played) -> Iterator[str]:
         ):
             yield f"{outcome.words} at {outcome.at_s:.0f} s: {last.state.failure}"
     kills_only = not played.scenario.strikes and not played.scenario.weather
-    # After a kill it may be asked for again; and the next offer may be, after a machine was ended from elsewhere.
+    # After a kill the create may be repeated; after a machine's end from elsewhere the next offer may be taken.
     most = 1 + played.scenario.has("kill", "kill and reboot", "taken", "reap all", "reap elsewhere")
     if kills_only and not played.scenario.legs and sum(place == "before create" for _, place in played.points) > most:
         yield "nothing but kills went wrong, and more was created than asked for"
 
 
 def success_is_true(played: Played) -> Iterator[str]:
-    """P9, P10: exit 0 means that training ended well and that every file came home; the receipt's labels are known."""
+    """P9, P10: exit 0 means that training ended as requested and that every file is at home."""
     if played.closed and played.outcomes[-1].exit_code == 0 and not played.scenario.legs:
         home = {path.name for path in played.folder.artifacts.rglob("*.safetensors")}
         as_wished = "stopped" if played.scenario.has("stop", "stop now") else "done"
         counts = (
             (3, 4) if played.scenario.has("collect") else (3,)
-        )  # Who collects all has the one before the latest too.
+        )  # A collect of all files also downloads an older checkpoint.
         if played.outcomes[-1].state.outcome not in ("done", as_wished) or len(home) not in counts:
             yield f"exit 0 with {played.outcomes[-1].state.outcome!r} and {len(home)} files"
 
 
 def what_is_not_home_is_held(played: Played) -> Iterator[str]:
-    """P11: a machine is asked to end over what is not at home only after it was held, once, and no longer than told.
+    """P11: a machine whose files are not all at home is asked to end only after one hold, no longer than announced.
 
-    Where its lease was over before all had come nothing is left to hold it with, nor where it was ended from elsewhere.
+    No hold is due if the user requested the destroy, the lease is almost over, the machine is gone or the cap could not
+    be kept.
     """
     lacking, held = False, False
     for at_s, record in _timed(played):
@@ -205,7 +222,10 @@ def what_is_not_home_is_held(played: Played) -> Iterator[str]:
 
 
 def legs_follow(played: Played) -> Iterator[str]:
-    """A run continues on another machine only once the last is dead, for a loss, within the cap; and it is one run."""
+    """A run moves to another machine only if its plan allows it, no stop was requested and no known machine lives.
+
+    Its machines together stay within the cap, and a run that is done has the result of an unbroken one.
+    """
     records, cap = played.records, played.plan.cap_micros or 0
     plans = [(at_s, record) for at_s, record in _timed(played) if record.event is Event.LEG_PLANNED]
     if plans and not played.scenario.legs:
@@ -231,7 +251,7 @@ def legs_follow(played: Played) -> Iterator[str]:
 
 
 def _whole_curve(played: Played) -> Iterator[str]:
-    """What a run that was done has at home is what an unbroken one has: its last checkpoint, and every step's loss."""
+    """Yield what a run that is done lacks of an unbroken run: its last checkpoint at home, each step's loss."""
     for file in checkpoint_of(STEPS):
         path = played.folder.artifacts / str(file["name"])
         is_whole = path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == file["sha256"]
@@ -243,7 +263,10 @@ def _whole_curve(played: Played) -> Iterator[str]:
 
 
 def books_hold(played: Played) -> Iterator[str]:
-    """P10: an audit by independent code finds nothing wrong, but for a cap that could not be kept."""
+    """P10: the audit of a closed run finds no problem.
+
+    Two problems are excused: a cap that could not be kept, and a late deadline if a clock was set.
+    """
     if not played.closed:
         return
     for row in audit(played.home).rows:
@@ -255,9 +278,10 @@ def books_hold(played: Played) -> Iterator[str]:
 
 
 def is_cap_excused(played: Played) -> bool:
-    """Whether the provider, or a user who went away without a timer, made a cost that nobody could keep down.
+    """Return whether a cost was beyond gpurun's control.
 
-    More machines than were asked for, or dearer ones, are the provider's doing; they are ended when they are seen.
+    The provider made a second machine or a dearer one, was silent or refused ends; or the user was away while a machine
+    had no timer. gpurun ends a second or a dearer machine when it sees it.
     """
     strange = played.scenario.has(Fault.TWICE, Fault.DEARER)
     unarmed = any(box.ends_s is None for _, box in _boxes(played))
@@ -266,7 +290,10 @@ def is_cap_excused(played: Played) -> bool:
 
 
 def _proof_was_late(played: Played) -> bool:
-    """Whether nobody looked, nobody answered or a clock was set, so that the receipt must assume the most."""
+    """Return whether the receipt must assume the longest time, because a machine's end could not be observed in time.
+
+    The laptop was away, its clock was set, or the provider gave no answer or a wrong one.
+    """
     absent = ("kill", "kill and reboot", "sleep", "doze", "jump")
     silent = ("silent", "ends refused", "revoked", "denied")
     return played.scenario.has(*absent, *silent, Fault.DEAF, Fault.DENIED, Fault.STALE, Fault.BROKEN)

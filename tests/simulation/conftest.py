@@ -1,4 +1,4 @@
-"""A bigger search for those who have the time: `pytest tests/simulation --hypothesis-profile soak`."""
+"""Register the profile of a longer search: `pytest tests/simulation --hypothesis-profile soak`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Draws scenarios: mostly a little trouble, sometimes a lot, and never more than a promise is made for.
+"""Draw scenarios: mostly a little trouble, sometimes a lot, and never more than gpurun's promises cover.
 
-Three limits keep the cloud within what `Traits` say of it: lies about absence are fewer than the reads of a proof, but
-for a machine that has answered and still does; and everything that is bad ends after an hour.
+A scenario stays within what the `Traits` of its clouds state. It has at most two faults that hide a machine or show an
+old state, fewer than the readings of a proof of death; weather denies only machines that have answered. A cloud that
+reports no prices charges the agreed one. All bad weather is over within an hour.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _DEEDS: tuple[Deeds, ...] = (
 _NAPS_S = (30.0, 300.0, 1800.0, 4 * 3600.0)
 _OFF_S = (0.0, 0.0, 60.0, 1800.0)
 _JUMPS_S = (-3600.0, -90.0, 90.0, 3600.0)
-# A run passes some 200 points; the first 60 are the asking and the booting, where most money is lost.
+# A run passes some 200 points; the first 60 belong to the create request and the boot, where most money is lost.
 _POINTS = (12, 60, 200)
 
 
 def draw(seed: int) -> Scenario:
-    """The scenario of a seed."""
+    """Return the scenario of a seed."""
     dice = Random(seed)
     names = tuple(dice.choice(list(PROFILES)) for _ in range(dice.choice((1, 1, 1, 2, 3))))
     drawn = Scenario(
@@ -57,7 +58,10 @@ def draw(seed: int) -> Scenario:
 
 
 def draw_voyage(seed: int) -> Scenario:
-    """The scenario of a run that continues on other machines: they are taken away at any moment, beside all else."""
+    """Return the scenario of a run that continues on other machines.
+
+    Its machines are taken away at random moments, besides the other troubles.
+    """
     dice = Random(f"voyage {seed}")
     names = tuple(dice.choice(list(PROFILES)) for _ in range(dice.choice((1, 1, 2, 3))))
     takings = {at: Deed(at, "taken") for at in (dice.randint(1, 700) for _ in range(dice.choice((0, 1, 2, 3, 4))))}
@@ -77,7 +81,10 @@ def draw_voyage(seed: int) -> Scenario:
 
 
 def _damaged(drawn: Scenario, dice: Random) -> Scenario:
-    """The same with a file that does not arrive as it is, so that the machine is held; somebody may collect it."""
+    """Return the scenario with a file that arrives damaged, so that the machine is held.
+
+    In about half of the cases a deed collects the files by hand.
+    """
     spoiled, at = replace(drawn, damaged=True), dice.randint(60, 250)
     is_collected = dice.random() < 0.5 and at not in {deed.at for deed in drawn.deeds}
     return spoiled.plus(Deed(at, "collect")) if is_collected else spoiled
@@ -104,7 +111,7 @@ def _deeds(dice: Random) -> tuple[Deed, ...]:
         amount = dice.choice({"jump": _JUMPS_S, "kill": _OFF_S, "kill and reboot": _OFF_S}.get(what, _NAPS_S))
         deeds.setdefault(at, Deed(at, what, amount))
     if {"doze", "kill and reboot"} & {deed.what for deed in deeds.values()}:
-        # Time that no monotonic clock counts and a wall clock that is set back: then nobody can know what time it is.
+        # If the monotonic clock misses time and the wall clock is set back, no program can know the true time.
         deeds = {at: deed for at, deed in deeds.items() if deed.what != "jump" or deed.amount > 0}
     return tuple(sorted(deeds.values(), key=lambda deed: deed.at))
 
@@ -116,6 +123,6 @@ def _weather(dice: Random) -> tuple[Weather, ...]:
         kind = dice.choice(("silent", "ends refused", "revoked", "line down", "denied", "denied"))
         long_s = DENIED_S if kind == "denied" else long_s
         found.append(Weather(kind, start_s, start_s + long_s))
-    if {"denied", "line down"} <= {spell.kind for spell in found}:  # Then there is no second witness.
+    if {"denied", "line down"} <= {spell.kind for spell in found}:  # Nothing could disprove the denial then.
         found = [spell for spell in found if spell.kind != "denied"]
     return tuple(found)

@@ -1,4 +1,4 @@
-"""The laptop's clock, which may be set, sleep, or begin again, while true time goes on."""
+"""The laptop's clock, which can be set, sleep or restart while true time continues, and the clock of true time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from gpurun.core.clock import VirtualClock
 
 
 class TrueClock(VirtualClock):
-    """True time. A wait is at least a millisecond, or what rounding leaves of a limit would be waited for for ever."""
+    """The clock of true time.
+
+    A sleep takes at least a millisecond; otherwise a wait for a remainder lost to rounding would never end.
+    """
 
     def sleep(self, seconds: float) -> None:
         super().sleep(max(seconds, 0.001) if seconds > 0 else 0.0)
 
 
 class LaptopClock:
-    """A clock over true time. `boot` names the boot that its monotonic seconds belong to."""
+    """The laptop's view of true time. `boot` names the boot to which its monotonic seconds belong."""
 
     def __init__(self, true: TrueClock) -> None:
         self.true = true
@@ -34,15 +37,15 @@ class LaptopClock:
         self.true.sleep(seconds)
 
     def jump_wall(self, seconds: float) -> None:
-        """Somebody sets the clock."""
+        """Set the wall clock forward or back, as a user can."""
         self._skew_s += seconds
 
     def doze(self, seconds: float) -> None:
-        """The lid is closed on a kernel whose monotonic clock does not count sleep."""
+        """Sleep as a closed laptop does if its kernel's monotonic clock does not count sleep."""
         self.true.sleep(seconds)
         self._uncounted_s += seconds
 
     def reboot(self) -> None:
-        """Monotonic time begins again, at some small number."""
+        """Restart the monotonic clock, at 20 seconds."""
         self._uncounted_s = self.true.monotonic() - 20.0
         self._boots += 1

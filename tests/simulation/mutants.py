@@ -1,10 +1,10 @@
-"""Takes away one safeguard at a time, in a copy, and runs the tests that could miss it, until the first one fails.
+"""Remove one safeguard at a time, in a copy of the tree, and run the tests that could notice until one fails.
 
     python -m tests.simulation.mutants                    every safeguard of tests/simulation/safeguards.py
-    python -m tests.simulation.mutants -j 2 sync far.py    those whose name has one of these words in it
+    python -m tests.simulation.mutants -j 2 sync far.py    those whose name contains one of these words
 
-It prints a line for each: by which test it was missed, and after how long. One that nobody misses has no test: it
-SURVIVES, and makes the exit code 1.
+This prints a line for each safeguard: the test that failed without it, and the seconds that this took. A safeguard
+without such a test SURVIVES, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _UNWRITTEN = (f"{_LIFE}test_full_disk.py", f"{_LIFE}test_never_gives_up.py")
 _AGENT = (f"{_FAR}test_agent_answers.py", f"{_FAR}test_agent_parts.py", f"{_FAR}test_agent_keeper.py",
           f"{_FAR}test_agent_end.py", f"{_FAR}test_agent_farewell.py")  # fmt: skip
 _STORIES = "tests/golden/test_audit_findings.py"
-# Which tests could miss what is in a file, the likeliest and quickest first; the longest beginning of its path counts.
+# The tests that could notice a missing safeguard, the likeliest and quickest first, by the longest prefix of its path.
 TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/core/": (*_SYNCS, f"{_UNIT}test_journal_lock.py", f"{_SAFE}test_locks.py", f"{_UNIT}test_ssh_provider.py",
                      f"{_LIFE}test_many_runs.py"),
@@ -184,7 +184,7 @@ TESTS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one safeguard's absence; `by` is "" when nobody missed it."""
+    """What a missing safeguard caused. `by` is the test that failed, or "" if all tests passed."""
 
     name: str
     by: str
@@ -195,7 +195,7 @@ class Verdict:
 
 
 def missed_by(path: str) -> tuple[str, ...]:
-    """The tests that could miss what is in a file, as far as they are there."""
+    """Return the existing tests that could notice a missing safeguard of this file; LookupError if none is named."""
     fitting = [beginning for beginning in TESTS if path.startswith(beginning)]
     named = TESTS[max(fitting, key=len)] if fitting else ()
     there = tuple(dict.fromkeys(name for name in named if (ROOT / name).exists()))
@@ -205,7 +205,7 @@ def missed_by(path: str) -> tuple[str, ...]:
 
 
 def first_failure(copy: Path, *tests: str) -> str:
-    """The first test that fails in a copy, "too slow" when they do not end in time, or "" when all pass."""
+    """Return the first test that fails in a copy, TOO_SLOW if the tests exceed LIMIT_S, or "" if all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-m", "not slow", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     child = subprocess.Popen(
@@ -215,9 +215,9 @@ def first_failure(copy: Path, *tests: str) -> str:
     try:
         out, _ = child.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)  # What a test has started has its output, too.
+        os.killpg(child.pid, signal.SIGKILL)  # Children of a test hold its output open too.
         child.communicate()
-        return TOO_SLOW  # It waits for ever: somebody would notice.
+        return TOO_SLOW  # A program that hangs would be noticed.
     if child.returncode in (0, 5):
         return ""
     named = re.search(r"^(?:FAILED|ERROR) tests/(.+?)(?: - |$)", out, re.MULTILINE)
@@ -225,7 +225,10 @@ def first_failure(copy: Path, *tests: str) -> str:
 
 
 def judge(safeguard: Safeguard, copies: queue.Queue[Path]) -> Verdict:
-    """Take a safeguard away in a free copy until a test fails that passes with it; then put it back."""
+    """Remove a safeguard in a free copy, run its tests, and restore the file.
+
+    A test that also fails with the safeguard proves nothing: it is deselected, and the others run again.
+    """
     copy, began, tests, by = copies.get(), time.monotonic(), missed_by(safeguard.path), ""
     target = copy / safeguard.path
     original = target.read_bytes()
@@ -236,7 +239,7 @@ def judge(safeguard: Safeguard, copies: queue.Queue[Path]) -> Verdict:
             target.write_bytes(original)
             if by in ("", TOO_SLOW) or not first_failure(copy, f"tests/{by}"):
                 break
-            tests, by = (*tests, "--deselect", f"tests/{by}"), ""  # It fails anyway: it has missed nothing.
+            tests, by = (*tests, "--deselect", f"tests/{by}"), ""  # It fails with the safeguard too.
     finally:
         target.write_bytes(original)
         copies.put(copy)
@@ -244,7 +247,7 @@ def judge(safeguard: Safeguard, copies: queue.Queue[Path]) -> Verdict:
 
 
 def copied(folder: Path) -> Path:
-    """A copy of the tree, as far as tests need it."""
+    """Copy the parts of the tree that tests need into a folder, and return the folder."""
     for name in _COPIED:
         source, skip = ROOT / name, shutil.ignore_patterns("__pycache__")
         shutil.copytree(source, folder / name, ignore=skip) if source.is_dir() else shutil.copy(source, folder / name)
@@ -252,7 +255,7 @@ def copied(folder: Path) -> Path:
 
 
 def main() -> int:
-    """Run all that was asked for; 1 when one survives."""
+    """Judge the chosen safeguards; return 1 if one survives."""
     parser = argparse.ArgumentParser()
     parser.add_argument("words", nargs="*")
     parser.add_argument("-j", "--jobs", type=int, default=1)

@@ -1,4 +1,4 @@
-"""Does to a run what its scenario says: faults of calls, bad weather, and people at the wrong moment."""
+"""Do to a run what its scenario contains: faults of calls, bad weather, and deeds at the wrong moment."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ MOST_POINTS = 30_000
 
 
 class Killed(BaseException):
-    """The supervisor dies here, as by SIGKILL: nothing of it runs on."""
+    """The death of the supervisor, as by SIGKILL: none of its code runs after it."""
 
 
 class Endless(BaseException):
-    """Something is done for ever; no simulation should wait for that."""
+    """The end of a simulation that has passed MOST_POINTS points, which a sound run never does."""
 
 
 class Nemesis:
-    """Counts calls and points, and strikes. `points` are all places that were passed; `next_faults` come first."""
+    """The source of a run's troubles: it counts calls and points, and acts where the scenario has a strike or a deed.
+
+    `points` has every point that was passed, with its true time. `next_faults` are used before the scenario's strikes.
+    """
 
     def __init__(self, scenario: Scenario, clock: LaptopClock, do: Callable[[Deed], None]) -> None:
         self.scenario = scenario
@@ -37,7 +40,7 @@ class Nemesis:
         self.points: list[tuple[float, str]] = []
 
     def fault(self, verb: str) -> Fault:
-        """What becomes of the next call of a verb."""
+        """Return the fault of the next call of a verb, and count the call."""
         self._calls[verb] += 1
         if self.weather("revoked"):
             return Fault.REVOKED
@@ -46,22 +49,22 @@ class Nemesis:
         return self._faults.get((verb, self._calls[verb]), Fault.NONE)
 
     def kill_after(self, points: int) -> None:
-        """The supervisor dies when it has passed so many points more."""
+        """Let the supervisor die after this many more points, in place of all other deeds."""
         at = len(self.points) + points
         self._deeds = {at: Deed(at, "kill")}
 
     def storm(self, weather: Weather) -> None:
-        """Bad weather that nobody had foreseen."""
+        """Add bad weather that the scenario does not contain."""
         self._weather.append(weather)
 
     def weather(self, kind: str) -> bool:
-        """Whether it is bad in this way now."""
+        """Return whether weather of this kind prevails now."""
         now = self._clock.true.monotonic()
         return any(spell.kind == kind and spell.start_s <= now < spell.end_s for spell in self._weather)
 
     @contextmanager
     def resting(self) -> Iterator[None]:
-        """What others do meanwhile is not a point of this run."""
+        """Count no points within the block: another process acts there."""
         before, self._resting = self._resting, True
         try:
             yield
@@ -69,7 +72,10 @@ class Nemesis:
             self._resting = before
 
     def passing(self, place: str) -> None:
-        """A point at which a process may die: around every record and every call that leaves it."""
+        """Record a point, and do the deed that is due there.
+
+        Points lie around every record and every call that leaves the process; at each of them a process may die.
+        """
         if self._resting:
             return
         self.points.append((self._clock.true.monotonic(), place))

@@ -1,4 +1,4 @@
-"""The plan of a simulated run: one offer of each profile, and a cap that pays for so many machines to the micro."""
+"""The plan of a simulated run: one offer for each profile, and a cap that pays for exactly `machines` machines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARAMETERS, DISK_GB = 1000, 50
 
 STEPS, EVERY = 30, 5
 DEARER = 3
-"""So many times as much is paid on demand as on spot."""
+"""The price on demand, as a multiple of the spot price."""
 
 
 def make_plan(
@@ -38,10 +38,10 @@ def make_plan(
     train_s: float = 0.0,
     kind: str = "trainer",
 ) -> Plan:
-    """A plan over one offer of each profile, with a cap that pays for `machines` of the dearest, to their deadlines.
+    """Return a plan with one offer for each profile; its cap pays for `machines` whole leases at the dearest offer.
 
-    What runs is the training of a tiny recipe, a sweep over it, or a dev box. With `legs` it may continue on so many
-    machines, and it is known that training takes `train_s`.
+    The job is the training of a tiny recipe, a sweep over it, or a dev box. With `legs` the run may use up to that many
+    machines, and the plan states that training takes `train_s` seconds.
     """
     plan = _on_each(home, profiles, machines, run, _job(kind), legs=legs, train_s=train_s)
     if kind != "dev_box":
@@ -98,7 +98,7 @@ def _on_each(
 
 
 def _on_spot(offer: Offer) -> Offer:
-    """What may be taken away costs a third of the price."""
+    """Return the offer as a spot offer whose on-demand price is DEARER times its own price."""
     on_demand = usd(0) + DEARER * offer.rate_micros_per_hour
     return offer.model_copy(update={"spot": True, "on_demand_micros_per_hour": on_demand})
 

@@ -1,4 +1,4 @@
-"""Plays one scenario with the real lifecycle on simulated clouds, and keeps all that happened; it judges nothing."""
+"""Play one scenario with the real lifecycle on simulated clouds, and keep the history for the checker."""
 
 from __future__ import annotations
 
@@ -48,13 +48,16 @@ from tests.tensor_file import as_tensors
 
 MOST_DRIVES = 16
 PAUSE_S = 600.0
-_AFTER_READY = ("unpack", "start", "poll", "manifest")  # That it has answered is on record by then.
+_AFTER_READY = ("unpack", "start", "poll", "manifest")  # These follow the record of the machine's answer.
 _WISHES: dict[str, How] = {"stop": "save", "stop now": "now", "destroy": "destroy"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one attempt to drive the run ended, what `ps` shows at that moment, and what is true."""
+    """The end of one supervisor: how it ended, what `ps` showed then, and the true state.
+
+    `exit_code` is None if the supervisor was killed. `alive` counts the living machines, `metered` is the clouds' bill.
+    """
 
     at_s: float
     words: str
@@ -67,7 +70,7 @@ class Outcome:
 
 @dataclass
 class Played:
-    """All that happened: the checker's only source besides the run folder and the clouds' own meters."""
+    """The history of a scenario. Besides it the checker reads only the run's folder and the clouds' meters."""
 
     scenario: Scenario
     home: Home
@@ -85,7 +88,7 @@ class Played:
 
     @property
     def timed(self) -> list[tuple[float, Record]]:
-        """The records with the true times at which they were on disk."""
+        """Return each record with the true time at which it was on disk."""
         events = {f"after {event}" for event in Event}
         return list(zip([at_s for at_s, place in self.points if place in events], self.records, strict=True))
 
@@ -95,7 +98,10 @@ class Played:
 
 
 class SimulatedFar(ScriptedFar):
-    """The agent on one box: there while the box runs, behind a line that may be down; it stops the trainer in time."""
+    """The agent on one simulated machine.
+
+    It can be reached while the machine runs and the line is up, and it ends the trainer at the soft stop.
+    """
 
     def __init__(self, cloud: FakeCloud, box_id: str, nemesis: Nemesis, train_s: float) -> None:
         super().__init__(cloud)
@@ -125,7 +131,10 @@ class SimulatedFar(ScriptedFar):
 
 
 class MovingFar(SimulatedFar):
-    """One whose trainer continues from the checkpoint that was uploaded, and whose checkpoints come home meanwhile."""
+    """An agent whose trainer continues from the uploaded checkpoint.
+
+    Each new checkpoint is downloaded during training.
+    """
 
     def __init__(self, cloud: FakeCloud, box_id: str, nemesis: Nemesis, train_s: float, *, folder: RunFolder) -> None:
         super().__init__(cloud, box_id, nemesis, train_s)
@@ -145,7 +154,7 @@ class MovingFar(SimulatedFar):
         return answer
 
     def _heed_lease(self) -> None:
-        """Stop where the time to save begins, as the agent has it."""
+        """Stop the trainer at the soft stop, where the time to save begins."""
         if self.clock.wall() >= self._soft_stop_wall and self._step < STEPS and not self.stopped:
             self.stopped, self._stop_s = "lease", self.clock.monotonic()
 
@@ -161,7 +170,7 @@ class MovingFar(SimulatedFar):
 
     @property
     def _step(self) -> int:
-        """The last step that is done; nothing more once it was stopped."""
+        """Return the last step that is done; a stop freezes it."""
         until_s = min(self.clock.monotonic(), self._stop_s)
         trained = 0 if self.started_s < 0 else int((until_s - self.started_s) / self.train_s * STEPS)
         return min(STEPS, self._from + trained)
@@ -172,7 +181,7 @@ class MovingFar(SimulatedFar):
 
     @property
     def _saved(self) -> list[int]:
-        """The steps of the checkpoints that it has: the newest two, and where it was stopped one of that moment."""
+        """Return the steps of the checkpoints that this machine has: its newest two."""
         steps = [step for step in range(EVERY, self._step + 1, EVERY) if step > self._from]
         return steps[-2:]
 
@@ -205,7 +214,7 @@ class MovingFar(SimulatedFar):
 
 
 def loss_at(step: int) -> float:
-    """The loss of a step, which is the same whichever machine trains it."""
+    """Return the loss of a step, which is the same on every machine."""
     return round(4.0 / (step + 1), 6)
 
 
@@ -220,7 +229,7 @@ def _files(step: int) -> list[tuple[str, bytes, str]]:
 
 
 def checkpoint_of(step: int) -> list[dict[str, Any]]:
-    """The files of the checkpoint of a step, as a manifest has them."""
+    """Return the files of a step's checkpoint, as a manifest lists them."""
     return [
         {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "kind": kind, "step": step}
         for name, data, kind in _files(step)
@@ -236,7 +245,7 @@ def play(scenario: Scenario, root: Path) -> Played:
 
 
 class Stage:
-    """The world of one scenario, and the people in it."""
+    """The world of one scenario: its clouds and clocks, and the people who act on the run."""
 
     def __init__(self, scenario: Scenario, root: Path, run: str = RUN, mandate: str = "") -> None:
         self.true = TrueClock()
@@ -269,7 +278,7 @@ class Stage:
 
     @contextlib.contextmanager
     def set_up(self) -> Iterator[None]:
-        """Put the simulated clouds, the laptop's clock and the points of death in place."""
+        """Put the simulated clouds, boots and crash points into the lifecycle, within the block."""
         clouds, laptop, passing = self.played.clouds, self.laptop, self.nemesis.passing
 
         def fake_cloud(name: str, *rest: object, **named: object) -> FakeCloud:
@@ -281,7 +290,7 @@ class Stage:
                 stack.enter_context(mock.patch(f"gpurun.{module}.crashpoint", passing))
             for module in ("ledger.journal", "lifecycle.context"):
                 stack.enter_context(mock.patch(f"gpurun.{module}.boot_id", laptop.boot))
-            # Who holds a file here holds it on this very thread, and never lets go of it while it is waited for.
+            # Here the thread that holds a file is also the one that waits for it: the wait would never succeed.
             stack.enter_context(mock.patch("gpurun.remote.resumable_file.WAIT_S", 0.0))
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
             logging.disable(logging.CRITICAL)
@@ -289,7 +298,11 @@ class Stage:
             yield
 
     def drive_to_the_end(self) -> None:
-        """Drive, and drive again after whatever ended it, as a user or a cron job would; or never again."""
+        """Drive the run, and again after each end, as a user or a cron job would, until it is closed.
+
+        Only a scenario that ends "resumed" is driven again after a kill. Then the machines of an open run are swept
+        from elsewhere. A scenario that ends "reaped elsewhere" is driven once more after that sweep.
+        """
         scenario = self.played.scenario
         for _ in range(MOST_DRIVES):
             outcome = self.drive()
@@ -305,14 +318,17 @@ class Stage:
         self.played.ended_s = self.true.monotonic()
 
     def sweep_when_over(self) -> None:
-        """Long after the deadline: whatever nobody saw to the end is swept from a machine that knows of no run."""
+        """Wait until long after the deadline; then sweep the machines of an open run from elsewhere."""
         self.true.sleep(LEASE.total_s + LEASE.kill_allowance_s + 3600.0)
         if not self.played.closed:
             with self.nemesis.resting():
                 self.reap_elsewhere(times=4)
 
     def reap_elsewhere(self, *, times: int = 1, everything: bool = False) -> None:
-        """`gpurun reap` on another machine, which has no record of any run; what it could not do is kept."""
+        """Run `gpurun reap` on another machine, whose home has no record of any run.
+
+        `after_reap` keeps the fates of the last try, and the codes of its failures.
+        """
         clouds: list[Provider] = list(self.played.clouds.values())
         for _ in range(times):
             self.played.after_reap.clear()
@@ -330,7 +346,7 @@ class Stage:
             self.true.sleep(60.0 if times > 1 else 0.0)
 
     def drive(self) -> Outcome:
-        """One supervisor's life, from its start to its end or its death; the outcome is kept."""
+        """Run one supervisor from its start to its end or death; keep its outcome."""
         played, run, exit_code = self.played, self.played.plan.run, None
         try:
             code = supervise(played.home, run, self.laptop, reach=self._reach, trainer=TINY / "trainer")
@@ -350,7 +366,7 @@ class Stage:
         return outcome
 
     def collect(self) -> None:
-        """`gpurun collect` in another process, over a line that is whole again."""
+        """Run `gpurun collect` as another process does; files of the present machines arrive undamaged from now on."""
         folder = self.played.folder
         for far in self._fars.values():
             far.flips.clear()
@@ -367,7 +383,7 @@ class Stage:
         return self._fars[instance.id]
 
     def do(self, deed: Deed) -> None:
-        """What people do."""
+        """Do a deed of a person, the laptop or the cloud."""
         match deed.what:
             case "stop" | "stop now" | "destroy":
                 ask_to_stop(self.played.folder, _WISHES[deed.what], by="user", reason="simulated")

@@ -1,8 +1,8 @@
-"""Every safeguard of the source that can be taken away alone: each sync, lock, digest check and read-back.
+"""List every safeguard of the source that can be removed alone: each sync, lock, digest check and read-back.
 
-Syncs, locks and comparisons of digests are found by their form, so that a new one is on the list by being written.
-What looks twice before it believes (reading back, counting reads, checking a token) has no form; it is listed by its
-words, and words that are no longer there exactly once are an error: then nothing would be tested.
+Syncs, locks and comparisons of digests are found by their syntax, so that a new one is listed without further work.
+Code that checks twice (a second reading, a count of readings, a check of a token) has no common syntax, and is listed
+by its text in WORDS. A text that does not occur exactly once is an error, because nothing would be tested.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DIGEST = re.compile(r"sha256|digest|\bhead\b|fingerprint")
 _NO_CHECK = re.compile(
     r"digest_size|head\[|len\(self\.digests\)|error\.reason|not in came\.files|in digests$|'sha256' in one"
 )
-# What a comparison says when all is well.
+# The value of each comparison if nothing is wrong.
 _GOOD = {ast.Eq: "True", ast.In: "True", ast.NotEq: "False", ast.NotIn: "False"}
 _DRAWN = ("gpurun/view/", "gpurun/planning/")
 
@@ -370,7 +370,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
 
 @dataclass(frozen=True)
 class Safeguard:
-    """One place, and the whole text of its file without it."""
+    """One safeguard in one file; `mutant` is the whole text of the file without it."""
 
     kind: str
     path: str
@@ -384,7 +384,7 @@ class Safeguard:
 
 
 def safeguards(root: Path = ROOT) -> Iterator[Safeguard]:
-    """Every safeguard of the tree, file by file."""
+    """Yield every safeguard of the tree, file by file."""
     for path in sorted((root / "gpurun").rglob("*.py")):
         place, text = str(path.relative_to(root)), path.read_text(encoding="utf-8")
         if not place.startswith(_DRAWN):
@@ -422,7 +422,7 @@ def _by_form(place: str, text: str) -> Iterator[Safeguard]:
 
 
 def _without(text: str, node: ast.expr, instead: str) -> str:
-    """The text with `instead` in the place of a node."""
+    """Return the text with `instead` in the place of a node."""
     lines = text.splitlines(keepends=True)
     first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
     head = lines[first].encode()[: node.col_offset].decode()

@@ -1,4 +1,4 @@
-"""What a simulated run is made of: a plan, what goes wrong, what the user does, and how it ends. Data, and no more."""
+"""The data of a simulated run: its plan, what goes wrong, what people do, and how it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Deeds = Literal[
 
 @dataclass(frozen=True)
 class Strike:
-    """The nth call of a verb goes wrong in this way."""
+    """A fault of the nth call of a verb."""
 
     verb: str
     nth: int
@@ -26,7 +26,10 @@ class Strike:
 
 @dataclass(frozen=True)
 class Deed:
-    """At the nth point that the run passes, this is done; `amount`: seconds of sleep, of being off, or of a jump."""
+    """Something that a person, the laptop or the cloud does when the run passes its nth point.
+
+    `amount`: for how many seconds the laptop sleeps or is off, or by how many its clock jumps.
+    """
 
     at: int
     what: Deeds
@@ -35,9 +38,10 @@ class Deed:
 
 @dataclass(frozen=True)
 class Weather:
-    """From one true second to another the cloud is silent or refuses every end, the key is dead or the line is down.
+    """A spell of bad conditions between two moments of true time.
 
-    Or it denies what has answered.
+    The cloud is silent, refuses to end machines or denies machines that have answered before; or the key is revoked; or
+    the line to every machine is down.
     """
 
     kind: Literal["silent", "ends refused", "revoked", "line down", "denied"]
@@ -47,10 +51,11 @@ class Weather:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One simulated run, whole: the same scenario always gives the same history; the cap pays for `machines`.
+    """One simulated run; the same scenario always gives the same history.
 
-    What runs is a `job` of that kind. A list takes `list_s`. With `damaged` a file of the latest checkpoint arrives
-    with another digest until somebody collects by hand. With `legs` it may continue on so many machines.
+    The cap pays for exactly `machines` machines. `list_s`: how long a provider takes to list its machines. With
+    `damaged` a file of the latest checkpoint arrives with a wrong digest until a deed collects the files by hand. With
+    `legs` the run may use up to that many machines, one after another.
     """
 
     seed: int
@@ -67,7 +72,7 @@ class Scenario:
     job: Literal["trainer", "sweep", "dev_box"] = "trainer"
 
     def smaller(self) -> Iterator[Scenario]:
-        """Every scenario with one thing less."""
+        """Yield every scenario that has one complication less."""
         for name in ("weather", "strikes", "deeds"):
             have = getattr(self, name)
             for place in range(len(have)):
@@ -86,7 +91,7 @@ class Scenario:
             yield replace(self, job="trainer")
 
     def plus(self, *more: Strike | Deed | Weather) -> Scenario:
-        """The scenario, grown."""
+        """Return the scenario with more strikes, deeds or weather."""
         return replace(
             self,
             strikes=(*self.strikes, *(part for part in more if isinstance(part, Strike))),
@@ -95,10 +100,10 @@ class Scenario:
         )
 
     def times_of(self, kind: str) -> list[tuple[float, float]]:
-        """When the weather is bad in this way."""
+        """Return the start and the end of each spell of this kind of weather, in true seconds."""
         return [(spell.start_s, spell.end_s) for spell in self.weather if spell.kind == kind]
 
     def has(self, *kinds: str) -> bool:
-        """Whether any of these faults, deeds or weathers is in it."""
+        """Return whether the scenario contains a fault, deed or weather of one of these kinds."""
         named = {*(s.fault for s in self.strikes), *(d.what for d in self.deeds), *(w.kind for w in self.weather)}
         return bool(named & set(kinds))

@@ -1,4 +1,4 @@
-"""Judges each sentence about money, life and death that was told to somebody, by what was true at that moment."""
+"""Judge what gpurun told the user about money and about living machines, by what was true at that moment."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NOTHING_MADE = frozenset(
     {"account.no_funds", "account.no_quota", "account.unknown", "create.cannot_look", "create.no_capacity"}
     | {"create.rejected", "price.rose", "price.unknown"}
 )
-"""Failures of a create whose hint is that nothing was made."""
+"""Failures of a create whose hint states that nothing was created."""
 _UNTRUE_CLOCKS = ("jump", "doze", "kill and reboot")
 
 
 def sentences_hold(played: Played) -> Iterator[str]:
-    """Every sentence that turned out false: of `ps` whenever a supervisor ended, and of the incidents on record."""
+    """Yield every false statement: of `ps` at each end of a supervisor, and of the journal."""
     boxes = [box for cloud in played.clouds.values() for box in cloud.boxes]
     for outcome in played.outcomes:
         yield from _of_list(outcome, played)
@@ -32,7 +32,7 @@ def sentences_hold(played: Played) -> Iterator[str]:
             shown, then_s = [box for box in boxes if box.id == record.data["id"]], at_s - ago_s
             lag_s = max(cloud.profile.list_lag_s for cloud in played.clouds.values())
             is_true = all(_lives(box, then_s) or _lives(box, then_s - lag_s) for box in shown)
-            # A deed may take its time between the reading and its record, and a provider may answer from an old view.
+            # A deed may take time between the reading and its record, and a provider may answer from an old view.
             if not is_true and not played.scenario.deeds and not played.scenario.has(Fault.STALE):
                 yield f"at {at_s:.0f} s it was told that {record.data['id']} lived {ago_s:.0f} s before"
         if (
@@ -45,7 +45,7 @@ def sentences_hold(played: Played) -> Iterator[str]:
 
 
 def _of_list(outcome: Outcome, played: Played) -> Iterator[str]:
-    """What `ps` said: red or not, and the money spent."""
+    """Yield what `ps` showed wrongly: whether a machine may be billed, and the money spent."""
     row, at = outcome.row, f"at {outcome.at_s:.0f} s ps said"
     if outcome.alive and not row.may_be_billing:
         yield f"{at} {row.state!r}, and {outcome.alive} lived"
@@ -80,15 +80,15 @@ def _of_incident(at_s: float, record: Record, boxes: list[Box], played: Played) 
 
 
 def _is_excused(played: Played) -> bool:
-    """Whether there was a machine of which nobody here could know, or that was dearer than its provider told."""
+    """Return whether a machine existed that gpurun could not know of, or that was dearer than reported."""
     return played.scenario.has("made twice", "made, but dearer")
 
 
 def ended_unseen(played: Played) -> bool:
-    """Whether a machine ended where this laptop could not see it.
+    """Return whether a machine ended where this laptop could not see it.
 
-    Never seen, it was ended from elsewhere, or was a twin that its own timer ended; or its provider denied it until it
-    had ended.
+    Its provider denied it until it had ended; or it was never seen here and was ended from elsewhere; or it was a twin
+    that was ended from elsewhere or by its own timer.
     """
     boxes = [box for cloud in played.clouds.values() for box in cloud.boxes]
     denials = played.scenario.times_of("denied")

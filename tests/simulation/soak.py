@@ -1,4 +1,4 @@
-"""Plays many seeds, and makes the first that breaks a promise as small as it can be."""
+"""Play many seeds, and reduce the first scenario that breaks a promise to a small one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one scenario: the promises that it broke, and the story of how."""
+    """The result of one scenario: the promises that it broke, and its history if it broke any."""
 
     scenario: Scenario
     breaches: tuple[str, ...]
@@ -32,12 +32,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Voyage:
-    """What became of a run that may continue on other machines; amounts are in micro-dollars.
+    """The result of a run that may continue on other machines; amounts are in micro-dollars.
 
-    `again` are steps that were trained twice, `kept` those that a loop from scratch would have trained once more.
-    `paid` is what the clouds bill, `bound` what the receipt says where every end was seen, else 0: the judge holds that
-    it is at most 3 % above, or a billing unit and a look at each end of each machine. Where one moved and finished, its
-    receipt says what it cost (`moved`), and what an unbroken run would have cost on demand.
+    `again`: steps that were trained twice. `kept`: steps that a loop from scratch would have trained once more. `paid`:
+    the clouds' bill. `bound`: the receipt's upper bound if it saw the end of every machine, else 0. If the run moved
+    and finished, `moved` is its cost by the receipt, and `on_demand` the cost of an unbroken run on demand.
     """
 
     finished: bool
@@ -52,7 +51,7 @@ class Voyage:
 
 @dataclass(frozen=True)
 class Summary:
-    """Many voyages together."""
+    """The sums of many voyages."""
 
     voyages: int
     finished: int
@@ -76,7 +75,7 @@ class Summary:
 
 
 def summary(verdicts: Iterable[Verdict]) -> Summary:
-    """Add up what became of voyages."""
+    """Return the sums of the voyages."""
     voyages = [verdict.voyage for verdict in verdicts if verdict.voyage is not None]
     return Summary(
         voyages=len(voyages),
@@ -116,12 +115,12 @@ def _voyage(played: Played) -> Voyage:
 
 
 def folder_of_one_run() -> tempfile.TemporaryDirectory[str]:
-    """A folder that goes when it is left; in memory where there is one, since a run syncs some fifty records."""
+    """Return a temporary folder, in memory if possible, because a run syncs some fifty records."""
     return tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
 
 
 def judge(scenario: Scenario) -> Verdict:
-    """Play a scenario in a folder of its own and check it."""
+    """Play a scenario in a temporary folder and check it."""
     with folder_of_one_run() as folder:
         played = play(scenario, Path(folder))
         breaches = tuple(check(played))
@@ -131,17 +130,17 @@ def judge(scenario: Scenario) -> Verdict:
 
 
 def judge_seed(seed: int) -> Verdict:
-    """The verdict on the scenario of a seed."""
+    """Return the verdict on the scenario of a seed."""
     return judge(draw(seed))
 
 
 def judge_voyage(seed: int) -> Verdict:
-    """The verdict on the voyage of a seed."""
+    """Return the verdict on the voyage of a seed."""
     return judge(draw_voyage(seed))
 
 
 def shrunk(verdict: Verdict) -> Verdict:
-    """The smallest scenario, one thing less at a time, that still breaks one of the same promises."""
+    """Return the verdict on the smallest scenario found that still breaks one of the same promises."""
     kinds = {breach.partition(":")[0] for breach in verdict.breaches}
     for smaller in verdict.scenario.smaller():
         found = judge(smaller)
@@ -151,7 +150,7 @@ def shrunk(verdict: Verdict) -> Verdict:
 
 
 def _story(played: Played) -> Iterator[str]:
-    """Calls with their faults, records, and ends, in the order in which they happened."""
+    """Yield calls with their faults, records and ends, in the order of time."""
     lines: list[tuple[float, str]] = []
     for cloud in played.clouds.values():
         lines += [

@@ -1,4 +1,4 @@
-"""What test_syncs.py and other tests share."""
+"""A fixture that records syncs and renames, for test_syncs.py and other tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def story(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every sync, by what is synced, and every renaming, as they happen."""
+    """Return a list that grows with each sync ("file" or "folder") and each rename ("name")."""
     steps: list[str] = []
     real_fsync, real_replace = os.fsync, os.replace
 

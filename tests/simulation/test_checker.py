@@ -1,4 +1,4 @@
-"""The checker is worth nothing if it cannot see: each breach, made by hand, is told."""
+"""Tests that the checker reports each kind of breach: every test changes the history of a run by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.simulation.scenario import Deed, Scenario, Strike
 
 @pytest.fixture
 def played(tmp_path: Path) -> Played:
-    """A run in which all went well."""
+    """Return a run without trouble."""
     return play(Scenario(0, ("runpod",)), tmp_path)
 
 

@@ -1,6 +1,6 @@
-"""Where a provider tells when a machine ended, or what it billed, no trouble makes a receipt dearer than the bill.
+"""Tests that a receipt is close to the bill if the provider reports a machine's end or its bill, whatever goes wrong.
 
-A laptop that was lost made receipts 78 % too high, a start that failed was billed with its whole wait.
+Once a lost laptop made receipts 78 % too high, and a failed boot was charged with its whole wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.simulation.scenario import Deed, Scenario, Weather
 from tests.simulation.soak import folder_of_one_run
 
 LOOKS_S = 2 * 5.0 + 2.0
-"""A look at each end, and the two seconds that a provider's whole seconds may leave out."""
+"""A look at the start and one at the end, and two seconds that may be lost because a provider reports whole seconds."""
 HOURS_S = 3000.0
 ON, IN_TRAINING, JUST_BORN = 1e6, 75, 10
 TROUBLES: dict[str, dict[str, Any]] = {
@@ -64,7 +64,7 @@ def test_a_receipt_exceeds_the_bill_by_3_percent_or_two_looks(profile: str, trou
         (rental,), (box,) = cost["rentals"], run.clouds[profile].boxes
         assert box.died_s is not None
         lived_s = box.died_s - box.born_s
-        # A look takes as long as the list, and shows the machine for as long as the list lags behind.
+        # A look takes `list_s`, and a list that lags still shows a dead machine for `list_lag_s`.
         slack_s = rental["billing_unit_s"] + LOOKS_S + run.scenario.list_s + run.clouds[profile].profile.list_lag_s
         assert rental["billable_s"] <= max(1.03 * lived_s, lived_s + slack_s), cost["says"]
         assert cost["upper_bound_micros"] >= run.clouds[profile].metered()
@@ -74,7 +74,7 @@ def test_a_receipt_exceeds_the_bill_by_3_percent_or_two_looks(profile: str, trou
 
 
 def test_a_silent_machine_has_no_egress_and_its_wait_is_not_life() -> None:
-    """$2.03 was booked for $0.03."""
+    """A receipt once stated $2.03 for a machine that cost $0.03."""
     with folder_of_one_run() as folder:
         run = played("aws", "the machine is taken away as it boots", Path(folder))
         intent = next(record.data for record in run.records if record.event is Event.CREATE_INTENDED)

@@ -1,7 +1,8 @@
-"""Kill the supervisor at every kind of record and call, for every provider's manners, and go on: the promises hold.
+"""Tests that a supervisor can be killed at every kind of record and call, with every provider, and keeps its promises.
 
 A point that is passed many times (a poll, a look) is tried at its first and its last passing. The cap pays for two
-machines, so that a create of unknown outcome bars no second one; where it pays for one only, nothing is trained.
+machines, so that a create with an unknown outcome does not prevent a second one. With a cap for one, nothing is
+trained.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ DEV_BOX = "a dev box"
 
 
 def scenario(profile: str, trouble: str, *deeds: Deed) -> Scenario:
-    """Two offers of the profile, a training (or a dev box) of a second, one trouble."""
+    """Return a scenario with two offers of the profile, one trouble, and a job that takes a second."""
     drawn = Scenario(0, (profile, profile), train_s=1.0, strikes=TROUBLES[trouble], deeds=deeds, machines=2)
     return replace(drawn, job="dev_box" if trouble == DEV_BOX else "trainer")
 
 
 def points_of(profile: str, trouble: str) -> list[tuple[int, str]]:
-    """The points of an undisturbed run that are worth dying at, by number and name."""
+    """Return the points of an undisturbed run at which to kill it, by number and name: each name's first and last."""
     with folder_of_one_run() as folder:
         passed = [place for _, place in play(scenario(profile, trouble), Path(folder)).points]
     numbers: dict[str, list[int]] = defaultdict(list)
@@ -82,18 +83,21 @@ VOYAGERS = ("runpod", "lambda-guarded", "aws", "hostile")
 
 
 def voyage(profile: str, *deeds: Deed) -> Scenario:
-    """A run that may continue on other machines; the cap pays for one that may exist unseen beside the next."""
+    """Return a run that may continue on other machines; its cap also covers a machine that may exist unseen."""
     return Scenario(0, (profile,), train_s=120.0, machines=9, legs=5, deeds=deeds)
 
 
 def places_of(scenario: Scenario) -> list[str]:
-    """The points of a run, in their order."""
+    """Return the names of the points of a run, in their order."""
     with folder_of_one_run() as folder:
         return [place for _, place in play(scenario, Path(folder)).points]
 
 
 def points_between_legs(profile: str) -> tuple[Deed, list[tuple[int, str]]]:
-    """The loss of a machine that has saved, and the points from there to the training on the next worth dying at."""
+    """Return the loss of a machine that has saved a checkpoint, and the points from there to the next training.
+
+    As in `points_of`, these are the first and the last passing of each kind of point.
+    """
     taken = Deed(places_of(voyage(profile)).index(SAVED) + 4, "taken")
     places = places_of(voyage(profile, taken))
     last = max(place for place, name in enumerate(places) if name == "after train.started") + 1

@@ -1,4 +1,4 @@
-"""What the simulation once found: each story lost money or told an untruth, and is kept so that it cannot again."""
+"""Tests of scenarios that the simulation once found: each lost money or made gpurun state an untruth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.play import Played, play
 from tests.simulation.scenario import Deed, Scenario, Strike, Weather
 from tests.simulation.soak import folder_of_one_run, judge
 
-# The sixth point is after the first create has been recorded: its machine is hidden from every answer still.
+# The sixth point follows the record of the first create, when the hostile cloud still hides the new machine.
 FOUND = {
     "what was just born and is not to be seen yet is not dead": Scenario(0, ("hostile",), deeds=(Deed(6, "destroy"),)),
     "what was asked for after hours of sleep was born when it was asked for, not when that was intended": Scenario(
@@ -100,7 +100,7 @@ def test_a_machine_denied_for_38_s_is_not_signed_as_gone(profile: str, tmp_path:
 
 
 def test_a_cap_between_last_sight_and_first_absence_may_be_kept(tmp_path: Path) -> None:
-    """It was dead at 649 s; a list took 40 s, a request hung for a minute, and it was read as gone at 760 s."""
+    """The machine died at 649 s; a slow list and a hanging request delayed the first reading of GONE to 760 s."""
     played = play(draw(20450), tmp_path)
     cost = receipt_of(played)["cost"]
     assert check(played) == []
@@ -134,7 +134,7 @@ def test_destroyed_right_after_it_was_born_it_is_really_dead(point: int) -> None
 
 
 def clean(profile: str) -> Played:
-    """A run in which nothing goes wrong, to count its points and calls."""
+    """Return an undisturbed run, whose points and calls a test can count."""
     with folder_of_one_run() as folder:
         return play(Scenario(0, (profile,), train_s=90.0), Path(folder))
 

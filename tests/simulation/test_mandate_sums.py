@@ -1,4 +1,4 @@
-"""A thousand sessions of an agent over the simulated clouds: whatever goes wrong, its mandate pays for all."""
+"""Tests that a mandate bounds the cost of an agent's session, in a thousand sessions on simulated clouds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SESSIONS, GROUP, RUNS = 1000, 50, 4
 
 
 def session(seed: int, root: Path) -> list[str]:
-    """What was promised and not kept in a session that asks for four runs, each with troubles of its own."""
+    """Return the broken bounds of a session that requests four runs, each with its own trouble."""
     home, clock, dice = Home(root / "home").prepare(), TrueClock(), Random(seed)
     most = usd(dice.choice((1, 2, 3)))
     terms = {"total_micros": most, "per_run_micros": most, "until_wall": clock.wall() + 1e9, "root": str(root)}
@@ -39,7 +39,7 @@ def session(seed: int, root: Path) -> list[str]:
         bills.append(total(*(cloud.metered() for cloud in stage.played.clouds.values())))
         is_excused = is_excused or is_cap_excused(stage.played)
     taken = total(*(held.micros for held in budget.entries()))
-    if is_excused:  # Nobody can keep to a sum where a machine outlives its timer, its supervisor and its reaper.
+    if is_excused:  # No sum holds if a machine outlives its timer, its supervisor and the reaper.
         return []
     return [
         f"seed {seed}: {words}"

@@ -1,4 +1,4 @@
-"""A few hundred random scenarios; `make full` plays thousands more. Whatever goes wrong, every promise is kept."""
+"""Tests that every promise is kept in hundreds of random scenarios; `make full` plays thousands more."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every order of user verbs, clock jumps and faults that Hypothesis can think of; what fails, it makes small.
+"""Tests of user verbs, clock jumps and faults in any order that Hypothesis finds; it makes each failure small.
 
-In the normal run the search is short and always the same; `--hypothesis-profile soak` makes it long and random.
+By default the search is short and always the same; `--hypothesis-profile soak` makes it long and random.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LIES = (Fault.DENIED, Fault.STALE)
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """One run and its cloud; a rule is something that a user, the laptop or the cloud does next."""
+    """One run and its clouds. Each rule is something that a user, the laptop or a cloud does next."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class AnyOrder(RuleBasedStateMachine):
         return self.stage
 
     def happened(self, what: Strike | Deed | Weather) -> None:
-        """The scenario grows, so that the checker knows what can be held against whom."""
+        """Add the event to the scenario, because the checker excuses breaches by what went wrong."""
         self.on.played.scenario = self.on.played.scenario.plus(what)
 
     @precondition(lambda self: not self.on.played.closed)
@@ -100,7 +100,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def promises_hold(self) -> None:
-        """P1 to P5, at every moment; what needs the end of the story is judged when it is over."""
+        """Assert P1 to P5 after every step; the other promises are judged at the end."""
         if self.stage is not None:
             played = self.stage.played
             judges = (checker.intent_first, checker.one_at_most, checker.nothing_forgotten, checker.death_is_proven,
@@ -108,7 +108,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert [breach for judge in judges for breach in judge(played)] == []
 
     def teardown(self) -> None:
-        """P9: a run that goes on comes to the end, and then everything holds."""
+        """Assert that a run without further faults ends (P9), and that every promise was kept."""
         if self.stage is not None:
             self.on.nemesis.kill_after(10**9)
             self.on.nemesis.next_faults.clear()

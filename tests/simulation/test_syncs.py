@@ -1,4 +1,4 @@
-"""What must survive a power cut is on disk before anything stands on it: file, then name, then folder, in order."""
+"""Tests that data which must survive a power cut is synced in order: the file, its name, then the folder."""
 
 from __future__ import annotations
 

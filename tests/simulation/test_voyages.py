@@ -1,4 +1,4 @@
-"""Runs that continue on other machines, which are taken away at any moment; `make full` plays thousands more."""
+"""Tests of runs that continue on other machines after a loss; `make full` plays thousands more."""
 
 from __future__ import annotations
 
