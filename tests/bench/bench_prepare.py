@@ -46,7 +46,7 @@ prepare(PrepareOrder(sys.argv[1], "gpt2", pathlib.Path(sys.argv[2]), **few), pri
 """
 
 
-def gather(folder: Path, most_bytes: int) -> list[str]:
+def gather(most_bytes: int) -> list[str]:
     """Return about `most_bytes` of Python source on this machine: the standard library, then installed packages."""
     paths = sysconfig.get_paths()
     texts, size = [], 0
@@ -226,7 +226,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        texts = gather(folder, given.megabytes * 10**6)
+        texts = gather(given.megabytes * 10**6)
         size = sum(len(text.encode()) for text in texts)
         print(f"{len(texts):,} Python sources, {size / 1e6:.0f} MB")
         rows = given.rows.split(",")

@@ -18,8 +18,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 _FENCED = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _TYPED_IN = ("", "sh", "console")
 _SPAN = re.compile(r"`(gpurun [^`]+)`")
-NOT_TYPED = ("gpurun challenge ", "gpurun makes ")
-"""Text that begins like a command but is not typed: what is hashed into a seed, and a comment in a tree of files."""
+NOT_TYPED = ("gpurun challenge ",)
+"""Text that begins like a command but is not typed: what is hashed into a seed."""
 
 
 def typed(page: str) -> Iterator[str]:

@@ -18,6 +18,7 @@ from gpurun.core.paths import Home
 from gpurun.lifecycle.artifacts.on_demand import copy_out
 from gpurun.providers.ssh import SshProvider
 from gpurun.remote.agent import finish_upload, system
+from gpurun.remote.agent.runner.published import PublishedOutputs
 from gpurun.remote.download import WantedFile, fetch
 from gpurun.remote.key_pairs import forget_client_key, make_keys
 from gpurun.remote.messages import ManifestFile
@@ -198,3 +199,14 @@ def test_a_file_of_another_length_than_was_told_takes_no_place(tmp_path: Path, s
     assert put(tmp_path / "job.json", said, CONTENT).returncode != 0
     assert (tmp_path / "job.json").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["job.json"], "and nothing half is left beside it"
+
+
+@needs_proc
+def test_the_list_of_outputs_is_on_disk_before_it_has_its_name(story: list[str], tmp_path: Path) -> None:  # noqa: F811
+    (tmp_path / "work").mkdir()
+    order = {"outputs": ("*.bin",), "checkpoints": ""}
+    outputs = PublishedOutputs(str(tmp_path / "work"), str(tmp_path / "out"), order, lambda kind, **more: None)
+    (tmp_path / "work" / "a.bin").write_bytes(CONTENT)
+    story.clear()
+    outputs.look(1, is_last=True)
+    assert story == ["name", "file", "name"], "the output, then the list"

@@ -18,6 +18,7 @@ from gpurun.ledger.audit import audit
 from tests.emulators.fake import Box, FakeCloud, Fault
 from tests.simulation.plans import LEASE, STEPS
 from tests.simulation.play import Played, checkpoint_of, loss_at
+from tests.simulation.scenario import Scenario
 from tests.simulation.sentences import ended_unseen, sentences_hold
 
 MAY_BE_BILLING = 9
@@ -113,6 +114,11 @@ def bounded_money(played: Played) -> Iterator[str]:
         yield f"the cap is {cap} micros, the meter says {metered}"
 
 
+def is_calm(scenario: Scenario) -> bool:
+    """Return whether nothing goes wrong but that machines are taken away, which gpurun notices soon."""
+    return not (scenario.strikes or scenario.weather or any(deed.what != "taken" for deed in scenario.deeds))
+
+
 def _close_bound(played: Played, bound: int, metered: int) -> Iterator[str]:
     """P5, the other side: the bound in a receipt whose machines were all watched is not much higher than the meter.
 
@@ -120,9 +126,7 @@ def _close_bound(played: Played, bound: int, metered: int) -> Iterator[str]:
     scenarios without trouble are judged.
     """
     cost, scenario = _receipt(played)["cost"], played.scenario
-    watched = all(rental.get("end_is") == "measured" for rental in cost["rentals"])
-    is_disturbed = any(deed.what != "taken" for deed in scenario.deeds)  # gpurun notices a taken machine soon.
-    if scenario.strikes or scenario.weather or is_disturbed or not watched:
+    if not is_calm(scenario) or not all(rental.get("end_is") == "measured" for rental in cost["rentals"]):
         return
     intents = _named(played, Event.CREATE_INTENDED)
     most = sum(intent.data["egress_micros"] for intent in intents)

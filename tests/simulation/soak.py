@@ -10,7 +10,7 @@ from pathlib import Path
 from gpurun.core.journal_records import Event
 from gpurun.core.money import Micros, format_usd, total
 from gpurun.ledger.write_receipt import read_receipt
-from tests.simulation.checker import check
+from tests.simulation.checker import check, is_calm
 from tests.simulation.generator import draw, draw_voyage
 from tests.simulation.plans import DEARER
 from tests.simulation.play import Played, play
@@ -35,7 +35,8 @@ class Voyage:
     """The result of a run that may continue on other machines; amounts are in micro-dollars.
 
     `again`: steps that were trained twice. `kept`: steps that a loop from scratch would have trained once more. `paid`:
-    the clouds' bill. `bound`: the receipt's upper bound if it saw the end of every machine, else 0. If the run moved
+    the clouds' bill. `bound`: the receipt's upper bound if nothing else went wrong and it saw the end of every
+    machine, else 0. If the run moved
     and finished, `moved` is its cost by the receipt, and `on_demand` the cost of an unbroken run on demand.
     """
 
@@ -68,7 +69,7 @@ class Summary:
             f"{self.finished:,} of {self.voyages:,} voyages finished, on {self.machines:,} machines; "
             f"{self.again:,} steps were trained twice, a loop from scratch would have trained {self.kept:,} more; "
             f"they cost {format_usd(Micros(self.paid))} by the clouds' meters; the receipts of the {self.watched:,} "
-            "whose ends were all seen are at most 3 % above those, or a billing unit and two looks a machine; "
+            "calm ones whose ends were all seen are at most 3 % above, or by a billing unit and two looks a machine; "
             f"those that moved and finished cost {format_usd(Micros(self.moved))} by their receipts, unbroken and on "
             f"demand, {DEARER} times as dear, {format_usd(Micros(self.on_demand))}"
         )
@@ -100,7 +101,7 @@ def _voyage(played: Played) -> Voyage:
         if is_finished and legs and all("on_demand_micros" in leg for leg in legs):
             moved, on_demand = cost["upper_bound_micros"] or 0, sum(leg["on_demand_micros"] for leg in legs)
         paid = [rental for rental in cost["rentals"] if rental["micros"]]
-        if all(rental.get("end_is") == "measured" and not rental.get("extras") for rental in paid):
+        if is_calm(played.scenario) and all(rental.get("end_is") == "measured" for rental in paid):
             bound = cost["upper_bound_micros"] or 0
     return Voyage(
         finished=is_finished,

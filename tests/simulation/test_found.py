@@ -77,7 +77,7 @@ FOUND = {
     ),
     "a clock that was set has not broken the cap": draw(20989),
     "a list that lags shows nothing alive that is read as gone": draw(20919),
-    "nor has one that root of the machine killed": Scenario(
+    "a timer that root of the machine killed has not kept the cap": Scenario(
         0, ("runpod",), train_s=1e6, deeds=(Deed(50, "guard killed"), Deed(60, "kill")), ending="reaped elsewhere"
     ),
 }

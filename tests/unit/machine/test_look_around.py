@@ -5,6 +5,7 @@ On a box behind a real sshd, whose nvidia-smi and torch say what those of such m
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -20,6 +21,7 @@ from gpurun.core.errors import GpurunError, NoOffer, SetupError
 from gpurun.core.money import usd
 from gpurun.core.records import Offer
 from gpurun.planning.verify_machine import check_box, on_record
+from gpurun.remote.agent import probe
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.machine_facts import MachineFacts
@@ -256,6 +258,21 @@ def test_an_output_disk_that_takes_no_file_is_refused_as_it_says(box: LookedAt) 
     with pytest.raises(FarRefusal, match=r"out/\.written") as refusal:
         box.far.hello(python="/no/python")
     assert refusal.value.exit_code == 4
+
+
+def test_a_quota_that_only_a_sync_meets_is_seen_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network disk may take the bytes, and refuse them only when they are written to the server."""
+
+    def is_over_quota(descriptor: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "fsync", is_over_quota)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(OSError, match=os.strerror(errno.EDQUOT)):
+        probe.write_out(str(tmp_path))
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_the_record_names_no_path_and_no_process_of_the_machine(box: LookedAt) -> None:
