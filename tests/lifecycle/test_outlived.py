@@ -90,6 +90,14 @@ def test_a_list_that_contradicts_a_read_ends_and_records_nothing(risen: World) -
     assert len(risen.cloud.alive) == 1
 
 
+def test_an_id_that_another_order_has_by_now_is_left_alone(risen: World) -> None:
+    read, other = risen.cloud.read, make_token("abcdef", risen.clock.wall() + 900.0, "owl-7")
+    risen.cloud.read = lambda name: read(name).model_copy(update={"token": other})  # type: ignore[method-assign]
+    assert reap(risen) == (9, ["closed here"])
+    assert codes(risen) == []
+    assert len(risen.cloud.alive) == 1
+
+
 def test_another_id_with_the_same_token_ends_only_on_purpose(risen: World) -> None:
     """A copy of this home may have made it, and train there."""
     risen.cloud.boxes[0].id = "i-another"

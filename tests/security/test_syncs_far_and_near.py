@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from gpurun.lifecycle.artifacts.on_demand import copy_out
 from gpurun.providers.ssh import SshProvider
 from gpurun.remote.agent import finish_upload, system
 from gpurun.remote.agent.runner.published import PublishedOutputs
+from gpurun.remote.agent.runner.sweep import RunningSweep
 from gpurun.remote.download import WantedFile, fetch
 from gpurun.remote.key_pairs import forget_client_key, make_keys
 from gpurun.remote.messages import ManifestFile
@@ -210,3 +212,15 @@ def test_the_list_of_outputs_is_on_disk_before_it_has_its_name(story: list[str],
     story.clear()
     outputs.look(1, is_last=True)
     assert story == ["name", "file", "name"], "the output, then the list"
+
+
+@needs_proc
+def test_the_table_of_trials_is_on_disk_before_it_has_its_name(story: list[str], tmp_path: Path) -> None:  # noqa: F811
+    order: dict[str, Any] = {
+        "space": {"lr": ["1"]}, "sampler": "grid", "prune": "", "trials": 1, "keep": 1, "seed": 0, "jobs": 1,
+        "cards": 0, "secrets": [], "earlier": [],
+    }  # fmt: skip
+    sweep = RunningSweep(order, str(tmp_path / "bundle"))
+    story.clear()
+    sweep.write()
+    assert story == ["file", "name"]

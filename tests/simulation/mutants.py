@@ -174,7 +174,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "gpurun/remote/agent/": (*_SYNCS, f"{_SAFE}test_locks.py", *_AGENT),
     "gpurun/remote/agent/probe.py": (f"{_FAR}test_look_around.py",),
-    "gpurun/remote/agent/runner/": (*_SYNCS, f"{_UNIT}test_published.py", f"{_UNIT}test_elsewhere.py"),
+    "gpurun/remote/agent/runner/": (
+        *_SYNCS, f"{_UNIT}test_published.py", f"{_UNIT}test_elsewhere.py", f"{_UNIT}test_sweep_trials.py",
+    ),
     "gpurun/remote/agent/watchdog.py": (f"{_UNIT}bucket/test_linger.py", *_AGENT),
     "gpurun/remote/agent/setup_process.py": (f"{_FAR}test_agent_setup.py",),
     "gpurun/providers/_http.py": (f"{_UNIT}test_http.py", f"{_UNIT}test_lambda.py"),
