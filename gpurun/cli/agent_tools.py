@@ -254,9 +254,9 @@ class AgentDesk:
             if tool is None:
                 what = f"There is no tool {name[:80]!r}."
                 raise UsageError("mcp.no_tool", what, hint=f"The tools are {', '.join(TOOLS)}.")
-            return bounded(tool.answer(self, self._checked_input(tool, arguments))), False
+            return shorten_response(tool.answer(self, self._checked_input(tool, arguments))), False
         except GpurunError as error:
-            return bounded(_error_fields(error)), True
+            return shorten_response(_error_fields(error)), True
         except Exception as fault:  # noqa: BLE001 - report any bug to the agent; the server must continue.
             what = f"gpurun itself failed: {type(fault).__name__}."
             return _error_fields(GpurunError("bug", what, hint="Tell the person who gave you the mandate.")), True
@@ -464,18 +464,18 @@ TOOLS: dict[str, Tool] = {
 }
 
 
-def bounded(answer: dict[str, Any]) -> dict[str, Any]:
+def shorten_response(answer: dict[str, Any]) -> dict[str, Any]:
     """Return the response, shortened to MOST_BYTES, with a list of what was cut.
 
     Of fields whose name begins with `last`, the end is kept; of other fields, the beginning.
     """
     answer = finite(answer)
     cut: dict[str, dict[str, int]] = {}
-    while len(encoded({**answer, "cut": cut} if cut else answer)) > MOST_BYTES:
+    while len(encode_response({**answer, "cut": cut} if cut else answer)) > MOST_BYTES:
         places = list(_shortenable(answer, ()))
         if not places:
-            return {"cut": {"the answer": {"kept": 0, "of": len(encoded(answer))}}}
-        path, holder, key = max(places, key=lambda place: len(encoded(place[1][place[2]])))
+            return {"cut": {"the answer": {"kept": 0, "of": len(encode_response(answer))}}}
+        path, holder, key = max(places, key=lambda place: len(encode_response(place[1][place[2]])))
         value = holder[key]
         kept = len(value) * 3 // 4
         holder[key] = value[-kept:] if str(key).startswith("last") and kept else value[:kept]
@@ -484,7 +484,7 @@ def bounded(answer: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "cut": cut} if cut else answer
 
 
-def encoded(value: Any) -> bytes:
+def encode_response(value: Any) -> bytes:
     """Return a response as the bytes that are sent."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False, default=str).encode()
 

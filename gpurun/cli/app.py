@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from gpurun import __version__
 from gpurun.cli.render import OutputLost, make_output_lost, put, render_result, without_output
 from gpurun.cli.result import Result
-from gpurun.cli.verb import COMMON, takes
+from gpurun.cli.verb import COMMON, with_flags
 from gpurun.core.errors import ExitCode, UsageError
 
 VERBS = {
@@ -148,7 +148,7 @@ def options_of_all(**given: Any) -> None:
 
 
 _VERSION = typer.Option("--version", help="Show gpurun's version.", is_eager=True, callback=_print_version)
-takes(options_of_all, {"version": (Annotated[bool, _VERSION], False), **COMMON})
+with_flags(options_of_all, {"version": (Annotated[bool, _VERSION], False), **COMMON})
 
 
 def run_app(app: typer.Typer) -> int:

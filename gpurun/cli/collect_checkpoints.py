@@ -11,7 +11,7 @@ from typing import Any
 
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
-from gpurun.core.artifact_names import shown
+from gpurun.core.artifact_names import readable_name
 from gpurun.core.collected_record import missing_of, read_stated_files
 from gpurun.core.errors import CollectFailed, GpurunError, SetupError, UsageError, VerificationFailed
 from gpurun.core.journal_events import CollectObserved, FilesBrought, TrainIntended, TrainObserved, TrainStarted
@@ -55,7 +55,7 @@ def copy_result_files(result: Result, sight: Sight, place: Path) -> Result:
     return replace(result, data={**result.data, "to": str(place)}, text=f"{result.text}\n{summary}")
 
 
-def collected(session: Session, sight: Sight, only: Only) -> Result:
+def download_checkpoints(session: Session, sight: Sight, only: Only) -> Result:
     """Download the requested files if the machine is alive; list which files are here and which are not."""
     name, phase = sight.folder.name, sight.state.phase
     if phase in _NO_FILES_YET:
@@ -100,7 +100,7 @@ def _progress_printer(session: Session) -> Callable[[ManifestFile, int], None]:
         nonlocal last_mono
         if session.clock.monotonic() - last_mono >= _TELL_S:
             last_mono = session.clock.monotonic()
-            session.say(f"{shown(file.name)}: {format_bytes(have_bytes)} of {format_bytes(file.bytes)}")
+            session.say(f"{readable_name(file.name)}: {format_bytes(have_bytes)} of {format_bytes(file.bytes)}")
 
     return tell
 
@@ -133,7 +133,7 @@ def _held_lines(sight: Sight) -> list[str]:
     lines = [f"The machine is {held_word(state)}; gpurun destroy {sight.folder.name} ends it now."]
     for kind, heading, spelled in (
         ("elsewhere", "Files outside the folders that are downloaded", str),
-        ("unpublished", "Finished files that could not be listed", shown),
+        ("unpublished", "Finished files that could not be listed", readable_name),
     ):
         left = ((ended and ended.outputs) or {}).get(kind) or {}
         files = left.get("first", ())
@@ -262,15 +262,13 @@ def _verify_downloaded(sight: Sight, only: Only, collected: FilesBrought | None)
     files = _chosen_of_whole(manifest, {*lost, *left}, only, name)
     for file in files:
         if not inventory.has(file):
-            what = f"{shown(file.name)} of {name} was removed or changed after the download."
+            what = f"{readable_name(file.name)} of {name} was removed or changed after the download."
             hint = f"gpurun audit {name} shows what else was changed."
             raise VerificationFailed("checkpoint.missing", what, hint=hint)
     ended = "The machine is gone." if sight.state.phase is Phase.CLOSED else "It ends."
     lines = [_files_line(sight, manifest, files), *([] if sight.state.imported else [ended])]
     if lost:
-        lines.append(
-            f"Lost with it: {', '.join(map(shown, lost[:_MOST_NAMED]))}{' and more' if lost[_MOST_NAMED:] else ''}."
-        )
+        lines.append(f"Lost with it: {_first_names(lost)}.")
     if left:
         lines.append(f"Not downloaded, because newer files were: {', '.join(left)}.")
     return Result(data={**_data(sight, only, manifest, files, ()), "lost": lost, "left": left}, text="\n".join(lines))
@@ -310,8 +308,12 @@ def _files_line(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile])
 
 def _count_and_names(files: Sequence[ManifestFile]) -> str:
     """Return the number and total size of the files, and the first names."""
-    names = ", ".join(shown(file.name) for file in files[:_MOST_NAMED]) + (" and more" if files[_MOST_NAMED:] else "")
+    names = _first_names([file.name for file in files])
     return f"{format_files(len(files))}, {format_bytes(sum(file.bytes for file in files))} ({names})"
+
+
+def _first_names(names: Sequence[str]) -> str:
+    return ", ".join(map(readable_name, names[:_MOST_NAMED])) + (" and more" if names[_MOST_NAMED:] else "")
 
 
 def _data(

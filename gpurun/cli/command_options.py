@@ -196,12 +196,12 @@ def refuse_pip_here(request: Request, hint: str) -> None:
         raise UsageError("run.pip_here", "--pip installs packages on another machine, not on this computer.", hint=hint)
 
 
-def repeated(name: str, metavar: str, help_text: str) -> Any:
+def repeated_flag(name: str, metavar: str, help_text: str) -> Any:
     """Return the type of a flag that may be repeated, for Typer."""
     return Annotated[list[str], typer.Option(name, metavar=metavar, help=help_text)]
 
 
-def numbered(kind: type, name: str, metavar: str, help_text: str, **bounds: Any) -> Any:
+def number_flag(kind: type, name: str, metavar: str, help_text: str, **bounds: Any) -> Any:
     """Return the type of a flag that takes a number within bounds, for Typer."""
     return Annotated[kind, typer.Option(name, metavar=metavar, help=help_text, show_default=False, **bounds)]
 
@@ -220,7 +220,7 @@ COMMAND = Shared(
             "",
         ),
         "upload": (make_text_option("--upload", "DIR", "Run in a copy of this folder."), ""),
-        "outputs": (repeated("--outputs", "GLOBS", "Download these files (default: all new)."), []),
+        "outputs": (repeated_flag("--outputs", "GLOBS", "Download these files (default: all new)."), []),
         "checkpoint_glob": (
             make_text_option("--checkpoint-glob", "GLOB", "Continue from outputs that match this glob."),
             "",
@@ -229,13 +229,13 @@ COMMAND = Shared(
             make_text_option("--resume-arg", "TEXT", "Add this argument with --from; {} is the checkpoint."),
             "",
         ),
-        "env": (repeated("--env", "NAME=VALUE", "Set a variable for the command; may be repeated."), []),
+        "env": (repeated_flag("--env", "NAME=VALUE", "Set a variable for the command; may be repeated."), []),
         "challenge": (
             make_text_option("--challenge", "C", "Derive $GPURUN_SEED from your teacher's challenge."),
             "",
         ),
-        "secret": (repeated("--secret", "NAME", "Pass a variable from here; it is never stored."), []),
-        "pip": (repeated("--pip", "WHAT", "Install a package or a requirements.txt first."), []),
+        "secret": (repeated_flag("--secret", "NAME", "Pass a variable from here; it is never stored."), []),
+        "pip": (repeated_flag("--pip", "WHAT", "Install a package or a requirements.txt first."), []),
         "total_steps": (
             Annotated[
                 int,
@@ -249,20 +249,25 @@ COMMAND = Shared(
             ],
             0,
         ),
-        "include": (repeated("--include", "GLOB", "Upload this even if .gitignore excludes it."), []),
-        "exclude": (repeated("--exclude", "GLOB", "Do not upload this."), []),
+        "include": (repeated_flag("--include", "GLOB", "Upload this even if .gitignore excludes it."), []),
+        "exclude": (repeated_flag("--exclude", "GLOB", "Do not upload this."), []),
         "stop_signal": (
             make_text_option("--stop-signal", "NAME", "Stop the command with this signal."),
             "TERM",
         ),
-        "grace": (numbered(int, "--grace", "S", "Let it save for so many seconds (default 60).", min=0, max=3600), 60),
+        "grace": (
+            number_flag(int, "--grace", "S", "Let it save for so many seconds (default 60).", min=0, max=3600),
+            60,
+        ),
         "output_gb": (
-            numbered(float, "--output-gb", "GB", "Download at most this much (default 2).", min=0.001, max=10_000),
+            number_flag(float, "--output-gb", "GB", "Download at most this much (default 2).", min=0.001, max=10_000),
             2.0,
         ),
-        "disk": (numbered(int, "--disk", "GB", "Rent a disk this large (default 50).", min=1, max=16_000), 50),
+        "disk": (number_flag(int, "--disk", "GB", "Rent a disk this large (default 50).", min=1, max=16_000), 50),
         "dry_run_seconds": (
-            numbered(int, "--dry-run-seconds", "S", "Stop a rehearsal after this long (default 60).", min=1, max=3600),
+            number_flag(
+                int, "--dry-run-seconds", "S", "Stop a rehearsal after this long (default 60).", min=1, max=3600
+            ),
             60,
         ),
     },

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.command_options import COMMAND, numbered, parse_globs, parse_upload_globs, refuse_pip_here, repeated
+from gpurun.cli.command_options import (
+    COMMAND,
+    number_flag,
+    parse_globs,
+    parse_upload_globs,
+    refuse_pip_here,
+    repeated_flag,
+)
 from gpurun.cli.durations import sync_s
 from gpurun.cli.options import RENTING, flag, make_from_option, make_text_option, renting_from, usual_providers
 from gpurun.cli.session import Session
@@ -113,10 +120,10 @@ DEV_BOX = Shared(
         "exclude": COMMAND.flags["exclude"],
         "pip": COMMAND.flags["pip"],
         "jupyter": (flag("--jupyter", "Start JupyterLab on the box, with a tunnel to it."), False),
-        "outputs": (repeated("--outputs", "GLOBS", "Also download these files from outside the folder."), []),
+        "outputs": (repeated_flag("--outputs", "GLOBS", "Also download these files from outside the folder."), []),
         "sync": (make_text_option("--sync", "DURATION", "Download changed files this often (default 5m)."), ""),
         "output_gb": COMMAND.flags["output_gb"],
-        "disk": (numbered(int, "--disk", "GB", "Rent a disk this large (default 50).", min=1, max=16_000), 50),
+        "disk": (number_flag(int, "--disk", "GB", "Rent a disk this large (default 50).", min=1, max=16_000), 50),
     },
     dev_box_request,
 )

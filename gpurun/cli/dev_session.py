@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpurun.cli.dev_doors import doors_of, link_of
-from gpurun.cli.interrupts import Interrupts, answer, costs_on
+from gpurun.cli.interrupts import Interrupts, ask_user, costs_on
 from gpurun.cli.local_port import free_port, is_free
 from gpurun.cli.openssh import program, ssh_argv, ssh_environment, tunnel_into_job
 from gpurun.cli.result import Result
@@ -242,7 +242,7 @@ def _after_shell(session: Session, folder: RunFolder, code: int) -> Result:
     idle_s = sight.plan.choices.idle_s
     until = f"until it is idle for {format_duration(idle_s)}" if idle_s else "until its lease ends"
     question = f"[k]eep {folder.name} {until} (Enter)  [e]nd it now, and download its files"
-    if not answer(session, question, flag="gpurun stop", on_interrupt="k").lower().startswith("e"):
+    if not ask_user(session, question, flag="gpurun stop", on_interrupt="k").lower().startswith("e"):
         return kept
     if not confirm_loss(session, folder.name, unsaved):
         return kept
@@ -275,7 +275,7 @@ def confirm_loss(session: Session, run: str, unsaved: Unsaved | None) -> bool:
         commits = "1 commit is" if unsaved.commits == 1 else f"{unsaved.commits} commits are"
         session.say(f"{commits} not pushed, and .git is not downloaded. To put them into a file that is downloaded:")
         session.say("  git bundle create commits.bundle --all")
-    return answer(session, "Lose them? [y/N]", flag="--yes", on_interrupt="n").lower() in ("y", "yes")
+    return ask_user(session, "Lose them? [y/N]", flag="--yes", on_interrupt="n").lower() in ("y", "yes")
 
 
 def confirm_stop_of_box(session: Session, sight: Sight) -> bool | None:

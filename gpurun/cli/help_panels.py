@@ -46,7 +46,7 @@ def long_name(option: Any) -> str:
     return next((name for name in option.opts if name.startswith("--")), str(option.opts[0]))
 
 
-def panelled(options: list[Any]) -> dict[str, list[Any]]:
+def group_by_panel(options: list[Any]) -> dict[str, list[Any]]:
     """Return the options of each panel, in the order of the panels, without empty panels."""
     found: dict[str, list[Any]] = {panel: [] for panel in PANELS}
     for option in options:
@@ -66,7 +66,7 @@ class PanelledCommand(TyperCommand):
         if arguments:
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)
-        options = panelled([parameter for parameter in shown if parameter.param_type_name == "option"])
+        options = group_by_panel([parameter for parameter in shown if parameter.param_type_name == "option"])
         for panel, members in options.items():
             records = [option.get_help_record(ctx) for option in members]
             with formatter.section(panel):

@@ -58,7 +58,7 @@ class Interrupts:
         return self._heard.popleft() if self._heard else None
 
 
-def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
+def react_to_signal(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
     """React to a signal; return whether the viewer should leave the run. The supervisor carries out any request.
 
     `on_interrupt` is `ask`, `detach` or `stop`, or ATTACHED or RESUMED for a view of a run that another command began.
@@ -130,7 +130,7 @@ def decide_on_silence(session: Session, sight: Sight, message: str) -> bool:
     """
     session.say(f"{message[:1].upper()}{message[1:]}.")
     question = "[d]estroy it and lose its files  [l]eave this view  [k]eep waiting (Enter)"
-    said = answer(session, question, flag="--give-up-after", on_interrupt="l")
+    said = ask_user(session, question, flag="--give-up-after", on_interrupt="l")
     if said.startswith("d") and silence_of(look_at_run(session.home, sight.folder.name).records) is None:
         session.say("The machine responds again, so it is not destroyed.")
     elif said.startswith("d"):
@@ -154,10 +154,10 @@ def _ask(session: Session, sight: Sight) -> str:
     costs = costs_on(sight, session.clock.wall())
     session.say(f"{sight.folder.name} continues without this terminal{f' ({costs})' if costs else ''}.")
     question = "[d]etach  [s]top, collect, destroy  [k]eep watching (Enter)"
-    return answer(session, question, flag="--on-interrupt", on_interrupt="d")
+    return ask_user(session, question, flag="--on-interrupt", on_interrupt="d")
 
 
-def answer(session: Session, question: str, *, flag: str, on_interrupt: str) -> str:
+def ask_user(session: Session, question: str, *, flag: str, on_interrupt: str) -> str:
     """Ask, and return the answer in lower case, or `on_interrupt` after Ctrl-C."""
     # Ctrl-C must end the question, but our own handler would only record it.
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -28,7 +28,7 @@ from mcp.types import (
 from mcp.types import Tool as ServedTool
 
 from gpurun import __version__
-from gpurun.cli.agent_tools import TOOLS, AgentDesk, Tool, encoded, own_runs
+from gpurun.cli.agent_tools import TOOLS, AgentDesk, Tool, encode_response, own_runs
 from gpurun.core.errors import GpurunError, UsageError
 from gpurun.core.installed_files import page
 from gpurun.core.paths import read_regular
@@ -64,7 +64,7 @@ async def _serve(desk: AgentDesk) -> None:
                 while not (is_error or answer.get("is_over") or answer.get("owner") is None):
                     await anyio.sleep(LOOK_S)
                     answer, is_error = await anyio.to_thread.run_sync(call, limiter=limiter, abandon_on_cancel=True)
-        text = TextContent(type="text", text=encoded(answer).decode())
+        text = TextContent(type="text", text=encode_response(answer).decode())
         return CallToolResult(content=[text], is_error=is_error)
 
     async def list_resources(_: object, __: PaginatedRequestParams | None) -> ListResourcesResult:

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpurun.cli.local_port import LOCALHOST
 from gpurun.core.secrets import child_environment
 from gpurun.lifecycle.ways_in import WayIn
-from gpurun.remote.ssh.entry import HostEntry, through
+from gpurun.remote.ssh.entry import HostEntry, proxy_command
 
 _PASSED_ON = ("SSH_AUTH_SOCK", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "DISPLAY", "TERM")
 
@@ -33,7 +33,7 @@ def tunnel_words(pairs: Iterable[tuple[int, int]]) -> list[str]:
 
 def tunnel_into_job(config: Path, way: WayIn, pairs: Iterable[tuple[int, int]], node: str) -> str:
     """Return a command that forwards ports of a job's node; it works if the node lets the job's owner log in."""
-    over = ["-o", f"ProxyCommand={through(config, way.entry.alias)}"] if way.entry is not None else []
+    over = ["-o", f"ProxyCommand={proxy_command(config, way.entry.alias)}"] if way.entry is not None else []
     return shlex.join(["ssh", *over, *tunnel_words(pairs), node])
 
 

@@ -170,9 +170,9 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
     from gpurun.providers.catalog import parse_gpu
 
     if session.bounds and typed["continues"] is not None:
-        from gpurun.cli.run_control import meant
+        from gpurun.cli.run_control import resolve_run_name
 
-        meant(session, typed["continues"])  # The run is about to be read, so it must belong to the mandate.
+        resolve_run_name(session, typed["continues"])  # The run is about to be read, so it must belong to the mandate.
     settings, price = session.settings, typed["price_per_hour"]
     cap = typed["max_cost"] or settings["max_cost"].value
     providers = tuple(typed["provider"]) or (usual_providers(session) if typed["continues"] is None else ())

@@ -56,7 +56,7 @@ def check_recipe(session: Session, name: str, home: Home) -> CheckRow:
     """Plan and rehearse a recipe, and return its row; GpurunError if the plan or the rehearsal fails."""
     recipe, clock = load_recipe(name), session.clock
     began = clock.monotonic()
-    plan, folder = rehearsed(session, Request(recipe=name), home, "")
+    plan, folder = rehearse_request(session, Request(recipe=name), home, "")
     predicate = read_receipt(home, folder).predicate
     figures = predicate["training"]["figures"]
     return replace(
@@ -68,7 +68,7 @@ def check_recipe(session: Session, name: str, home: Home) -> CheckRow:
     )
 
 
-def rehearsed(session: Session, request: Request, home: Home, trainer: str) -> tuple[Plan, RunFolder]:
+def rehearse_request(session: Session, request: Request, home: Home, trainer: str) -> tuple[Plan, RunFolder]:
     """Rehearse a request from its beginning in a temporary home; TrainingFailed if the rehearsal fails.
 
     Flags that concern only renting are ignored. `trainer` is the folder of a modified trainer, or "". A modified
@@ -130,7 +130,7 @@ def _planned(name: str, plan: Plan) -> CheckRow:
     )
 
 
-def judge(row: CheckRow, name: str) -> None:
+def judge_recipe(row: CheckRow, name: str) -> None:
     """Raise NoOffer if no offer finishes the recipe, and TrainingFailed if its loss did not fall."""
     if row.planned_micros is None:
         what = f"No offer in the catalogue finishes {row.recipe}."

@@ -19,7 +19,7 @@ ANSWER_S = 20.0
 """Seconds in which a supervisor must begin to end the run; after that, the command destroys the machine itself."""
 
 
-def meant(session: Session, run: str | None) -> str:
+def resolve_run_name(session: Session, run: str | None) -> str:
     """Return the name of the run that `run` refers to; if it is None, choose the usual run and print its name."""
     from gpurun.ledger.runs import find_run, usual_run
 
@@ -34,10 +34,10 @@ def meant(session: Session, run: str | None) -> str:
 
 
 def find_meant_run(session: Session, run: str | None) -> Sight:
-    """Return the current state of the run that `run` refers to; see `meant`."""
+    """Return the current state of the run that `run` refers to; see `resolve_run_name`."""
     from gpurun.ledger.runs import look_at_run
 
-    return look_at_run(session.home, meant(session, run))
+    return look_at_run(session.home, resolve_run_name(session, run))
 
 
 def confirm_resume_here(session: Session, sight: Sight) -> None:
@@ -67,7 +67,7 @@ def log_in_again(session: Session, sight: Sight) -> None:
             session.say(str(error))
 
 
-def drive(session: Session, sight: Sight, *, to_its_end: bool = False) -> None:
+def ensure_supervisor(session: Session, sight: Sight, *, to_its_end: bool = False) -> None:
     """Ensure that an unfinished run has a supervisor. A run that must not continue gets one only `to_its_end`.
 
     VerificationFailed for a run with a damaged journal, which cannot have a supervisor.
@@ -89,7 +89,7 @@ def drive(session: Session, sight: Sight, *, to_its_end: bool = False) -> None:
 
 def _not_driven(sight: Sight, *, to_its_end: bool) -> VerificationFailed | None:
     """Return the error that says why the run must not have a supervisor; None if it may have one."""
-    from gpurun.ledger.journal import newer
+    from gpurun.ledger.journal import newer_error
 
     name, state = sight.folder.name, sight.state
     if sight.damage is not None:
@@ -97,7 +97,7 @@ def _not_driven(sight: Sight, *, to_its_end: bool) -> VerificationFailed | None:
         return VerificationFailed("journal.damaged", f"The journal of {name} is damaged: {sight.damage}.", hint=hint)
     if to_its_end or not sight.unfinished:
         return None
-    return newer(name, state.newer) if state.newer and state.phase is Phase.OPENED else sight.plan_lost
+    return newer_error(name, state.newer) if state.newer and state.phase is Phase.OPENED else sight.plan_lost
 
 
 def stop_run(
@@ -124,7 +124,7 @@ def stop_run(
         hint = "Free some space or fix the permissions; then, for the proof and the receipt: "
         error = SetupError(unwritten.code, what, hint=f"{hint}gpurun destroy {sight.folder.name}")
         return _destroy_unrecorded(session, sight, error)
-    drive(session, sight, to_its_end=True)
+    ensure_supervisor(session, sight, to_its_end=True)
     ends_at_once = how == "destroy" or sight.state.phase in (Phase.CREATED, Phase.READY)
     if ends_at_once and not _is_begun(session, sight):
         run = sight.folder.name

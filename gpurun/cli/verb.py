@@ -93,7 +93,7 @@ def verb(
             **own,
             **COMMON,
         }
-        takes(command, flags)
+        with_flags(command, flags)
         first = (function.__doc__ or "").strip().splitlines()[0]
         lines = "\n".join(f"  $ {example}" for example in examples)
         settings = {"allow_interspersed_args": not takes_command}
@@ -107,7 +107,7 @@ def verb(
     return register
 
 
-def takes(command: Callable[..., Any], flags: Mapping[str, tuple[Any, Any]]) -> None:
+def with_flags(command: Callable[..., Any], flags: Mapping[str, tuple[Any, Any]]) -> None:
     """Give a function with `**given` the signature that Typer reads: these flags, with type and default."""
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(flag, kind, default=d, annotation=a) for flag, (a, d) in flags.items()]

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from math import inf
 from shutil import disk_usage
 
-from gpurun.cli.interrupts import Interrupts, costs_on, decide, decide_on_silence, silence_of
+from gpurun.cli.interrupts import Interrupts, costs_on, decide_on_silence, react_to_signal, silence_of
 from gpurun.cli.panes import Pane, open_pane
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
@@ -94,7 +94,9 @@ class Viewer:
             self._ring()
             return None
         if owned and self._is_unseen:  # The search may last until the deadline, so do not wait.
-            return abandoned(look_at_run(self._session.home, self._folder.name), self._session.clock.wall())
+            return result_without_supervisor(
+                look_at_run(self._session.home, self._folder.name), self._session.clock.wall()
+            )
         if not owned:
             sight = look_at_run(self._session.home, self._folder.name)
             if not sight.unfinished:
@@ -134,7 +136,7 @@ class Viewer:
     def _undriven(self, sight: Sight) -> Result | None:
         """Restart the supervisor of an unfinished run; return a Result if it must not be restarted."""
         if gave_up(sight) or self._restarts >= RESTARTS:
-            return abandoned(sight, self._session.clock.wall())
+            return result_without_supervisor(sight, self._session.clock.wall())
         # The supervisor was killed; a new supervisor continues from the journal.
         self._restarts += 1
         start_supervisor(self._folder, self._session.home, self._session.clock)
@@ -148,7 +150,7 @@ class Viewer:
                 return left_while_destroying(sight)
             self._warned_while_destroying = True
         self._pane.close()
-        leave = decide(self._session, sight, number, self._on_interrupt)
+        leave = react_to_signal(self._session, sight, number, self._on_interrupt)
         self._pane.reopen()
         return left_running(self._session, sight) if leave else None
 
@@ -194,7 +196,7 @@ def left_while_destroying(sight: Sight) -> Result:
     return Result(data={"run": name, "state": sight.state.phase}, errors=(error,), exit_code=error.exit_code)
 
 
-def abandoned(sight: Sight, now: float | None = None) -> Result:
+def result_without_supervisor(sight: Sight, now: float | None = None) -> Result:
     """Return the result for an unfinished run without a supervisor: what may be billed, and the next command."""
     name = sight.folder.name
     what = gave_up(sight, now) or f"The supervisor of {name} ended before the run did: {read_supervisor_words(sight)}"

@@ -11,7 +11,7 @@ from gpurun.cli.interrupts import Interrupts
 from gpurun.cli.panes import SilentPane
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
-from gpurun.cli.viewer import Viewer, abandoned, left_running, read_supervisor_words
+from gpurun.cli.viewer import Viewer, left_running, read_supervisor_words, result_without_supervisor
 from gpurun.core.errors import ExitCode, GpurunError, Interrupted
 from gpurun.core.journal_records import Event, Phase
 from gpurun.core.paths import RunFolder
@@ -43,7 +43,7 @@ class _UntilReady(Viewer):
 
     def _undriven(self, sight: Sight) -> Result | None:
         if gave_up(sight):
-            return abandoned(sight, self._session.clock.wall())
+            return result_without_supervisor(sight, self._session.clock.wall())
         name = sight.folder.name
         what = f"The supervisor of {name} ended before its machine was ready: {read_supervisor_words(sight)}"
         error = GpurunError("detach.undriven", what, hint=f"gpurun resume {name}, or gpurun destroy {name}")

@@ -45,17 +45,17 @@ def raw_name(name: str) -> bytes:
     return raw
 
 
-def shown(name: str) -> str:
+def readable_name(name: str) -> str:
     """Return a name for the screen: readable, and without control characters."""
     return name if _SIMPLE.fullmatch(name) else safe_line(unquote_to_bytes(name).replace(b"\n", b" "))
 
 
 def path_of(folder: Path, name: str) -> Path:
     """Return where the file with this name lies below a folder; ValueError as in `raw_name`."""
-    return folder / (renamed(name) if name in _renamed_in(folder) else os.fsdecode(raw_name(name)))
+    return folder / (storable_path(name) if name in _renamed_in(folder) else os.fsdecode(raw_name(name)))
 
 
-def renamed(name: str) -> str:
+def storable_path(name: str) -> str:
     """Return the path for a file whose own name the file system cannot hold."""
     raw = raw_name(name)
     end = re.sub(rb"[^A-Za-z0-9_-]+", b"_", raw.rpartition(b"/")[2].rpartition(b".")[0][-60:])
@@ -77,7 +77,7 @@ def make_room_for_names(folder: Path, names: Iterable[str]) -> None:
     except OSError:  # A full disk: the next list tries again.
         return
     if bad - known:
-        mapping = {"v": 1, "names": {name: renamed(name) for name in sorted(bad | known)}}
+        mapping = {"v": 1, "names": {name: storable_path(name) for name in sorted(bad | known)}}
         write_atomic(folder / MAPPING, json.dumps(mapping, indent=1).encode())
 
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from gpurun.core.errors import UsageError
 from gpurun.core.untrusted import plain_line
-from gpurun.data.packing import BLOCK_BYTES, MAGIC_BYTES, cut_short, naming_faults, packing_of, unpacked
+from gpurun.data.packing import BLOCK_BYTES, MAGIC_BYTES, cut_short, naming_faults, packing_of, unpack_content
 from gpurun.data.refusals import MOST_ROW_BYTES
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst")
@@ -82,7 +82,7 @@ def _list_members(path: Path, size: int, modified_ns: int) -> Archive | None:
         if head.startswith(b"PK\3\4"):
             return _zip_members(_open_zip(path, size, modified_ns), path)
         how = packing_of(head)
-        with unpacked(file, how) as stream:
+        with unpack_content(file, how) as stream:
             return _tar_members(stream, how, path)
 
 
@@ -217,7 +217,7 @@ class _Cursor:
 
 def _open_unpacked(archive: Path, how: str, place: int, closing: contextlib.ExitStack) -> BinaryIO:
     file = closing.enter_context(open(archive, "rb"))  # noqa: SIM115
-    stream = closing.enter_context(unpacked(file, how))
+    stream = closing.enter_context(unpack_content(file, how))
     _skip(stream, place)
     return stream
 

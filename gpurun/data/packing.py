@@ -36,7 +36,7 @@ def packing_of(head: bytes) -> str:
 
 
 @contextlib.contextmanager
-def unpacked(raw: BinaryIO, how: str) -> Iterator[BinaryIO]:
+def unpack_content(raw: BinaryIO, how: str) -> Iterator[BinaryIO]:
     """Yield the unpacked content, or the file itself; `naming_faults` translates its errors."""
     if not how:
         yield raw

@@ -73,7 +73,7 @@ def _own_source(name: str) -> str:
     )
 
 
-def prepared(
+def prepare_run_shards(
     resolved: Mapping[str, Any], data: str | None, *, into: Path, cache: Path, say: Say, accept_skipped: bool = False
 ) -> DataSummary:
     """Return shards for a resolved recipe: the shards in the folder `data`, or new shards from a text.

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from typing import BinaryIO, cast
 
 from gpurun.data.archive_members import member_of, opened_member
-from gpurun.data.packing import BLOCK_BYTES, MAGIC_BYTES, SUFFIXES, naming_faults, packing_of, unpacked
+from gpurun.data.packing import BLOCK_BYTES, MAGIC_BYTES, SUFFIXES, naming_faults, packing_of, unpack_content
 from gpurun.data.refusals import MOST_ROW_BYTES, too_long
 
 
@@ -26,7 +26,7 @@ def open_content(path: Path, start: int = 0) -> Iterator[BinaryIO]:
     The path of a file in an archive is the archive's path followed by the member's name. UsageError, also while the
     stream is read, if the file is unreadable or damaged.
     """
-    with naming_faults(path), _opened(path) as (raw, how), unpacked(raw, how) as stream:
+    with naming_faults(path), _opened(path) as (raw, how), unpack_content(raw, how) as stream:
         if start and not how and stream.seekable():
             stream.seek(start)
             start = 0

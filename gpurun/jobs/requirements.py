@@ -21,9 +21,9 @@ __all__ = [
     "HUGGINGFACE_PACKAGES",
     "LEAST_TORCH",
     "PIP_MARK",
+    "add_required_packages",
     "choose_setup_limit_s",
     "distributions",
-    "outfitted",
     "provided_by",
     "requirement_lines",
     "with_pip",
@@ -149,7 +149,9 @@ def _normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def outfitted(recipe: RecipeTables, choices: Choices, *, is_outfitted: bool) -> tuple[Choices, tuple[str, ...]]:
+def add_required_packages(
+    recipe: RecipeTables, choices: Choices, *, is_outfitted: bool
+) -> tuple[Choices, tuple[str, ...]]:
     """Return the choices with the packages that the recipe needs, and notes about them for the plan.
 
     The user's own image or set-up script is kept; a note says what it must provide. The default images of providers

@@ -10,7 +10,7 @@ from gpurun.core.run_plan import Plan
 from gpurun.remote.archive import Elsewhere, PackedFile, Survey, survey
 
 
-def surveyed(plan: Plan, trainer: Path) -> Survey:
+def survey_run_files(plan: Plan, trainer: Path) -> Survey:
     """Return the files that a run needs on the machine; shards that the machine downloads are listed by digest."""
     workload = plan.job.workload(plan, trainer, cpus=1)
     here = survey(workload.uploads, workload.allowed)

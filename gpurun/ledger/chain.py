@@ -20,7 +20,7 @@ from gpurun.core.errors import SetupError
 from gpurun.core.filelock import exclusive
 from gpurun.core.paths import Home, fsync_folder, read_regular
 from gpurun.core.records import Frozen, canonical
-from gpurun.ledger.fsync import append_durably, unwritable
+from gpurun.ledger.fsync import append_durably, unwritable_error
 
 GENESIS = "0" * 64
 
@@ -93,7 +93,7 @@ def chain_locked(path: Path) -> Iterator[None]:
                 f"{error.filename} cannot be read: {error.strerror}.",
                 hint="Make it readable for you again; `gpurun resume` then continues from the last record.",
             ) from error
-        raise unwritable(path, error) from error
+        raise unwritable_error(path, error) from error
 
 
 def has_receipt(home: Home, name: str) -> bool:

@@ -25,7 +25,7 @@ def append_durably(path: Path, line: bytes, *, after: int) -> int:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(path, flags, 0o600)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise unwritable_error(path, error) from error
     try:
         if os.fstat(descriptor).st_size != after:
             raise VerificationFailed(
@@ -37,7 +37,7 @@ def append_durably(path: Path, line: bytes, *, after: int) -> int:
         if after == 0:
             fsync_folder(path.parent)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise unwritable_error(path, error) from error
     finally:
         os.close(descriptor)
     return after + len(line)
@@ -55,7 +55,7 @@ def _write_or_undo(descriptor: int, line: bytes, after: int) -> None:
         raise
 
 
-def unwritable(path: Path, error: OSError) -> SetupError:
+def unwritable_error(path: Path, error: OSError) -> SetupError:
     """Return the error for a file of the ledger that cannot be written."""
     if error.errno in _FULL:
         return SetupError(
@@ -91,7 +91,7 @@ def require_durable(folder: Path) -> None:
             os.unlink(name)
     except OSError as error:
         full = error.errno in _FULL
-        raise unwritable(folder, error) if full else _not_durable(folder, str(error.strerror)) from error
+        raise unwritable_error(folder, error) if full else _not_durable(folder, str(error.strerror)) from error
     if not excluded:
         raise _not_durable(folder, "two programs were given the same lock")
 

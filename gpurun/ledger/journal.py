@@ -23,7 +23,7 @@ from gpurun.core.journal_records import Event, Record
 from gpurun.core.paths import fsync_file, fsync_folder, make_private, read_regular
 from gpurun.core.records import canonical
 from gpurun.core.untrusted import AS_WRITTEN, Malformed, parse_object
-from gpurun.ledger.fsync import append_durably, require_durable, unwritable
+from gpurun.ledger.fsync import append_durably, require_durable, unwritable_error
 from gpurun.ledger.run_lock import RunLock, holder_of
 
 __all__ = [
@@ -32,10 +32,10 @@ __all__ = [
     "JournalDamaged",
     "JournalReading",
     "RunLock",
-    "damaged",
+    "damaged_error",
     "holder_of",
     "is_noted",
-    "newer",
+    "newer_error",
     "read_journal",
     "require_durable",
     "seal_of",
@@ -49,7 +49,7 @@ class JournalDamaged(VerificationFailed):
     """A journal is broken in its middle: it can be read and its machines ended, but nothing more is spent."""
 
 
-def damaged(path: Path, where: str) -> JournalDamaged:
+def damaged_error(path: Path, where: str) -> JournalDamaged:
     """Return the error for a run whose journal is damaged there."""
     hint = (
         f"gpurun spends nothing more on it. End any machine that it may have left: gpurun destroy {path.parent.name}."
@@ -57,7 +57,7 @@ def damaged(path: Path, where: str) -> JournalDamaged:
     return JournalDamaged("journal.damaged", f"{path} is damaged at {where}.", hint=hint)
 
 
-def newer(run: str, event: str) -> VerificationFailed:
+def newer_error(run: str, event: str) -> VerificationFailed:
     """Return the error for a run with an event of a newer gpurun in its journal: nothing is rented for it."""
     hint = f"Resume it with the newer gpurun, or end the run: gpurun destroy {run}."
     return VerificationFailed("journal.newer", f"A newer gpurun wrote {event} in the journal of {run}.", hint=hint)
@@ -159,7 +159,7 @@ class Journal:
         make_private(path.parent)
         reading = read_journal(path)
         if reading.damage is not None:
-            raise damaged(path, reading.damage)
+            raise damaged_error(path, reading.damage)
         journal = cls(path, clock, reading)
         if reading.torn:
             _cut(path, reading.good_bytes)
@@ -243,4 +243,4 @@ def _cut(path: Path, length: int) -> None:
             os.close(descriptor)
         fsync_folder(path.parent)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise unwritable_error(path, error) from error

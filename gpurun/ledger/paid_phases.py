@@ -144,7 +144,7 @@ class TrainingSplit:
         return {name: ms / 1000 for name, ms in measured_ms.items()}
 
 
-def planned(intent: CreateIntended, plan: Mapping[str, Any]) -> Planned:
+def planned_phases(intent: CreateIntended, plan: Mapping[str, Any]) -> Planned:
     """Return the plan's limit for each phase of a rental, and how long it expected training to take."""
     limits, offers = intent.lease.model_dump(), [plan, *(plan.get("candidates") or ())]
     guess: Any = next((entry.get("estimate") for entry in offers if entry.get("offer") == intent.offer), None)

@@ -213,7 +213,7 @@ def create_run(home: Home, request: Request, plan: Plan) -> RunFolder:
     return folder
 
 
-def opening(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str, imported: Any = None) -> RunOpened:
+def opening_record(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str, imported: Any = None) -> RunOpened:
     """Return the record that opens a run, with its digests; fields of only some runs are present only in those."""
     optional: dict[str, Any] = {
         **({"core_bundle_sha256": plan.data.core_sha256} if plan.data.core_sha256 else {}),

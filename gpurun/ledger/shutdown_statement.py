@@ -19,7 +19,7 @@ from gpurun.core.paths import Home, RunFolder, write_atomic
 from gpurun.core.receipt_record import Receipt, Signature
 from gpurun.core.records import canonical
 from gpurun.core.untrusted import parse_object, plain_line, read_object
-from gpurun.ledger.fsync import unwritable
+from gpurun.ledger.fsync import unwritable_error
 from gpurun.ledger.signing import load_signer, make_envelope, payload_of, public_keys, verify
 from gpurun.ledger.statement import STATEMENT_TYPE
 
@@ -84,7 +84,7 @@ def write_confirmation(
     try:
         write_atomic(path, (json.dumps(envelope, indent=2, sort_keys=True) + "\n").encode())
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise unwritable_error(path, error) from error
     return Confirmation(predicate, Signature.OK if signer else Signature.UNSIGNED, "")
 
 

@@ -55,7 +55,7 @@ from gpurun.core.untrusted import number, plain_data, plain_line, read_object
 from gpurun.ledger.billed_time import elapsed_s, last_of
 from gpurun.ledger.legs import legs_of, on_demand_of
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
-from gpurun.ledger.paid_phases import TrainingSplit, phases_s, planned, timeline
+from gpurun.ledger.paid_phases import TrainingSplit, phases_s, planned_phases, timeline
 from gpurun.ledger.rental import Rental, all_bounded, billed_by, cost_says, figure_of, is_cap_kept, rentals_of
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -263,7 +263,7 @@ def _runtime(folder: RunFolder, rentals: Sequence[Rental], divided: TrainingSpli
         "billable_s": billable_s if ended else None,
         "phases_s": spent,
         "training": {"is": FROM_INSTANCE, "seconds": divided.within(spent.get("training", 0.0)) if divided else None},
-        "planned": planned(rented[-1].intent, _plan_of(folder)) if rented else None,
+        "planned": planned_phases(rented[-1].intent, _plan_of(folder)) if rented else None,
     }
 
 

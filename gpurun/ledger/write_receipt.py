@@ -22,7 +22,7 @@ from gpurun.core.receipt_record import Receipt, Statement
 from gpurun.core.records import canonical
 from gpurun.core.untrusted import parse_object
 from gpurun.ledger.chain import Link, append_link, chain_locked, read_chain
-from gpurun.ledger.fsync import unwritable
+from gpurun.ledger.fsync import unwritable_error
 from gpurun.ledger.journal import JournalDamaged, read_journal
 from gpurun.ledger.signing import Signer, load_signer, make_envelope, payload_of, public_keys, verify
 from gpurun.ledger.statement import basis_of, build_statement
@@ -79,7 +79,7 @@ def _put(folder: RunFolder, content: bytes) -> None:
     try:
         write_atomic(folder.receipt, content)
     except OSError as error:
-        raise unwritable(folder.receipt, error) from error
+        raise unwritable_error(folder.receipt, error) from error
     crashpoint("after receipt.write")
 
 

@@ -19,7 +19,7 @@ from gpurun.core.untrusted import plain_line
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.rental import Rental, rentals_of
 from gpurun.lifecycle.context import Context, Note
-from gpurun.lifecycle.instance.terminate import once
+from gpurun.lifecycle.instance.terminate import note_once
 from gpurun.providers.base import Provider, Rejected, ReportsCharges, Unknown
 
 BILL_GAP_S, BILL_WAIT_S, LOOK_S = 600.0, 1800.0, 30.0
@@ -89,7 +89,7 @@ def final_bills(rentals: Sequence[Rental], state: RunState, context: Context) ->
     for rental in unseen:
         message = f"the end of {rental.machine_id} was not seen: the receipt waits up to half an hour for "
         message += f"{rental.intent.provider}'s bill; nothing is billed during the wait"
-        yield from once(Incident(code="bill.awaited", message=message), context)
+        yield from note_once(Incident(code="bill.awaited", message=message), context)
     for elapsed in ticks(context.clock, LOOK_S, BILL_WAIT_S) if unseen else ():
         for rental in unseen:
             at_s, before = seen.get(rental.token, (float("-inf"), None))

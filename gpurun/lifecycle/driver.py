@@ -23,9 +23,9 @@ from gpurun.core.journal_records import Event, Phase, Record, RunState
 from gpurun.core.records import Instance
 from gpurun.core.retry import Retry
 from gpurun.core.stop_request import read_stop_request
-from gpurun.ledger.journal import Journal, damaged, is_noted, newer
+from gpurun.ledger.journal import Journal, damaged_error, is_noted, newer_error
 from gpurun.ledger.run_state import WORKING, Step, exit_code_of, next_step, replay_journal
-from gpurun.ledger.runs import lost_records, opening
+from gpurun.ledger.runs import lost_records, opening_record
 from gpurun.lifecycle.context import Context, MachineMoved, Note, StepClock, StopWanted
 from gpurun.lifecycle.instance.monitor import Monitor
 from gpurun.lifecycle.job_spec import ends_unwatched
@@ -136,12 +136,12 @@ class Driver:
         state = self._state()
         lost = lost_records(self._context.home, self._context.folder, state)
         if lost is not None:
-            raise damaged(self._context.folder.journal, lost)
+            raise damaged_error(self._context.folder.journal, lost)
         if state.may_be_billing:
             self._context = replace(self._context, ends_mono=self._context_at(state).ends_by_their_clock(state))
         if not any(record.event is Event.RUN_OPENED for record in self._journal.records):
             endpoint = endpoint_of(self._context.provider)
-            opened = opening(self._context.plan, self._context.folder, self._context.home, endpoint=endpoint)
+            opened = opening_record(self._context.plan, self._context.folder, self._context.home, endpoint=endpoint)
             self._journal.append(opened)
         while True:
             try:
@@ -161,7 +161,7 @@ class Driver:
         if step is None:
             return as_exit_code(state.exit_code or 0)
         if step in (Step.STAGE, Step.CREATE) and state.newer and not state.token:
-            raise newer(state.run, state.newer)
+            raise newer_error(state.run, state.newer)
         if step is Step.CLOSE:
             self._journal.append(RunClosed(exit_code=exit_code_of(state)))
         else:

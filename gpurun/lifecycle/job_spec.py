@@ -22,7 +22,7 @@ from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.push_slots import push_order, slot_bytes_for
 from gpurun.remote.s3.s3_client import MOST_SIGNED_S, Bucket
 from gpurun.remote.s3.s3_errors import BucketLost
-from gpurun.remote.s3.s3_retry import patiently
+from gpurun.remote.s3.s3_retry import retry_bucket_call
 
 IDLE_S = 3600
 """Seconds that a job may be idle before it is ended, unless the user sets a time."""
@@ -130,7 +130,7 @@ class Pushing:
         if self._bucket is None:
             return ""
         raise_if_stopped = partial(self._context.raise_if_stopped, self._state)
-        patiently(self._context.clock, PATIENCE_S, self._bucket.look, raise_if_stopped=raise_if_stopped)
+        retry_bucket_call(self._context.clock, PATIENCE_S, self._bucket.look, raise_if_stopped=raise_if_stopped)
         self._hand_over(self._bucket)
         return self.folder
 

@@ -47,11 +47,11 @@ def check_cards(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
     _check_health(facts, offer)
     warnings = _check_room(facts, offer)
     if facts.gpus and len(facts.gpus) != len(facts.torch.devices):
-        warnings += (f"torch can use {len(facts.torch.devices)} GPUs there, but {seen(facts)}",)
+        warnings += (f"torch can use {len(facts.torch.devices)} GPUs there, but {visible_gpus(facts)}",)
     return warnings
 
 
-def another(offer: Offer) -> str:
+def other_machine_hint(offer: Offer) -> str:
     """Return the hint for a machine that is not what was ordered."""
     if place_facts(offer.provider).is_own_box:
         return "State with --gpu what your box has."
@@ -66,14 +66,14 @@ def _check_count(facts: MachineFacts, offer: Offer) -> None:
     usable, torch = len(facts.torch.devices), facts.torch
     if usable >= offer.gpus_per_node:
         return
-    lacks = f"{offer.label} was ordered; torch on the instance can use {usable} GPUs, and {seen(facts)}"
+    lacks = f"{offer.label} was ordered; torch on the instance can use {usable} GPUs, and {visible_gpus(facts)}"
     words = f"{lacks}.{_quoted_messages(facts)}"
     _raise_if_faulty(f"{torch.error or ''} {facts.driver_words or ''}", words, offer)
     in_parts = [index for index, card in enumerate(facts.gpus) if card.mig]
     if in_parts:
         what = f"MIG is switched on for GPU {', '.join(map(str, in_parts))}, which has no instance that torch can use."
         cure = "Switch it off there (nvidia-smi -mig 0), or make instances (nvidia-smi mig -cgi)"
-        raise NoOffer("box.mig", f"{what} {words}", hint=elsewhere(offer, cure))
+        raise NoOffer("box.mig", f"{what} {words}", hint=fault_hint(offer, cure))
     if torch.found and len(facts.gpus) >= offer.gpus_per_node:
         where = "install another" if place_facts(offer.provider).is_own_box else "choose another image (--image)"
         made = f"built for CUDA {torch.built_for}, for which this driver may be too old"
@@ -81,11 +81,11 @@ def _check_count(facts: MachineFacts, offer: Offer) -> None:
         raise SetupError(
             "box.driver_mismatch",
             f"The instance has what was ordered ({offer.gpus_per_node} × {offer.gpu}), but torch {torch.version} "
-            f"there can use only {usable} of them: {seen(facts)}.{_quoted_messages(facts)}",
+            f"there can use only {usable} of them: {visible_gpus(facts)}.{_quoted_messages(facts)}",
             hint=f"{cause}: {where}.",
         )
     code = "box.fewer_gpus" if usable else "box.no_gpu"
-    raise NoOffer(code, words, hint=f"{another(offer)} To train without a GPU: --accept-cpu.")
+    raise NoOffer(code, words, hint=f"{other_machine_hint(offer)} To train without a GPU: --accept-cpu.")
 
 
 def check_kind(facts: MachineFacts, offer: Offer) -> None:
@@ -94,13 +94,15 @@ def check_kind(facts: MachineFacts, offer: Offer) -> None:
     for device in facts.torch.devices:
         if model and not re.search(rf"(?<![0-9A-Z]){model}(?![0-9A-Z])", device.name.upper().replace("RTX", "RTX ")):
             raise NoOffer(
-                "box.other_gpu", f"{offer.label} was ordered; the instance has {device.name}.", hint=another(offer)
+                "box.other_gpu",
+                f"{offer.label} was ordered; the instance has {device.name}.",
+                hint=other_machine_hint(offer),
             )
         if device.memory_bytes < LEAST_MEMORY * offer.vram_gb * 1e9:
             raise NoOffer(
                 "box.less_memory",
                 f"{offer.vram_gb} GB a GPU were ordered; {device.name} there has {device.memory_bytes / 1e9:.1f} GB.",
-                hint=another(offer),
+                hint=other_machine_hint(offer),
             )
 
 
@@ -110,7 +112,9 @@ def _check_health(facts: MachineFacts, offer: Offer) -> None:
         if card.ecc_errors:
             errors = f"{card.ecc_errors} uncorrected memory error{'s' if card.ecc_errors > 1 else ''}"
             raise NoOffer(
-                "box.ecc_errors", f"GPU {index} of the instance ({card.name}) has {errors}.", hint=another(offer)
+                "box.ecc_errors",
+                f"GPU {index} of the instance ({card.name}) has {errors}.",
+                hint=other_machine_hint(offer),
             )
 
 
@@ -128,7 +132,7 @@ def _check_work(facts: MachineFacts, offer: Offer) -> None:
             raise SetupError("box.no_kernels", f"{what}: {device.error}", hint=_torch_hint(device, offer))
         what = f"A small matrix product on GPU {index} of the instance ({device.name}) failed: {device.error}"
         _raise_if_faulty(device.error, what, offer)
-        raise NoOffer("box.gpu_fails", what, hint=elsewhere(offer, "Make sure that the card works there"))
+        raise NoOffer("box.gpu_fails", what, hint=fault_hint(offer, "Make sure that the card works there"))
 
 
 def _check_room(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
@@ -149,7 +153,7 @@ def _check_room(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
         by = f"by {who}" if who else "by processes that nvidia-smi does not name"
         what = f"{held} on GPU {index} of the instance ({device.name}) are held {by}"
         if free_bytes < LEAST_FREE * device.memory_bytes:
-            raise NoOffer("box.gpu_held", f"{what}.", hint=elsewhere(offer, "End that there, or use other cards"))
+            raise NoOffer("box.gpu_held", f"{what}.", hint=fault_hint(offer, "End that there, or use other cards"))
         warnings += (what,)
     return warnings
 
@@ -182,10 +186,10 @@ def _raise_if_faulty(words: str, what: str, offer: Offer) -> None:
     """Raise NoOffer if the words match a known message of faulty machines, because another machine may work."""
     for pattern, cure in _FAULTS.items():
         if re.search(pattern, words, re.IGNORECASE):
-            raise NoOffer("box.gpu_ill", what, hint=elsewhere(offer, cure))
+            raise NoOffer("box.gpu_ill", what, hint=fault_hint(offer, cure))
 
 
-def elsewhere(offer: Offer, cure: str) -> str:
+def fault_hint(offer: Offer, cure: str) -> str:
     """Return the hint for a fault that another machine may not have; `cure` is for the user's own box."""
     if place_facts(offer.provider).is_own_box:
         return f"{cure}, or take another box."
@@ -205,7 +209,7 @@ def _model_name(gpu: str) -> str:
     return re.escape(words[0]) if words else ""
 
 
-def seen(facts: MachineFacts) -> str:
+def visible_gpus(facts: MachineFacts) -> str:
     """Return a clause about the GPUs that the driver shows."""
     if not facts.gpus:
         return "nvidia-smi shows no GPU"

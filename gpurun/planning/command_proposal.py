@@ -24,7 +24,7 @@ from gpurun.core.this_machine import has_cuda
 from gpurun.data.public_shards import files_of_the_hub
 from gpurun.data.source_names import HUB
 from gpurun.jobs.command import CommandJob
-from gpurun.jobs.commands.command_program import startable, with_notebook
+from gpurun.jobs.commands.command_program import make_startable, with_notebook
 from gpurun.jobs.commands.continued_command import repeated_run, with_checkpoint
 from gpurun.jobs.commands.rehearsal_venv import is_built, venv_python
 from gpurun.jobs.commands.upload_advice import (
@@ -54,7 +54,7 @@ from gpurun.planning.place import Desk, Place
 from gpurun.planning.planner import Proposal
 from gpurun.planning.transfer import Load
 from gpurun.planning.ways_under_cap import way_on_spot
-from gpurun.providers.catalog import catalogued, gpu_flag, others, parse_gpu
+from gpurun.providers.catalog import catalogue_offers, gpu_flag, other_offers, parse_gpu
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.view.number_format import format_bytes, format_duration
@@ -108,7 +108,7 @@ class CommandProposal(Proposal):
     def quote(self, place: Place, market: Market | None, data: DataSummary | None) -> Quote:
         """Return the offers, each with the longest lease that the cap pays for, sorted by price per hour."""
         need = self.need(place)
-        offers = on_sale(market, need) if market else catalogued(self.request, need)
+        offers = on_sale(market, need) if market else catalogue_offers(self.request, need)
         setup_s = (self.request.choices.setup_limit_s or SETUP_LIMIT_S) if self.request.choices.setup else 0
         load = Load(
             self._sent_bytes,
@@ -188,7 +188,7 @@ class CommandProposal(Proposal):
         need, hours, closest = self.need(place), self.request.hours, quoted.candidates[0].offer
         found = [
             judge_offer(offer, self.command, quoted.load, cap=place.cap, hours=hours)
-            for offer in others(self.request, need, on_cpu=False)
+            for offer in other_offers(self.request, need, on_cpu=False)
             if place.may_rent_from(offer.provider)
         ]
         if not self.request.choices.weak_lease:
@@ -274,7 +274,7 @@ def _make_upload(request: Request, work: Path, desk: Desk, *, is_asked: bool, ad
         refuse_undecided(left)
     desk.demand_uploadable(found.files.values())
     command, found = without_keys(command, found, admit)
-    program = startable(copy_work_folder(command, found, work), found)
+    program = make_startable(copy_work_folder(command, found, work), found)
     command, kernel = with_notebook(program.command, request, mode)
     command = command.model_copy(update={"imports": imports_of(found, command)})
     if mode is Mode.REHEARSAL and command.pip:

@@ -57,7 +57,7 @@ def login_of(host: str) -> Login:
     return parse_host(host) if entry is None else Login(entry.address.user, entry.address.host, entry.address.port)
 
 
-def reached(
+def reach_box(
     request: Request,
     login: Login,
     home: Home,
@@ -236,7 +236,7 @@ class LoginHere:
 
 
 def login_to(cluster: Cluster, home: Home, clock: Clock, *, asks: bool = False) -> LoginNode:
-    """Return the connection to a cluster's login node; it is not open yet. `asks` as in `reached`."""
+    """Return the connection to a cluster's login node; it is not open yet. `asks` as in `reach_box`."""
     return LoginHere() if cluster.is_here else LoginOverSsh(cluster, home, clock, asks=asks)
 
 

@@ -161,7 +161,7 @@ class OwnBox(Place):
 
     def market(self, need: GpuNeed) -> Market:
         """See `Place.market`; SetupError if the box cannot do now what a run needs of it."""
-        from gpurun.planning.own_box import login_of, reached
+        from gpurun.planning.own_box import login_of, reach_box
         from gpurun.providers.ssh import SshBox, SshProvider
 
         request, desk = self.request, self.desk
@@ -171,7 +171,7 @@ class OwnBox(Place):
         login, rate = login_of(request.host), request.price_micros_per_hour or usd(0)
         if rate:
             self.demand_cap()
-        self.box, self._facts, notes = reached(request, login, desk.home, desk.clock, asks=desk.asks, say=desk.say)
+        self.box, self._facts, notes = reach_box(request, login, desk.home, desk.clock, asks=desk.asks, say=desk.say)
         box = SshBox(login.host, login.port, login.user, rate, need)
         rows = _as_seen(_nearest_rows(need), self._facts)
         (offer, *_) = SshProvider(desk.home, desk.clock, box).offers(need, rows)

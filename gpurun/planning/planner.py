@@ -184,12 +184,12 @@ def _with_legs(plan: Plan, place: Place, home: Home) -> Plan:
 
 def with_bundle(plan: Plan, home: Home, clock: Clock) -> Plan:
     """Return the plan with its upload: the number of files and bytes, the staged files, and the program's digest."""
-    from gpurun.jobs.survey import surveyed
+    from gpurun.jobs.survey import survey_run_files
     from gpurun.jobs.training.compile_cache import compile_cache_note
     from gpurun.planning.staging import with_stage
 
     trainer = home.staged_trainer(plan.run) if plan.choices.trainer else bundle_root() / "trainer"
-    seen = surveyed(plan, trainer)
+    seen = survey_run_files(plan, trainer)
     seen.demand_clean()
     digest = plan.job.digest(plan, trainer)
     warm = [compile_cache_note(plan, seen.files)] if plan.choices.warm else []

@@ -16,12 +16,12 @@ def summarize_shards(request: Request, resolved: ResolvedRecipe, desk: Desk) -> 
     """Prepare a run's shards, initial weights or checkpoint, and compile caches for --warm; return the summary."""
     from gpurun.jobs.training.compile_cache import with_compile_caches
     from gpurun.jobs.training.continued_training import with_checkpoint_beside
-    from gpurun.jobs.training.initial_weights import started, take_checkpoint
+    from gpurun.jobs.training.initial_weights import add_initial_weights, take_checkpoint
 
     into, found = desk.home.staged_data(desk.run), prepared_shards(request, resolved, desk)
     if request.choices.init:
         take_checkpoint(Path(request.choices.init), into)
-    data = with_checkpoint_beside(started(found, resolved, into), resolved, desk.home, into)
+    data = with_checkpoint_beside(add_initial_weights(found, resolved, into), resolved, desk.home, into)
     if resolved.tables.eval.core:
         from gpurun.jobs.training.core_tasks import with_core
 
@@ -32,9 +32,11 @@ def summarize_shards(request: Request, resolved: ResolvedRecipe, desk: Desk) -> 
 
 def prepared_shards(request: Request, resolved: ResolvedRecipe, desk: Desk) -> DataSummary:
     """Prepare only the shards; return the summary. For a public set, read its list of files from the hub."""
-    from gpurun.data.run_shards import prepared
+    from gpurun.data.run_shards import prepare_run_shards
 
     named = public_shards(request, resolved.tables.data.source) or request.data
     into, accept_skipped = desk.home.staged_data(desk.run), request.choices.accept_skipped
     cache = desk.home.shards
-    return prepared(resolved.record, named, into=into, cache=cache, say=desk.say, accept_skipped=accept_skipped)
+    return prepare_run_shards(
+        resolved.record, named, into=into, cache=cache, say=desk.say, accept_skipped=accept_skipped
+    )

@@ -19,7 +19,7 @@ from gpurun.core.records import GpuNeed
 from gpurun.core.run_plan import Candidate, Choices, DataSummary, Job, Mode, Plan, Request
 from gpurun.core.this_machine import has_cuda
 from gpurun.data.source_names import BUILT_IN, missing_shards
-from gpurun.jobs.requirements import HUGGINGFACE_PACKAGES, outfitted
+from gpurun.jobs.requirements import HUGGINGFACE_PACKAGES, add_required_packages
 from gpurun.jobs.trainer import TrainerJob
 from gpurun.jobs.training.memory import GIB, tensor_bytes, way_of
 from gpurun.jobs.training.recipe import LoadedRecipe, ResolvedRecipe, hardware_of, load_recipe, resolve
@@ -232,7 +232,7 @@ class TrainerProposal(Proposal):
         """Return the choices with the set-up that a rented machine needs for the recipe, and notes about it."""
         if place.mode is not Mode.PAID:
             return self.request.choices, ()
-        return outfitted(self.resolved.tables, self.request.choices, is_outfitted=place.is_outfitted)
+        return add_required_packages(self.resolved.tables, self.request.choices, is_outfitted=place.is_outfitted)
 
     def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
         """Return the plan with notes about recipe, data and time.

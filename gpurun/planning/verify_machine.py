@@ -19,7 +19,7 @@ from gpurun.core.records import GpuNeed, Instance, Offer
 from gpurun.core.run_plan import Choices, Plan
 from gpurun.jobs.requirements import LEAST_TORCH
 from gpurun.planning.budget import rental_cost
-from gpurun.planning.card_checks import another, check_cards, check_kind, elsewhere, seen
+from gpurun.planning.card_checks import check_cards, check_kind, fault_hint, other_machine_hint, visible_gpus
 from gpurun.providers.base import Provider, Unknown
 from gpurun.providers.catalog import card_names, rows_for
 from gpurun.remote.client import LOOK_S
@@ -54,7 +54,7 @@ def check_price(plan: Plan, provider: Provider, clock: Clock) -> None:
         and offer.region in (agreed.region, "any")
     ]
     if same and min(same) > agreed.rate_micros_per_hour:
-        raise rose(plan, min(same), "Nothing was rented.")
+        raise risen_price_refusal(plan, min(same), "Nothing was rented.")
 
 
 def need_of_offer(offer: Offer) -> GpuNeed:
@@ -71,7 +71,7 @@ def check_made(instance: Instance, plan: Plan) -> None:
     """
     rate = instance.rate_micros_per_hour
     if rate is not None and _costs_more(instance, plan):
-        raise rose(plan, rate, "The instance was ended because of that.")
+        raise risen_price_refusal(plan, rate, "The instance was ended because of that.")
     if _is_other_type(instance, plan):
         kind = instance.type_id or instance.gpu or "?"
         raise NoOffer(
@@ -117,7 +117,7 @@ def _is_other_region(instance: Instance, plan: Plan) -> bool:
     return bool(instance.region) and plan.offer.region not in ("", "any", instance.region)
 
 
-def rose(plan: Plan, rate: Micros, outcome: str) -> NoOffer:
+def risen_price_refusal(plan: Plan, rate: Micros, outcome: str) -> NoOffer:
     """Return the refusal of a risen price, with the worst case at that price."""
     lease, dearer = plan.lease, plan.offer.model_copy(update={"rate_micros_per_hour": rate})
     worst = rental_cost(dearer, lease.total_s + lease.kill_allowance_s, plan.job.home_bytes, plan.job.disk_gb)
@@ -164,7 +164,7 @@ def check_box(facts: MachineFacts, offer: Offer, *, accept_cpu: bool, needs_torc
     if not offer.gpu_count:
         return warnings
     if not facts.torch.devices and accept_cpu:
-        return (*warnings, f"torch cannot use a CUDA device there ({seen(facts)}), so training uses the CPU")
+        return (*warnings, f"torch cannot use a CUDA device there ({visible_gpus(facts)}), so training uses the CPU")
     return (*warnings, *check_cards(facts, offer))
 
 
@@ -229,14 +229,16 @@ def check_nodes(seen: LinkSpeed, head: MachineFacts, offer: Offer, choices: Choi
     """
     if len(seen.nodes) != offer.nodes:
         raise NoOffer(
-            "nodes.fewer", f"{offer.label} was ordered; nodes that answered: {len(seen.nodes)}.", hint=another(offer)
+            "nodes.fewer",
+            f"{offer.label} was ordered; nodes that answered: {len(seen.nodes)}.",
+            hint=other_machine_hint(offer),
         )
     if not offer.gpu_count or (not any(node.devices for node in seen.nodes) and choices.accept_cpu):
         return
     for node in seen.nodes:
         if len(node.devices) < offer.gpus_per_node:
             what = f"{offer.label} was ordered; torch on node {node.name} can use {len(node.devices)} GPUs."
-            raise NoOffer("nodes.fewer_gpus", what, hint=another(offer))
+            raise NoOffer("nodes.fewer_gpus", what, hint=other_machine_hint(offer))
         devices = head.torch.model_copy(update={"devices": node.devices})
         check_kind(head.model_copy(update={"torch": devices}), offer)
     rate = seen.gigabytes_per_s or 0.0
@@ -255,7 +257,7 @@ def _check_python(facts: MachineFacts, offer: Offer, hint: str) -> tuple[str, ..
     if not torch.found and silent:
         slow = "Its disk is slow, or a card hangs: import torch there by hand, name another Python (--python PATH)"
         what = f"{_no_answer(silent)}; no other Python on the instance has torch.{words}"
-        raise NoOffer("box.torch_silent", what, hint=elsewhere(offer, slow))
+        raise NoOffer("box.torch_silent", what, hint=fault_hint(offer, slow))
     if not torch.found:
         raise SetupError("box.no_torch", f"No Python on the instance imports torch.{words}", hint=hint)
     if torch.numpy is None:

@@ -310,7 +310,7 @@ def catalogue_words() -> str:
     return f"packaged {all_offers()[0].price_source.split(' (')[0]}"
 
 
-def catalogued(request: Request, need: GpuNeed) -> list[Offer]:
+def catalogue_offers(request: Request, need: GpuNeed) -> list[Offer]:
     """Return the catalogue's offers for a need in the requested clouds and region; NoOffer if there are none."""
     clouds = _clouds(request)
     offers = [offer for offer in offers_for(need) if not clouds or offer.provider in clouds]
@@ -330,7 +330,9 @@ def catalogued(request: Request, need: GpuNeed) -> list[Offer]:
     return here
 
 
-def others(request: Request, need: GpuNeed, *, on_cpu: bool, queried: Collection[str] | None = None) -> list[Offer]:
+def other_offers(
+    request: Request, need: GpuNeed, *, on_cpu: bool, queried: Collection[str] | None = None
+) -> list[Offer]:
     """Return the catalogue's alternatives: offers of other GPUs, and those for the need from clouds not in `queried`.
 
     `queried` are the clouds that were queried for live offers; None for all. Machines without a GPU are included only

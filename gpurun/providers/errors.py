@@ -37,7 +37,7 @@ def not_ready(what: str, *, hint: str) -> SetupError:
     return SetupError("account.not_ready", what, hint=hint)
 
 
-def retired(what: str) -> SetupError:
+def retired_error(what: str) -> SetupError:
     """Return the error for a kind of request that the provider no longer accepts."""
     return SetupError("provider.retired", what, hint="Upgrade gpurun.")
 

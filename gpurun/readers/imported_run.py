@@ -36,7 +36,7 @@ from gpurun.ledger.audit.contradictions import contradictions
 from gpurun.ledger.journal import Journal
 from gpurun.ledger.run_lock import RunLock
 from gpurun.ledger.run_state import exit_code_of, replay_journal
-from gpurun.ledger.runs import demand_free, opening
+from gpurun.ledger.runs import demand_free, opening_record
 from gpurun.ledger.signing import load_signer
 from gpurun.ledger.statement import basis_of, build_statement
 from gpurun.ledger.write_receipt import write_receipt
@@ -231,7 +231,7 @@ def _plan_of(run: str, request: Request, evidence: _Evidence, data: DataSummary,
 def _write_journal(folder: RunFolder, plan: Plan, evidence: _Evidence, home: Home, clock: Clock) -> None:
     """Write the journal, up to the record of the downloaded files; VerificationFailed if it contradicts itself."""
     journal = Journal.open(folder.journal, clock)
-    journal.append(opening(plan, folder, home, endpoint="", imported=evidence.origin))
+    journal.append(opening_record(plan, folder, home, endpoint="", imported=evidence.origin))
     journal.append(TrainObserved(**_training_outcome(folder.events, evidence.stated), ended_wall=None))
     files = list(_listed_files(evidence.card, folder.artifacts))
     steps = {file["step"] for file in files}

@@ -121,7 +121,7 @@ def part_bytes_for(total_bytes: int) -> int:
     return size
 
 
-def compressed(content: bytes, codec: Codec) -> bytes:
+def compress_part(content: bytes, codec: Codec) -> bytes:
     """Return the content of a part, compressed; safe to call from several threads."""
     if codec == "gzip":
         return gzip.compress(content, _GZIP_LEVEL, mtime=0)

@@ -36,8 +36,8 @@ from gpurun.remote.messages import (
     Status,
     StopAnswer,
     Unsaved,
+    parse_message,
     refusal_in,
-    understood,
     understood_manifest,
 )
 from gpurun.remote.small_files import TakeFile, fetch_small_files
@@ -119,14 +119,14 @@ class FarSide:
         chosen = python or self._job_python
         options = ["--python", chosen] if chosen else []
         line, _ = self.ask("hello", *options, sink=_Looking(on_wait), site=True, timeout_s=LOOK_S + _PART_S)
-        return understood(MachineFacts, line)
+        return parse_message(MachineFacts, line)
 
     def missing_imports(self, names: Sequence[str], python_path: str = "") -> Missing:
         """Return which top-level modules the job's Python cannot find, without importing them; call `hello` first."""
         path = ["--path", python_path] if python_path else []
         path += ["--python", self._job_python] if self._job_python else []
         line, _ = self.ask("imports", "--names", ",".join(names), *path, timeout_s=_PART_S)
-        return understood(Missing, line)
+        return parse_message(Missing, line)
 
     def measure(self, program: bytes, processes_per_node: int, seconds: float, python: str) -> LinkSpeed:
         """Return the hardware of a job's nodes, and the speed between them, as measured by trainer/network.py.
@@ -138,7 +138,7 @@ class FarSide:
         reply = self._machine.call(["sh", *words, "--seconds", repr(seconds)], timeout_s=_START_S + seconds)
         if reply.exit_code != 0:
             raise FarRefusal(NODES_SILENT, f"Not all nodes answered: {_words(reply.stderr)}")
-        return understood(LinkSpeed, reply.stdout.strip().rpartition(b"\n")[2])
+        return parse_message(LinkSpeed, reply.stdout.strip().rpartition(b"\n")[2])
 
     def unpack(
         self,
@@ -158,7 +158,7 @@ class FarSide:
         argv, cwd or env was started.
         """
         self._put("job.json", canonical(dict(job)))
-        return understood(Started, self.ask("start", "--job", "job.json", timeout_s=_START_S)[0])
+        return parse_message(Started, self.ask("start", "--job", "job.json", timeout_s=_START_S)[0])
 
     def hand_secrets(self, secrets: Mapping[str, str]) -> None:
         """Hand over the values of --secret for the job that is started next."""
@@ -181,7 +181,7 @@ class FarSide:
         `wants` maps `events.jsonl`, `trainer.log` or `agent.log` to (offset of the chunk, its maximum length in bytes).
         """
         line, content = self.ask("poll", "--want", json.dumps({name: list(want) for name, want in wants.items()}))
-        answer = understood(Polled, line)
+        answer = parse_message(Polled, line)
         chunks = {}
         at = 0
         for piece in answer.chunks:
@@ -196,28 +196,28 @@ class FarSide:
 
     def doors(self) -> Doors:
         """Return how people reach a dev box: its host name, its folder, and JupyterLab's address."""
-        return understood(Doors, self.ask("doors")[0])
+        return parse_message(Doors, self.ask("doors")[0])
 
     def unsaved(self) -> Unsaved:
         """Return what the end of a dev box would destroy, and how many terminals are open on it."""
-        return understood(Unsaved, self.ask("unsaved", timeout_s=2 * _QUICK_S)[0])
+        return parse_message(Unsaved, self.ask("unsaved", timeout_s=2 * _QUICK_S)[0])
 
     def stop(self, *, now: bool = False, reason: str = "user") -> bool:
         """Request the trainer's end: save and stop, or KILL with `now`. Return False if there is no trainer."""
         line, _ = self.ask("stop", *(["--now"] if now else []), "--reason", reason)
-        return understood(StopAnswer, line).asked
+        return parse_message(StopAnswer, line).asked
 
     def shorten(self, soft_stop_wall: float, hard_stop_wall: float) -> LeaseAnswer:
         """Shorten the lease; return the lease that holds now, which is never longer than before."""
         line, _ = self.ask("shorten", "--soft", repr(float(soft_stop_wall)), "--hard", repr(float(hard_stop_wall)))
-        return understood(LeaseAnswer, line)
+        return parse_message(LeaseAnswer, line)
 
     def end(self, folder: str, at_wall: float = 0.0) -> EndAnswer:
         """Make the dead-man timer, which has its files in `folder`, end the machine at `at_wall` by its clock (0: now).
 
         The deadline can only become earlier. MachineLost if the machine ends before it has answered.
         """
-        return understood(EndAnswer, self.ask("end", "--folder", folder, "--at", repr(float(at_wall)))[0])
+        return parse_message(EndAnswer, self.ask("end", "--folder", folder, "--at", repr(float(at_wall)))[0])
 
     def set_up(self, script: bytes, *, limit_s: float, offset: int, most: int) -> tuple[SetUp, bytes]:
         """Return the state of the user's set-up script, and at most `most` bytes of its log from `offset`.
@@ -226,11 +226,11 @@ class FarSide:
         """
         options = ("--from", str(offset), "--most", str(most))
         line, content = self.ask("setup", *options)
-        answer = understood(SetUp, line)
+        answer = parse_message(SetUp, line)
         if answer.state == "none":
             self._put("setup.sh", script)
             line, content = self.ask("setup", "--limit", repr(float(limit_s)), *options)
-            answer = understood(SetUp, line)
+            answer = parse_message(SetUp, line)
         if answer.bytes != len(content) or answer.bytes > most:
             raise FarRefusal("nonsense", "The instance sent another part of its log than requested.")
         return answer, content
@@ -245,7 +245,7 @@ class FarSide:
             self.install_agent()
         names = [name for name, is_kept in (("out", keep_results), ("bundle", keep_work)) if is_kept]
         kept = ("--keep", ",".join(names)) if names else ()
-        return understood(FarewellAnswer, self.ask("farewell", *kept, timeout_s=_START_S)[0]).killed
+        return parse_message(FarewellAnswer, self.ask("farewell", *kept, timeout_s=_START_S)[0]).killed
 
     def manifest(self, most_bytes: int) -> Manifest:
         """Return the list of finished files, which is empty before any file is finished.
@@ -374,7 +374,7 @@ class _Looking:
         while b"\n" in self._rest:
             self.line, _, self._rest = self._rest.partition(b"\n")
             if self.line.startswith(b'{"looking"'):
-                waiting = understood(Looking, bytes(self.line)).looking
+                waiting = parse_message(Looking, bytes(self.line)).looking
                 self._on_wait(waiting.seconds, waiting.waits_for)
         if len(self._rest) > MOST_LINE_BYTES:
             raise FarRefusal("nonsense", f"The instance sent {len(self._rest)} bytes without a line end.")

@@ -20,7 +20,7 @@ from gpurun.core.clock import SystemClock
 from gpurun.core.errors import CollectFailed, GpurunError, StoreFull
 from gpurun.core.paths import fsync_folder, make_private
 from gpurun.remote.interface import FarRefusal, MachineLost, Take
-from gpurun.remote.messages import MOST_LINE_BYTES, Piece, Sized, locate_file, refusal_in, understood
+from gpurun.remote.messages import MOST_LINE_BYTES, Piece, Sized, locate_file, parse_message, refusal_in
 from gpurun.remote.resumable_file import Partial, Taker, arrived_bytes, locate_notes
 
 # The time for a range on a lane, from its first byte on: each range has a start-up cost, and the last ones should end
@@ -69,14 +69,14 @@ def fetch(expected: WantedFile, into: Path, *pulls: Pull) -> Path:
     stay unchanged. HeldElsewhere, a MachineLost: another process is downloading it.
     """
     target = locate_file(into, expected.name)
-    if holds(target, expected):
+    if has_content(target, expected):
         return target
     try:
         for folder in (into, target.parent, into / PARTIAL_FOLDER):
             make_private(folder)
         name = f"{expected.sha256}.aside" if expected.aside else expected.sha256
         with Partial(into / PARTIAL_FOLDER / name, expected.size_bytes) as partial:
-            if holds(target, expected):  # The process that was waited for has downloaded it.
+            if has_content(target, expected):  # The process that was waited for has downloaded it.
                 partial.remove()
                 return target
             _fill(partial, expected, pulls, room=lambda: room_in(into))
@@ -87,7 +87,7 @@ def fetch(expected: WantedFile, into: Path, *pulls: Pull) -> Path:
     return target
 
 
-def holds(target: Path, expected: WantedFile) -> bool:
+def has_content(target: Path, expected: WantedFile) -> bool:
     """Return whether `target` has the right size and digest; False if it cannot be read."""
     try:
         with os.fdopen(os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
@@ -277,7 +277,7 @@ class Arriving:
         self._has_line = True
         if refusal_in(bytes(self.line)) is not None:
             return
-        piece = understood(Piece, bytes(self.line))
+        piece = parse_message(Piece, bytes(self.line))
         if piece.offset != self._offset or piece.bytes > self._most:
             raise FarRefusal("nonsense", f"The instance sent another part of {piece.name!r} than requested.")
         self.left_bytes = piece.bytes
@@ -304,7 +304,7 @@ class Whole:
 
     def content(self) -> bytes:
         """Return the received bytes; FarRefusal `nonsense` if their length or digest is not the announced one."""
-        sized, content = understood(Sized, bytes(self.line)), bytes(self._content)
+        sized, content = parse_message(Sized, bytes(self.line)), bytes(self._content)
         if sized.bytes != len(content) or sized.sha256 != hashlib.sha256(content).hexdigest():
             raise FarRefusal("nonsense", "The instance's answer did not arrive complete.")
         return content

@@ -279,7 +279,7 @@ class Manifest(MachineAnswer):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def understood(model: type[Model], line: bytes, most_bytes: int = MOST_LINE_BYTES) -> Model:
+def parse_message(model: type[Model], line: bytes, most_bytes: int = MOST_LINE_BYTES) -> Model:
     """Parse one JSON text into the model; FarRefusal `nonsense` if it does not fit."""
     if len(line) > most_bytes:
         raise FarRefusal("nonsense", f"The instance sent {len(line)} bytes, but at most {most_bytes} make sense.")
@@ -296,7 +296,7 @@ def understood(model: type[Model], line: bytes, most_bytes: int = MOST_LINE_BYTE
 def refusal_in(line: bytes) -> FarRefusal | None:
     """Return the remote side's refusal, if this line is one."""
     try:
-        no = understood(_Refused, line).error
+        no = parse_message(_Refused, line).error
     except FarRefusal:
         return None
     return FarRefusal(no.code, no.message, needed_bytes=no.needed_bytes)
@@ -304,7 +304,7 @@ def refusal_in(line: bytes) -> FarRefusal | None:
 
 def understood_manifest(content: bytes, most_bytes: int) -> Manifest:
     """Parse MANIFEST.json as the trainer wrote it; one bad name, size or duplicate makes all of it `bad_manifest`."""
-    manifest = understood(Manifest, content, MOST_MANIFEST_BYTES)
+    manifest = parse_message(Manifest, content, MOST_MANIFEST_BYTES)
     demand_sound(manifest, most_bytes)
     return manifest
 

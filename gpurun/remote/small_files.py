@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gpurun.remote.interface import FarRefusal
-from gpurun.remote.messages import MOST_GATHERED, MOST_LINE_BYTES, Gathered, ManifestFile, refusal_in, understood
+from gpurun.remote.messages import MOST_GATHERED, MOST_LINE_BYTES, Gathered, ManifestFile, parse_message, refusal_in
 
 SMALL_BYTES = 1 << 20
 """A file below this size is sent together with others, if there are at least LEAST_FILES of them."""
@@ -79,7 +79,7 @@ class Gathering:
             if refusal_in(bytes(self.line)) is not None:
                 self.cutter = Cutter((), self._take)
                 return
-            reply = understood(Gathered, bytes(self.line))
+            reply = parse_message(Gathered, bytes(self.line))
             left = set(reply.left)
             coming = [file for place, file in enumerate(self._files) if place not in left]
             if reply.bytes != sum(file.bytes for file in coming):

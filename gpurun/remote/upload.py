@@ -16,9 +16,9 @@ from typing import Protocol, TypeVar
 from gpurun.core.clock import Clock, SystemClock
 from gpurun.core.records import canonical
 from gpurun.remote.archive import Codec, Pack, PackedFile, demand_unchanged, read_blocks
-from gpurun.remote.chunks import END_OF_PARTS, PART_HEAD, Part, Parts, compressed
+from gpurun.remote.chunks import END_OF_PARTS, PART_HEAD, Part, Parts, compress_part
 from gpurun.remote.interface import FarRefusal, MachineLost
-from gpurun.remote.messages import BeginAnswer, Received, Shipped, understood
+from gpurun.remote.messages import BeginAnswer, Received, Shipped, parse_message
 
 # Two lanes keep two cores busy, however short the round trip.
 LEAST_LANES = 2
@@ -151,7 +151,7 @@ class _Upload:
         line, content = self._far.ask(
             "begin", *options, stdin=[self._parts.layout], site=True, timeout_s=self._left_s()
         )
-        begun = understood(BeginAnswer, line)
+        begun = parse_message(BeginAnswer, line)
         if begun.sha256 != hashlib.sha256(content).hexdigest():
             raise FarRefusal("nonsense", "The instance's list of what it has did not arrive complete.")
         found = [_LINE.fullmatch(text) for text in content.splitlines()]
@@ -188,7 +188,7 @@ class _Upload:
         options = ("--layout", self._parts.layout_sha256, "--sha256", hashlib.sha256(content).hexdigest())
         limit_s = max(QUICK_S, self._left_s())
         line, _ = self._ask_and_report(lambda: self._far.ask("settle", *options, stdin=[content], timeout_s=limit_s))
-        shipped = understood(Shipped, line)
+        shipped = parse_message(Shipped, line)
         if shipped.manifest_sha256 != self._pack.manifest_sha256:
             raise FarRefusal("nonsense", "The instance confirms a different pack from the one that was sent.")
         return shipped.model_copy(update={"unpack_s": round(self._clock.monotonic() - begun_mono, 3)})
@@ -243,7 +243,7 @@ class _Upload:
                 frames, part = self._frames(part, taken), None
                 options = ("--sha256", self._parts.layout_sha256, "--codec", self._codec)
                 line, _ = lane.ask("receive", *options, stdin=frames, site=True, timeout_s=self._left_s())
-                understood(Received, line)
+                parse_message(Received, line)
             except (_Stopped, MachineLost, FarRefusal) as error:
                 self._unsure.extend(taken)
                 if isinstance(error, FarRefusal) and error.reason not in _AGAIN:
@@ -256,7 +256,7 @@ class _Upload:
     def _frames(self, part: Part | None, taken: list[int]) -> Iterator[bytes]:
         """Yield the stream of a lane: each part with its head, then the end."""
         while part is not None:
-            data = compressed(part.content, self._codec)
+            data = compress_part(part.content, self._codec)
             head = PART_HEAD.pack(part.index, part.size_bytes, len(data), bytes.fromhex(part.sha256))
             with self._counting:
                 self._pack.sent_bytes += len(head) + len(data)

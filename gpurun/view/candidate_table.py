@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpurun.core.records import Offer
     from gpurun.core.run_plan import Candidate, Estimate
 
-__all__ = ["candidates_table", "death"]
+__all__ = ["candidates_table", "guard_words"]
 
 MOST_ROWS = 10
 _COLUMNS: tuple[Column, ...] = (
@@ -168,7 +168,7 @@ def _last(candidate: Candidate) -> Span:
     """Return what ends the machine, or why it cannot be rented, in one or two words."""
     is_for_hours = candidate.lease is not None and candidate.estimate.train_s is None
     if candidate.finishes or is_for_hours:
-        whole = death(candidate.offer)
+        whole = guard_words(candidate.offer)
         found = next(((match, short) for long, short in _SHORT_DEATHS if (match := long.fullmatch(whole.text))), None)
         return Span(found[0].expand(found[1]), whole.look) if found else whole
     if candidate.needs_consent:
@@ -183,7 +183,7 @@ def _word(candidate: Candidate) -> str:
     return "consent" if candidate.needs_consent else candidate.obstacle or _last(candidate).text
 
 
-def death(offer: Offer) -> Span:
+def guard_words(offer: Offer) -> Span:
     """Return what ends this machine if the laptop does not; in capitals and colour if nothing does."""
     nobody = offer.dies_by_itself.upper().startswith("NO")
     return Span(offer.dies_by_itself, "bad" if nobody else "good")

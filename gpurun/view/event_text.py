@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpurun.core.artifact_names import shown
+from gpurun.core.artifact_names import readable_name
 from gpurun.core.clock import local_minute
 from gpurun.core.job_terms import TRAINER, JobTerms
 from gpurun.core.journal_events import (
@@ -314,7 +314,7 @@ def _collected(downloaded: FilesBrought) -> str:
     if missing:
         more = " and more" if missing[_MOST_NAMED:] else ""
         count = downloaded.missing_files["files"] if downloaded.missing_files else len(missing)
-        lost = f", {count} MISSING: {', '.join(map(shown, missing[:_MOST_NAMED]))}{more}"
+        lost = f", {count} MISSING: {', '.join(map(readable_name, missing[:_MOST_NAMED]))}{more}"
     if not downloaded.files and not lost:
         return "collected no files, because there were none"
     return f"collected {format_files(here)}, digests verified{lost}"
@@ -364,7 +364,7 @@ def _event_words(event: TrainerEvent, steps: int | None) -> str:
     if event.kind == "output":
         name, size = _line(str(event.said.get("name") or "a file")), whole(event.said.get("bytes"))
         more = whole(event.said.get("files"))
-        what = f"{format_files(more)} such as {shown(name)}" if more else f"{shown(name)}"
+        what = f"{format_files(more)} such as {readable_name(name)}" if more else f"{readable_name(name)}"
         return f"output {what} ({format_bytes(size or 0)}) is finished"
     return event.kind
 

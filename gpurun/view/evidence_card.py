@@ -15,7 +15,7 @@ from gpurun.core.untrusted import safe_text
 from gpurun.view.number_format import UNKNOWN, format_loss
 from gpurun.view.receipt_markdown import card_pairs, escape_markdown, file_rows, literal_block, receipt_markdown
 from gpurun.view.receipt_screen import log_lines, sample_text
-from gpurun.view.report.escape import escaped, lines_escaped, tag
+from gpurun.view.report.escape import escape_line, lines_escaped, tag
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, line
 from gpurun.view.table import Column, table
@@ -67,11 +67,13 @@ def card_html(
     pairs = [*_first(predicate, platform), *more, *card_pairs(receipt, shutdown)]
     for _, files in file_rows(predicate):
         pairs += [(name, f"sha256 {sha256}" if sha256 else "") for name, sha256 in files]
-    rows = "".join(tag("tr", tag("th", escaped(name)) + tag("td", escaped(text))) for name, text in pairs)
+    rows = "".join(tag("tr", tag("th", escape_line(name)) + tag("td", escape_line(text))) for name, text in pairs)
     texts = (("Log", log_lines(predicate)), ("Sample", safe_text(sample_text(predicate))), *quoted)
-    blocks = "".join(tag("h2", escaped(title)) + tag("pre", lines_escaped(lines)) for title, lines in texts if lines)
-    title = escaped(f"Evidence card: {predicate['run']}")
-    says = tag("p", tag("strong", escaped(verdict["says"])) + " " + escaped(verdict.get("not_shown", "")))
+    blocks = "".join(
+        tag("h2", escape_line(title)) + tag("pre", lines_escaped(lines)) for title, lines in texts if lines
+    )
+    title = escape_line(f"Evidence card: {predicate['run']}")
+    says = tag("p", tag("strong", escape_line(verdict["says"])) + " " + escape_line(verdict.get("not_shown", "")))
     head = (
         f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gpurun.core.clock import local_minute
 from gpurun.core.money import billed_seconds, cost_of, format_exact_usd, format_left, format_rate, format_usd, left_of
 from gpurun.core.places import place_facts
-from gpurun.view.candidate_table import candidates_table, death
+from gpurun.view.candidate_table import candidates_table, guard_words
 from gpurun.view.number_format import (
     format_bytes,
     format_duration,
@@ -182,7 +182,7 @@ def _trust(plan: Plan) -> list[Cell]:
     urls = ["URLs for its part of the bucket, which expire"] if plan.choices.stage else []
     secrets = " and ".join(guard + urls + named)
     secret_words = Span(f"secrets on the machine: {secrets}", "warn") if secrets else "secrets shipped: none"
-    end, globs = death(plan.offer), ", ".join(plan.choices.pass_env)
+    end, globs = guard_words(plan.offer), ", ".join(plan.choices.pass_env)
     login = [Span(f"passed on from its login: {globs}", "warn")] if globs else []
     return [key, secret_words, *login, Span(f"dies by itself: {end.text}", "" if end.look == "good" else end.look)]
 

@@ -8,7 +8,7 @@ from math import inf
 from gpurun.core.money import format_usd
 from gpurun.core.records import Offer
 from gpurun.providers.slurm.jobs import Partition
-from gpurun.view.candidate_table import death
+from gpurun.view.candidate_table import guard_words
 from gpurun.view.number_format import format_duration
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, hang, line, wrap
@@ -70,7 +70,7 @@ def _cells(offer: Offer) -> list[Cell]:
         offer.place,
         Span(format_usd(offer.rate_micros_per_hour).removeprefix("$"), "money"),
         f"~{-(-offer.boot_s // 60)} m",
-        death(offer),
+        guard_words(offer),
         Span(_source(offer), "dim"),
     ]
 

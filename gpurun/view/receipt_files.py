@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpurun.core.artifact_names import shown
+from gpurun.core.artifact_names import readable_name
 from gpurun.core.collected_record import FileAtHome
 from gpurun.core.receipt_record import Predicate
 from gpurun.view.number_format import format_whole, short_hash
@@ -43,7 +43,7 @@ def cells_home(predicate: Predicate) -> Iterator[tuple[str, list[Cell]]]:
     listed = predicate["checkpoint"].get("listed")
     for home in files_home(predicate):
         cells: list[Cell] = [
-            f"{shown(str(file['name']))} {short_hash(file['sha256'])}" for file in home.files[:MOST_CELLS]
+            f"{readable_name(str(file['name']))} {short_hash(file['sha256'])}" for file in home.files[:MOST_CELLS]
         ]
         if more := home.more(MOST_CELLS):
             digest = f" (collected.list {short_hash(listed['sha256'])})" if listed and home.unnamed else ""
@@ -54,6 +54,6 @@ def cells_home(predicate: Predicate) -> Iterator[tuple[str, list[Cell]]]:
 def files_missing(predicate: Predicate) -> list[Cell]:
     """Return the names of the files that did not come home."""
     named, listed = predicate["checkpoint"].get("missing") or (), predicate["checkpoint"].get("missing_files")
-    cells: list[Cell] = [Span(shown(str(name)), "bad") for name in named]
+    cells: list[Cell] = [Span(readable_name(str(name)), "bad") for name in named]
     more = listed["files"] - len(named) if listed else 0
     return [*cells, *([Span(f"and {format_whole(more)} more (missing.list)", "bad")] if more > 0 else [])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from gpurun.core.artifact_names import shown
+from gpurun.core.artifact_names import readable_name
 from gpurun.core.clock import utc
 from gpurun.core.job_terms import terms_in
 from gpurun.core.receipt_record import Predicate, Receipt
@@ -81,7 +81,7 @@ def file_rows(predicate: Predicate) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the files that came home, as "checkpoint" and "output": names with digests, and a count of others."""
     rows = []
     for home in files_home(predicate):
-        names = [(shown(file["name"]), file["sha256"]) for file in home.files[:_MOST_FILES]]
+        names = [(readable_name(file["name"]), file["sha256"]) for file in home.files[:_MOST_FILES]]
         more = home.more(_MOST_FILES)
         rest = [(f"and {more} more, in {'collected.list' if home.unnamed else 'receipt.json'}", "")] if more else []
         rows += [(home.title.lower().removesuffix("s"), [*names, *rest])] if home.files else []

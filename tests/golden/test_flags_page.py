@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from gpurun.cli.app import VERBS, build_app
-from gpurun.cli.help_panels import EVERY_VERB, OPTIONS, PANELS, long_name, panelled
+from gpurun.cli.help_panels import EVERY_VERB, OPTIONS, PANELS, group_by_panel, long_name
 
 PAGE = Path(__file__).parents[2] / "docs" / "FLAGS.md"
 HEAD = """# All flags
@@ -38,7 +38,7 @@ def drawn() -> str:
     for name, verb in verbs_of(typer.main.get_command(build_app())).items():
         context = typer.Context(verb, info_name=name)
         options = [item for item in verb.get_params(context) if item.param_type_name == "option" and not item.hidden]
-        for panel, members in panelled(options).items():
+        for panel, members in group_by_panel(options).items():
             for option in members:
                 flag, words = option.get_help_record(context)
                 takers[panel].setdefault((flag, words), []).append(name)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpurun import __version__
-from gpurun.cli.recipe_checks import own_home, rehearsed
+from gpurun.cli.recipe_checks import own_home, rehearse_request
 from gpurun.cli.session import Session
 from gpurun.core.command import Command
 from gpurun.core.errors import ExitCode, TrainingFailed
@@ -192,7 +192,7 @@ def test_an_optimiser_that_cannot_be_resumed_fails_its_rehearsal(own: Home, copy
     path, session = tmp_path / "small.toml", Session(home=own, quiet=True)
     path.write_text(RECIPE)
     request = Request(recipe=str(path), choices=Choices(trainer=str(copy)))
-    plan, _ = rehearsed(session, request, own, str(copy))
+    plan, _ = rehearse_request(session, request, own, str(copy))
     assert plan.continues is not None
     assert plan.continues.step == 7, "half of the steps were fewer than its warm-up has"
 
@@ -200,7 +200,7 @@ def test_an_optimiser_that_cannot_be_resumed_fails_its_rehearsal(own: Home, copy
     loop = "for key, value in optimizer.state[parameter].items()\n    }"
     optim.write_text(optim.read_text().replace(loop, loop.replace("\n", '\n        if key != "exp_avg"\n')))
     with own_home(own) as home, pytest.raises(TrainingFailed) as failed:
-        rehearsed(session, request, home, str(copy))
+        rehearse_request(session, request, home, str(copy))
     assert "after step 7 " in str(failed.value)
     assert "exp_avg" in str(failed.value)
     assert "optimizer_tensors" in failed.value.hint

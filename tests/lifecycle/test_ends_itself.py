@@ -12,7 +12,7 @@ import pytest
 from gpurun.cli.app import build_app, run_app
 from gpurun.cli.commands.ps import ps
 from gpurun.cli.session import Session
-from gpurun.cli.viewer import abandoned
+from gpurun.cli.viewer import result_without_supervisor
 from gpurun.core.errors import SetupError
 from gpurun.core.journal_records import Event
 from gpurun.core.money import cost_of, total, usd
@@ -117,7 +117,7 @@ def test_train_ps_and_audit_say_the_same_of_it(
     assert world.drive() == "destroy.not_gone"
     session = Session(home=world.home)
     seen = look_at_run(world.home, "fox-41")
-    train, listed = abandoned(seen, session.clock.wall()), ps(session, all_runs=False)
+    train, listed = result_without_supervisor(seen, session.clock.wall()), ps(session, all_runs=False)
     monkeypatch.setattr("sys.argv", ["gpurun", "audit", "--json", "--home", str(world.home.root)])
     assert run_app(build_app()) == 9
     audited = json.loads(capsys.readouterr().out)["errors"][0]["message"]

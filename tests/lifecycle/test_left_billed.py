@@ -11,7 +11,7 @@ import pytest
 from gpurun.cli.commands.ps import ps
 from gpurun.cli.session import Session
 from gpurun.cli.unfinished import note_unfinished
-from gpurun.cli.viewer import abandoned
+from gpurun.cli.viewer import result_without_supervisor
 from gpurun.core.errors import ExitCode, SetupError
 from gpurun.core.journal_records import Event, Phase
 from gpurun.core.paths import Home
@@ -70,7 +70,7 @@ def test_everybody_who_is_asked_says_9_meanwhile(
     left: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session, started = Session(home=left.home, clock=left.clock), list[str]()
-    assert abandoned(look_at_run(left.home, "fox-41")).exit_code is ExitCode.MAY_BE_BILLING
+    assert result_without_supervisor(look_at_run(left.home, "fox-41")).exit_code is ExitCode.MAY_BE_BILLING
     listed = ps(session, all_runs=False)
     assert listed.exit_code is ExitCode.MAY_BE_BILLING
     assert "MAY BE BILLING" in listed.text

@@ -14,7 +14,7 @@ from gpurun.core.records import Instance, InstanceState, Order
 from gpurun.ledger.run_lock import RunLock
 from gpurun.lifecycle import driver
 from gpurun.lifecycle.artifacts.on_demand import Salvaged
-from gpurun.lifecycle.instance.readings import InstanceReading, proves
+from gpurun.lifecycle.instance.readings import InstanceReading, are_proof
 from gpurun.lifecycle.reaper import sweep, sweep_leftovers
 from gpurun.lifecycle.steps import collect_bucket
 from gpurun.remote.messages import Manifest
@@ -80,9 +80,9 @@ def test_three_reads_in_one_breath_are_no_proof(world: World) -> None:
     def reads(*at_s: float) -> list[InstanceReading]:
         return [InstanceReading(read_s, GONE, listed=False, answer_sha256="0" * 64) for read_s in at_s]
 
-    assert not proves(world.cloud, reads(0.0, 0.1, 0.2))
-    assert not proves(world.cloud, reads(0.0, 60.0))
-    assert proves(world.cloud, reads(0.0, 15.0, 30.0))
+    assert not are_proof(world.cloud, reads(0.0, 0.1, 0.2))
+    assert not are_proof(world.cloud, reads(0.0, 60.0))
+    assert are_proof(world.cloud, reads(0.0, 15.0, 30.0))
 
 
 def test_a_cloud_that_lists_its_dead_is_believed_about_them(world: World) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from gpurun.cli.viewer import abandoned
+from gpurun.cli.viewer import result_without_supervisor
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import ExitCode, MayBeBilling, RunHeld, SetupError
 from gpurun.core.journal_records import Event, Phase
@@ -71,7 +71,7 @@ def test_why_a_run_is_undriven_is_not_read_from_an_earlier_note(world: World, mo
     assert world.drive() == "ledger.unwritable"
     assert [incident["code"] for incident in world.all_of(Event.INCIDENT)] == ["box.warning"]
     world.folder.supervisor_log.write_text(f"ERROR {why.code}: {why.what} {why.hint}\n")
-    (error,) = abandoned(look_at_run(world.home, world.folder.name)).errors
+    (error,) = result_without_supervisor(look_at_run(world.home, world.folder.name)).errors
     assert why.what in error.what
 
 

@@ -106,5 +106,5 @@ def test_a_check_that_is_interrupted_ends_its_rehearsal_first(
 )
 def test_a_recipe_out_of_reach_or_that_learns_nothing_fails(row: CheckRow, code: str) -> None:
     with pytest.raises(GpurunError) as refused:
-        recipe_checks.judge(row, row.recipe)
+        recipe_checks.judge_recipe(row, row.recipe)
     assert refused.value.code == code

@@ -14,7 +14,7 @@ from gpurun.core.money import Micros, format_usd, parse_usd, usd
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Choices, Plan, Request
 from gpurun.planning.candidates import is_weak
-from gpurun.planning.verify_machine import rose
+from gpurun.planning.verify_machine import risen_price_refusal
 from gpurun.providers.catalog import parse_gpu
 from tests.changed_plan import changed_plan
 from tests.lifecycle.scripted_cloud import World
@@ -47,8 +47,8 @@ def test_the_worst_case_at_a_risen_price_is_the_next_plans(gpu: str) -> None:
     """With disk, address and egress, which AWS bills beside the rate."""
     plan = planned(gpu, "500", weak_lease=True)
     worst = format_usd(plan.worst_micros)
-    assert worst in rose(plan, plan.offer.rate_micros_per_hour, "").hint
-    assert worst not in rose(plan, Micros(plan.offer.rate_micros_per_hour + usd(1)), "").hint
+    assert worst in risen_price_refusal(plan, plan.offer.rate_micros_per_hour, "").hint
+    assert worst not in risen_price_refusal(plan, Micros(plan.offer.rate_micros_per_hour + usd(1)), "").hint
 
 
 def test_a_worst_case_over_the_cap_is_refused_with_a_usable_cap(

@@ -45,8 +45,8 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("if not requests.sees_machines:", "if False:"),
         ("self.sees_machines = self.sees_machines or self.was_seen", "pass"),
         ("due_s = reading.at_s + gap_s(provider)", "due_s = 0.0"),
-        ("return living(provider.find(token), token), []", "return [], []"),
-        ("return living(error.found, token), [str(error)]", "return [], [str(error)]"),
+        ("return living_instances(provider.find(token), token), []", "return [], []"),
+        ("return living_instances(error.found, token), [str(error)]", "return [], [str(error)]"),
         ("{instance.id for instance in found} - {identifier}", "set()"),
         ("    if identifier:\n        ask(identifier)\n", ""),
         ("round(looked_mono - started, 3)", "elapsed"),
@@ -143,7 +143,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/lifecycle/steps/collect_files.py": (
         ("partial(far.manifest, MOST_ANNOUNCED_BYTES)", "partial(far.manifest, 1 << 62)"),
         ("with far.many_lanes(), ", "with "),
-        ("if all(file.name in downloads.here for file in newest(manifest)):", "if True:"),
+        ("if all(file.name in downloads.here for file in newest_files(manifest)):", "if True:"),
         ("done = {*downloads.here, *downloads.missing}", "done = downloads.here"),
     ),
     "gpurun/lifecycle/steps/move_run.py": (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.data.run_shards import prepared
+from gpurun.data.run_shards import prepare_run_shards
 from gpurun.jobs.training.recipe import list_recipes, load_recipe, resolve
 from tests.trainer.tiny_training import Train, events, manifest
 
@@ -29,7 +29,7 @@ def test_every_bundled_recipe_trains_in_its_rehearsals_form(
     if recipe["train"]["loop"] == "huggingface":
         pytest.importorskip("transformers", reason="an extra")
     data = tmp_path / "data"
-    prepared(recipe, None, into=data, cache=cache, say=lambda line: None)
+    prepare_run_shards(recipe, None, into=data, cache=cache, say=lambda line: None)
     assert train(recipe, tmp_path / "out", data) == 0
     assert [event["step"] for event in events(tmp_path / "out", "step")] == [1, 2, 3, 4]
     assert manifest(tmp_path / "out")["latest"] == 4

@@ -21,7 +21,7 @@ from gpurun.cli.app import build_app
 from gpurun.core.errors import UsageError
 from gpurun.data.adopt import adopt
 from gpurun.data.layout import AS_FOUND
-from gpurun.data.run_shards import prepared
+from gpurun.data.run_shards import prepare_run_shards
 from gpurun.data.shard_folder import inspect_data
 from gpurun.data.sources import TextSource, open_source
 from gpurun.jobs.training.recipe import load_recipe, resolve
@@ -155,7 +155,9 @@ def test_characters_keep_their_ids_and_prompts_use_them(tmp_path: Path) -> None:
     adopt(tmp_path / "theirs", "char", tmp_path / "ours", print)
     said = ["sample.prompts=['Sylter Deich']", "model.context=32", "train.batch_tokens=256", "train.micro_batch=1"]
     resolved = resolve(load_recipe("mini-gpt"), "full", said).record
-    found = prepared(resolved, str(tmp_path / "ours"), into=tmp_path / "run", cache=tmp_path / "cache", say=print)
+    found = prepare_run_shards(
+        resolved, str(tmp_path / "ours"), into=tmp_path / "run", cache=tmp_path / "cache", say=print
+    )
     data = open_data(tmp_path / "run", "char", ("Sylter Deich",), shards_in=Path(found.folder))
     assert data.tokenizer.decode(list(data.prompts[0].ids)) == "Sylter Deich"
     assert data.tokenizer.decode(parts["train"].tolist()) == TEXT[: len(parts["train"])]
@@ -208,7 +210,7 @@ def test_sentence_pairs_are_not_made_of_shards_either(tmp_path: Path) -> None:
     resolved = resolve(load_recipe("annotated-transformer"), "rehearsal").record
     said: list[str] = []
     places = {"into": tmp_path / "run", "cache": tmp_path / "cache"}
-    error = refusal(lambda: prepared(resolved, str(tmp_path / "theirs"), say=said.append, **places))
+    error = refusal(lambda: prepare_run_shards(resolved, str(tmp_path / "theirs"), say=said.append, **places))
     assert error.code == "data.foreign_shards"
 
 
@@ -452,7 +454,9 @@ def test_a_run_on_adopted_shards_learns(tmp_path: Path, monkeypatch: pytest.Monk
     said += ["train.batch_tokens=512", "train.micro_batch=16", "train.steps=20", "train.log_every=1", "optim.lr=0.01"]
     said += ["eval.every=20", "eval.tokens=512", "train.checkpoint_every=20", "hardware.on_cpu=as_written"]
     resolved = resolve(load_recipe("mini-gpt"), "full", said).record
-    found = prepared(resolved, str(tmp_path / "ours"), into=tmp_path / "run", cache=tmp_path / "cache", say=print)
+    found = prepare_run_shards(
+        resolved, str(tmp_path / "ours"), into=tmp_path / "run", cache=tmp_path / "cache", say=print
+    )
     for shard in Path(found.folder).glob("*_0*.bin"):
         (tmp_path / "run" / shard.name).symlink_to(shard)
     (tmp_path / "recipe.json").write_text(json.dumps(resolved))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import UsageError
-from gpurun.data.run_shards import prepared
+from gpurun.data.run_shards import prepare_run_shards
 from gpurun.data.shard_folder import inspect_data
 from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.view.shard_lines import progress_line
@@ -71,7 +71,7 @@ def test_what_was_prepared_is_told_and_is_what_inspect_finds(
 def test_a_run_takes_the_folder_as_its_data(shards: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     record = resolve(load_recipe("mini-gpt"), "rehearsal").record
     places = {"into": tmp_path / "beside", "cache": tmp_path / "cache"}
-    found = prepared(record, str(shards[0]), **places, say=lambda _: None)
+    found = prepare_run_shards(record, str(shards[0]), **places, say=lambda _: None)
     assert found.train_tokens == shards[1]["data"]["train_tokens"]
     assert (tmp_path / "beside" / "prompts.json").exists()
 

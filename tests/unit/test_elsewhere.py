@@ -12,7 +12,7 @@ import pytest
 
 from gpurun.core.trainer_events import OutputsEvent, parse_event
 from gpurun.remote.agent.runner.elsewhere import LARGE_BYTES, find_results
-from gpurun.remote.agent.runner.run_command import counted, within_a_line
+from gpurun.remote.agent.runner.run_command import count_files, within_a_line
 
 LARGE = LARGE_BYTES + 1
 RESULTS = {
@@ -77,7 +77,7 @@ def test_no_link_leads_out_and_no_file_that_is_none_is_counted(house: Path) -> N
 
 def test_a_list_of_long_names_fits_into_a_line_that_is_read() -> None:
     files = [("模" * 400, 1)] * 50
-    lists = {name: counted(files) for name in ("published", "unpublished", "elsewhere", "left_behind")}
+    lists = {name: count_files(files) for name in ("published", "unpublished", "elsewhere", "left_behind")}
     line = {**within_a_line(lists), "kind": "outputs"}
     event = parse_event(json.dumps(line))
     assert isinstance(event, OutputsEvent)

@@ -11,7 +11,7 @@ import pytest
 from gpurun.core.errors import UsageError
 from gpurun.data.hellaswag import write_items
 from gpurun.data.prepare import PrepareOrder, prepare
-from gpurun.data.run_shards import prepared
+from gpurun.data.run_shards import prepare_run_shards
 from gpurun.jobs.training.recipe import load_recipe, resolve
 from tests.refusals import refusal
 from trainer.items import read_items
@@ -88,7 +88,7 @@ def test_a_run_that_wants_them_ships_them_or_is_refused_early(shards: Path, tmp_
     recipe = resolve(load_recipe("mini-gpt"), "full", wishes).record
 
     def beside(into: str) -> Path:
-        found = prepared(recipe, str(shards), into=tmp_path / into, cache=tmp_path / "cache", say=print)
+        found = prepare_run_shards(recipe, str(shards), into=tmp_path / into, cache=tmp_path / "cache", say=print)
         return Path(found.beside)
 
     with refusal(UsageError, "data.no_hellaswag") as refused:

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from gpurun.cli.app import build_app, run_app
-from gpurun.cli.interrupts import decide
+from gpurun.cli.interrupts import react_to_signal
 from gpurun.cli.panes import SilentPane
 from gpurun.cli.session import Session
 from gpurun.cli.viewer import Viewer
@@ -71,7 +71,7 @@ def test_train_gives_up_what_has_nothing_to_lose_unless_detached(
 ) -> None:
     home = Home(own_home)
     folder = make_run(home)
-    assert decide(Session(home), seen_in(home, phase), signal.SIGINT, on_interrupt) is leaves
+    assert react_to_signal(Session(home), seen_in(home, phase), signal.SIGINT, on_interrupt) is leaves
     request = read_stop_request(folder)
     assert (request.how if request else None) == (None if leaves else "now")
 
@@ -83,7 +83,7 @@ def test_off_a_terminal_a_training_run_stops_with_a_checkpoint(on_interrupt: str
     home = Home(own_home)
     folder = make_run(home)
     sight = seen_in(home, phase, start_asked=True)
-    assert decide(Session(home), sight, signal.SIGTERM, on_interrupt) is False
+    assert react_to_signal(Session(home), sight, signal.SIGTERM, on_interrupt) is False
     request = read_stop_request(folder)
     assert request is not None
     assert (request.how, request.signal) == ("save", "SIGTERM")

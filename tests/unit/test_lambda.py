@@ -28,7 +28,7 @@ from gpurun.providers.catalog import rows_for, terms_of
 from gpurun.providers.errors import RejectedFor
 from gpurun.providers.guard import lambda_guard, lambda_user_data
 from gpurun.providers.lambdalabs import LambdaProvider, Pace
-from gpurun.providers.lambdalabs.parse import explain_lambda_answer, hourly, judge_launch_answer
+from gpurun.providers.lambdalabs.parse import explain_lambda_answer, hourly_price, judge_launch_answer
 from gpurun.providers.registry import open_provider
 from gpurun.remote.key_pairs import make_keys
 from tests.emulators.guests import whole
@@ -185,7 +185,7 @@ def test_what_cannot_be_read_is_not_taken_for_empty(cloud: LambdaEmulator, lamb:
     [(2232, usd("22.32")), (20, usd("0.20")), (0, None), (-5, None), (True, None), ("2232", None), (None, None)],
 )
 def test_a_price_is_cents_for_the_whole_machine(cents: object, expected: int | None) -> None:
-    assert hourly(cents) == expected
+    assert hourly_price(cents) == expected
 
 
 # Asking for one

@@ -414,14 +414,14 @@ def test_each_schema_is_closed_and_names_its_units(desk: Any) -> None:
 
 
 def test_an_answer_fits_and_says_what_was_cut(desk: Any) -> None:
-    from gpurun.cli.agent_tools import MOST_BYTES, bounded, encoded
+    from gpurun.cli.agent_tools import MOST_BYTES, encode_response, shorten_response
 
     long = {"last_lines": [f"line {number} \u202e" * 20 for number in range(200)], "offers": [{"a": "b" * 999}] * 99}
-    answer = bounded(long)
-    assert len(encoded(answer)) <= MOST_BYTES
+    answer = shorten_response(long)
+    assert len(encode_response(answer)) <= MOST_BYTES
     assert answer["cut"]["last_lines"]["of"] == 200
     assert answer["last_lines"][-1] == long["last_lines"][-1], "of what is last, the last stays"
-    assert bounded({"value": float("nan")}) == {"value": None}
+    assert shorten_response({"value": float("nan")}) == {"value": None}
 
 
 def test_a_long_call_continues_and_status_has_its_result(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:

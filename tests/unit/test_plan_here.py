@@ -198,7 +198,7 @@ def test_a_box_is_planned_by_the_card_that_it_showed(
     """It was refused: "No offer has the memory for this. On ssh 2×RTX4090 0G"."""
     shown = facts(card, parse_gpu(gpu).count, gib)
     box = Box(target="root@box.example.com:22", identity="/k", host_key=HOST_KEY, trusted="given")
-    monkeypatch.setattr(own_box, "reached", lambda *_, **__: (box, shown, []))
+    monkeypatch.setattr(own_box, "reach_box", lambda *_, **__: (box, shown, []))
     request = Request(
         recipe="mini-gpt",
         providers=("ssh",),
@@ -249,13 +249,13 @@ def rented(
 def test_clouds_are_asked_again_only_when_prices_have_expired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took_s: float, times: int
 ) -> None:
-    clock, held = VirtualClock(), run_shards.prepared
+    clock, held = VirtualClock(), run_shards.prepare_run_shards
 
     def slowly(*given: Any, **places: Any) -> DataSummary:
         clock.sleep(took_s)
         return held(*given, **places)
 
-    monkeypatch.setattr(run_shards, "prepared", slowly)
+    monkeypatch.setattr(run_shards, "prepare_run_shards", slowly)
     assert rented(tmp_path, monkeypatch, "runpod", clock=clock).notes == (f"asked {times}x",)
 
 
@@ -271,12 +271,12 @@ def test_a_disk_that_checkpoints_would_fill_is_refused_at_home(tmp_path: Path, m
 
 
 def test_a_disk_that_the_data_would_fill_is_refused_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = run_shards.prepared
+    held = run_shards.prepare_run_shards
 
     def huge(*given: Any, **places: Any) -> DataSummary:
         return held(*given, **places).model_copy(update={"bytes": 20 * 10**9})
 
-    monkeypatch.setattr(run_shards, "prepared", huge)
+    monkeypatch.setattr(run_shards, "prepare_run_shards", huge)
     with refusal(UsageError, "disk.small", "20.0"):
         rented(tmp_path, monkeypatch, "runpod", "hardware.disk_gb=20")
     assert rented(tmp_path, monkeypatch, "runpod", "hardware.disk_gb=40").lease

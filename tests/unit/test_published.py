@@ -232,14 +232,14 @@ def test_an_unreadable_checkpoint_takes_no_other_file_with_it(tmp_path: Path, mo
     folder = Folder(tmp_path, checkpoints="ckpt-*")
     for name in ("ckpt-1/a", "ckpt-1/b", "ckpt-2/a", "ckpt-2/b"):
         folder.writes(name, name)
-    real = published.linked
+    real = published.link_or_copy
 
     def broken(source: str, target: str, stamp: Any) -> Any:
         if source.endswith("ckpt-2/b"):
             raise OSError(5, "Input/output error")
         return real(source, target, stamp)
 
-    monkeypatch.setattr(published, "linked", broken)
+    monkeypatch.setattr(published, "link_or_copy", broken)
     folder.looks(step=0, is_last=True)
     assert folder.kinds == {
         "outputs/ckpt-1/a": "checkpoint",

@@ -28,7 +28,7 @@ from gpurun.core.paths import Home
 from gpurun.core.run_plan import Earlier, Mode, Request
 from gpurun.ledger.runs import look_at_run
 from gpurun.view.receipt_screen import NOT_HERE
-from gpurun.view.report.grid import aligned
+from gpurun.view.report.grid import align_rows
 from gpurun.view.report.series import MOST_MARKS, Kept, Mark, WrittenSample, hear
 from gpurun.view.report.svg_charts import DOLLARS, Curve, above, axes_for, loss_chart, smooth
 from gpurun.view.styled_text import cells
@@ -312,8 +312,8 @@ def test_the_table_and_its_notes_fit_the_terminal(
 
 def test_samples_stand_by_shared_step_or_else_in_order() -> None:
     columns = [[WrittenSample(step, ()) for step in steps] for steps in ((60, 120), (60, 120, 180), (7, 13))]
-    assert [name for name, _ in aligned(columns[:2])] == ["step 60", "step 120", "step 180"]
-    rows = aligned(columns[1:])
+    assert [name for name, _ in align_rows(columns[:2])] == ["step 60", "step 120", "step 180"]
+    rows = align_rows(columns[1:])
     assert [name for name, _ in rows] == ["no. 1", "no. 2", "no. 3"]
     assert [[one and one.step for one in cells] for _, cells in rows] == [[60, 7], [120, 13], [180, None]]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gpurun.core.errors import UsageError
-from gpurun.data.run_shards import prepared
+from gpurun.data.run_shards import prepare_run_shards
 from gpurun.data.shard_folder import inspect
 from gpurun.jobs.training.recipe import load_recipe, resolve
 from tests.refusals import refusal
@@ -63,7 +63,7 @@ def test_another_gpt2_tokenisers_shards_get_no_gpt2_words(tmp_path: Path) -> Non
     record = resolve(load_recipe("mini-gpt"), "full", ["data.tokenizer=gpt2", "model.context=8"]).record
     places = {"into": tmp_path / "out", "cache": tmp_path / "cache"}
     with pytest.raises(UsageError) as raised:
-        prepared(record, str(folder), **places, say=lambda _: None)
+        prepare_run_shards(record, str(folder), **places, say=lambda _: None)
     assert raised.value.code == "data.other_tokenizer"
 
 
@@ -76,7 +76,7 @@ def test_less_than_a_batch_is_refused_at_home_as_prepare_does(tmp_path: Path, is
 
     def made(data: Path, name: str, batch: int) -> None:
         record = resolve(load_recipe("mini-gpt"), "full", ["model.context=8", f"train.batch_tokens={batch}"]).record
-        prepared(record, str(data), into=tmp_path / name, **places)
+        prepare_run_shards(record, str(data), into=tmp_path / name, **places)
 
     made(text, "shards", 64)
     with refusal(UsageError, "data.too_small", "4,096"):
@@ -98,7 +98,7 @@ def test_a_model_with_fewer_tokens_than_its_tokeniser_is_refused(tmp_path: Path)
     (tmp_path / "text").write_text(LINES + "".join(map(chr, range(32, 127))) * 20)
     places = {"into": tmp_path / "out", "cache": tmp_path / "cache"}
     with refusal(UsageError, "data.vocabulary_larger", "97 tokens"):
-        prepared(record, str(tmp_path / "text"), **places, say=lambda _: None)
+        prepare_run_shards(record, str(tmp_path / "text"), **places, say=lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_brought_shards_get_prompts_alongside_and_are_not_copied(tmp_path: Path)
     text.write_text(LINES)
     recipe = resolve(load_recipe("mini-gpt"), "rehearsal")
     places = {"cache": tmp_path / "cache", "say": lambda line: None}
-    made = prepared(recipe.record, str(text), into=tmp_path / "own", **places)
-    again = prepared(recipe.record, str(tmp_path / "own"), into=tmp_path / "beside", **places)
+    made = prepare_run_shards(recipe.record, str(text), into=tmp_path / "own", **places)
+    again = prepare_run_shards(recipe.record, str(tmp_path / "own"), into=tmp_path / "beside", **places)
     assert again.folder == made.folder
     assert again.sha256 == made.sha256
     beside = {path.name for path in (tmp_path / "beside").iterdir()}
@@ -219,13 +219,13 @@ def test_what_the_trainer_would_refuse_is_refused_at_home(
     text.write_text(LINES[:2700])
     recipe = resolve(load_recipe("mini-gpt"), "rehearsal").record
     places = {"cache": tmp_path / "cache", "say": lambda line: None}
-    made = Path(prepared(recipe, str(text), into=tmp_path / "own", **places).folder)
+    made = Path(prepare_run_shards(recipe, str(text), into=tmp_path / "own", **places).folder)
     manifest = json.loads((made / "data.json").read_text())
     damage(manifest)
     (made / "data.json").write_text(json.dumps(manifest))
     longer = recipe | {"model": recipe["model"] | {"context": 300}}
     with pytest.raises(UsageError) as refused:
-        prepared(longer, str(made), into=tmp_path / "beside", **places)
+        prepare_run_shards(longer, str(made), into=tmp_path / "beside", **places)
     assert refused.value.code == "data.untrainable"
     assert says in refused.value.what
     assert not (tmp_path / "beside").exists()
@@ -234,9 +234,9 @@ def test_what_the_trainer_would_refuse_is_refused_at_home(
 def test_sentence_pairs_are_made_brought_and_refused_at_home(tmp_path: Path) -> None:
     recipe = resolve(load_recipe("annotated-transformer"), "rehearsal").record
     places = {"cache": tmp_path / "cache", "say": lambda line: None}
-    made = prepared(recipe, None, into=tmp_path / "own", **places)
+    made = prepare_run_shards(recipe, None, into=tmp_path / "own", **places)
     assert (made.source, made.tokenizer) == ("english-german", "word-pairs")
-    again = prepared(recipe, made.folder, into=tmp_path / "beside", **places)
+    again = prepare_run_shards(recipe, made.folder, into=tmp_path / "beside", **places)
     assert again.sha256 == made.sha256
     prompts = [json.loads((tmp_path / name / "prompts.json").read_text()) for name in ("own", "beside")]
     assert prompts[0] == prompts[1]
@@ -253,11 +253,11 @@ def test_two_files_are_a_parallel_text_wherever_it_is_run(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     recipe = resolve(load_recipe("annotated-transformer"), "rehearsal").record
     places = {"cache": tmp_path / "cache", "say": lambda line: None}
-    made = prepared(recipe, "a.en,a.de", into=tmp_path / "own", **places)
+    made = prepare_run_shards(recipe, "a.en,a.de", into=tmp_path / "own", **places)
     assert (made.source, made.passed_over.split()[0]) == ("file", "1")
     text = recipe | {"data": recipe["data"] | {"tokenizer": "char"}}
     with refusal(UsageError, "data.parallel", "english-german", "char"):
-        prepared(text, None, into=tmp_path / "text", **places)
+        prepare_run_shards(text, None, into=tmp_path / "text", **places)
 
 
 @pytest.mark.parametrize(
@@ -277,11 +277,11 @@ def test_a_prompt_the_trainer_would_refuse_is_refused_at_home(
     text.write_text("".join(lines))
     places = {"cache": tmp_path / "cache", "say": lambda line: None}
     good = resolve(load_recipe(recipe), "rehearsal").record
-    prepared(good, str(text), into=tmp_path / "own", **places)
+    prepare_run_shards(good, str(text), into=tmp_path / "own", **places)
     record = {**good, "sample": {**good["sample"], "prompts": [prompt]}}
     for number, data in enumerate((text, tmp_path / "own")):
         with pytest.raises(UsageError, match=says):
-            prepared(record, str(data), into=tmp_path / f"again-{number}", **places)
+            prepare_run_shards(record, str(data), into=tmp_path / f"again-{number}", **places)
 
 
 def test_a_path_in_the_place_of_a_name_is_told_where_paths_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +293,7 @@ def test_a_path_in_the_place_of_a_name_is_told_where_paths_go(tmp_path: Path, mo
     for source, hint in {"own.en,own.de": "--data own.en,own.de", "corpus-12gb": "data prepare"}.items():
         record = resolve(load_recipe("annotated-transformer"), "rehearsal", [f'data.source="{source}"']).record
         with pytest.raises(UsageError) as refused:
-            prepared(record, None, **places)
+            prepare_run_shards(record, None, **places)
         assert hint in refused.value.hint
 
 
@@ -304,11 +304,11 @@ def test_shards_that_are_not_whole_are_never_taken_for_text(tmp_path: Path) -> N
     recipe = resolve(load_recipe("mini-gpt"), "rehearsal").record
     places = {"cache": tmp_path / "cache", "say": lambda line: None}
     folder = tmp_path / "all" / "own"
-    prepared(recipe, str(text), into=folder, **places)
+    prepare_run_shards(recipe, str(text), into=folder, **places)
 
     def code(place: Path) -> str:
         with pytest.raises(UsageError) as raised:
-            prepared(recipe, str(place), into=tmp_path / "out", **places)
+            prepare_run_shards(recipe, str(place), into=tmp_path / "out", **places)
         return raised.value.code
 
     assert code(tmp_path / "all") == "data.shards_below"
@@ -320,7 +320,7 @@ def test_shards_that_are_not_whole_are_never_taken_for_text(tmp_path: Path) -> N
         shard_file.unlink()
     assert code(folder) == "data.mostly_passed_over", "a vocabulary is JSON, and none of documents"
     text.rename(folder / "text.txt")
-    made = prepared(recipe, str(folder), into=tmp_path / "out", **places)
+    made = prepare_run_shards(recipe, str(folder), into=tmp_path / "out", **places)
     assert "JSON without 'text'" in made.passed_over
 
 
@@ -330,7 +330,7 @@ def test_a_vocabulary_that_is_none_is_named(damaged: str, tmp_path: Path) -> Non
     text.write_text(LINES)
     recipe = resolve(load_recipe("mini-gpt"), "rehearsal").record
     places = {"cache": tmp_path / "cache", "say": lambda line: None}
-    prepared(recipe, str(text), into=tmp_path / "own", **places)
+    prepare_run_shards(recipe, str(text), into=tmp_path / "own", **places)
     (tmp_path / "own" / "vocab.json").write_text(damaged)
     with refusal(UsageError, "data.bad_vocabulary", "own/vocab.json"):
-        prepared(recipe, str(tmp_path / "own"), into=tmp_path / "beside", **places)
+        prepare_run_shards(recipe, str(tmp_path / "own"), into=tmp_path / "beside", **places)

@@ -14,7 +14,7 @@ import pytest
 
 from gpurun.core.errors import UsageError
 from gpurun.core.run_plan import Choices
-from gpurun.jobs.requirements import HUGGINGFACE_SETUP, LEAST_TORCH, outfitted
+from gpurun.jobs.requirements import HUGGINGFACE_SETUP, LEAST_TORCH, add_required_packages
 from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.providers.runpod.pods import IMAGE, IMAGE_CUDA
 from gpurun.remote.agent.torch_look import PROBE
@@ -27,7 +27,7 @@ OWN = Choices(image="mine:1", setup="pip install everything")
 
 def test_a_recipe_with_no_further_needs_leaves_choices_alone() -> None:
     for name in ("mini-gpt", "gpt2-124m", "annotated-transformer", "modern-124m"):
-        assert outfitted(load_recipe(name).tables, OWN, is_outfitted=True) == (OWN, ())
+        assert add_required_packages(load_recipe(name).tables, OWN, is_outfitted=True) == (OWN, ())
 
 
 def test_the_usual_image_of_runpod_has_a_torch_that_trains() -> None:
@@ -37,12 +37,12 @@ def test_the_usual_image_of_runpod_has_a_torch_that_trains() -> None:
 
 
 def test_hugging_face_libraries_install_first_unless_brought() -> None:
-    choices, (said,) = outfitted(STOCK, Choices(), is_outfitted=True)
+    choices, (said,) = add_required_packages(STOCK, Choices(), is_outfitted=True)
     assert choices == Choices(setup=HUGGINGFACE_SETUP)
     assert "pip" in said
-    choices, (said,) = outfitted(STOCK, OWN, is_outfitted=True)
+    choices, (said,) = add_required_packages(STOCK, OWN, is_outfitted=True)
     assert (choices, "--setup" in said) == (OWN, True)
-    choices, (said,) = outfitted(STOCK, Choices(), is_outfitted=False)
+    choices, (said,) = add_required_packages(STOCK, Choices(), is_outfitted=False)
     assert (choices, "--setup" in said) == (Choices(), True)
 
 

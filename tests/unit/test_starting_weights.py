@@ -19,9 +19,9 @@ from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.run_plan import DataSummary, Earlier
 from gpurun.data.prepare import PrepareOrder, prepare
-from gpurun.data.run_shards import prepared
+from gpurun.data.run_shards import prepare_run_shards
 from gpurun.jobs.training import initial_weights
-from gpurun.jobs.training.initial_weights import INIT_FOLDER, started, take_checkpoint, weights_of
+from gpurun.jobs.training.initial_weights import INIT_FOLDER, add_initial_weights, take_checkpoint, weights_of
 from gpurun.jobs.training.recipe import ResolvedRecipe, load_recipe, resolve
 from gpurun.remote.archive import survey
 from tests.refusals import refusal
@@ -60,7 +60,7 @@ def recipe(name: str = "gpt2", *wishes: str) -> ResolvedRecipe:
 
 def data_of(source: Path, resolved: ResolvedRecipe) -> DataSummary:
     into = source.parent / "into"
-    return prepared(resolved.record, str(source), into=into, cache=source.parent / "cache", say=print)
+    return prepare_run_shards(resolved.record, str(source), into=into, cache=source.parent / "cache", say=print)
 
 
 def shipped(data: DataSummary, resolved: ResolvedRecipe, **changes: Any) -> set[str]:
@@ -76,7 +76,7 @@ def shipped(data: DataSummary, resolved: ResolvedRecipe, **changes: Any) -> set[
 
 def test_weights_beside_the_shards_are_shipped_and_counted(shards: Path) -> None:
     data = data_of(shards, recipe())
-    found = started(data, recipe())
+    found = add_initial_weights(data, recipe())
     assert shipped(found, recipe()) - shipped(found, recipe("")) == {
         "data/gpt2/model.safetensors", "data/gpt2/config.json",
     }  # fmt: skip
@@ -96,14 +96,14 @@ def test_a_nanogpt_checkpoint_goes_with_shards_and_with_text(shards: Path, sourc
     data = data_of(shards.parent / source, resolved)
     into = shards.parent / "into"
     take_checkpoint(checkpoint_of_nanogpt(shards.parent / "ckpt.pt", data.vocab_size), into)
-    found = started(data, resolved, into)
+    found = add_initial_weights(data, resolved, into)
     made = {f"data/{INIT_FOLDER}/{name}" for name in ("model.safetensors", "config.json")}
     assert made <= shipped(found, resolved)
     assert found.bytes - data.bytes == sum(file.stat().st_size for file in (into / INIT_FOLDER).iterdir())
     load_weights(GPT(ModelConfig(**SHAPE), data.vocab_size), into / INIT_FOLDER)
     take_checkpoint(checkpoint_of_nanogpt(shards.parent / "ckpt.pt", data.vocab_size - 2), into)
     with refusal(UsageError, "weights.unfit", "39 tokens", "41"):
-        started(data, resolved, into)
+        add_initial_weights(data, resolved, into)
 
 
 def test_what_is_no_checkpoint_is_refused_at_home(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_run_continued_from_a_checkpoint_ships_no_weights(shards: Path) -> Non
     earlier = Earlier(run="elk-40", step=3, bytes=1, receipt_sha256="0" * 64, spent_micros=None)
     data, going_on = data_of(shards, recipe()), replace(recipe(), earlier=earlier)
     shutil.rmtree(shards / "gpt2")
-    assert started(data, going_on) == data
+    assert add_initial_weights(data, going_on) == data
     assert shipped(data, going_on, continues=earlier) == shipped(data, recipe(""))
 
 
@@ -162,17 +162,17 @@ def test_weights_the_trainer_would_refuse_are_refused_at_home(
 ) -> None:
     data = data_of(shards, recipe())
     with refusal(UsageError, code, *facts):
-        started(data, resolved)
+        add_initial_weights(data, resolved)
 
 
 def test_an_export_of_other_characters_is_refused_at_home(shards: Path) -> None:
     data, config = data_of(shards, recipe()), {"n_head": 2, pretrained.TOKENIZER_KEY: "0" * 64}
     (shards / "gpt2" / "config.json").write_text(json.dumps(config))
     with refusal(UsageError, "weights.unfit", "tokeniser"):
-        started(data, recipe())
+        add_initial_weights(data, recipe())
     config[pretrained.TOKENIZER_KEY] = data.tokenizer_sha256
     (shards / "gpt2" / "config.json").write_text(json.dumps(config))
-    assert started(data, recipe()).bytes > data.bytes
+    assert add_initial_weights(data, recipe()).bytes > data.bytes
 
 
 MODERN = {"preset": "modern", "bias": False, "tied": False}
@@ -200,7 +200,7 @@ def test_weights_of_another_kind_of_network_are_refused_at_home(
         write_tensors(file.write, model.state_dict())
     wanted = recipe("gpt2", *wishes)
     with pytest.raises(UsageError, match=words) as refused:
-        started(data_of(shards, wanted), wanted)
+        add_initial_weights(data_of(shards, wanted), wanted)
     assert refused.value.code == "weights.unfit"
     with pytest.raises(Refused):
         load_weights(GPT(ModelConfig(**wanted.record["model"] | {"vocab_size": 64})), path)
@@ -217,7 +217,7 @@ def test_weights_the_trainer_fits_to_the_network_are_accepted(shards: Path) -> N
         write_tensors(file.write, state)
     for wishes in (["model.bias=false"], [], ["model.tied=false"]):
         wanted = recipe("gpt2", *wishes)
-        assert started(data_of(shards, wanted), wanted).bytes
+        assert add_initial_weights(data_of(shards, wanted), wanted).bytes
         load_weights(GPT(ModelConfig(**wanted.record["model"] | {"vocab_size": 64})), path)
 
 
@@ -226,34 +226,34 @@ def test_damaged_and_foreign_tokeniser_weights_are_refused_here(shards: Path) ->
     write(path)
     state = {"recipe": {"model": {"heads": 2}}, "data": {"tokenizer": data.tokenizer_sha256}}
     path.with_name("000004.state.json").write_text(json.dumps(state))
-    assert started(data, recipe(path.name)).bytes > data.bytes
+    assert add_initial_weights(data, recipe(path.name)).bytes > data.bytes
     path.with_name("000004.state.json").write_text(json.dumps(state | {"data": {"tokenizer": "0" * 64}}))
     with refusal(UsageError, "weights.unfit", "tokeniser"):
-        started(data, recipe(path.name))
+        add_initial_weights(data, recipe(path.name))
     whole = path.read_bytes()
     nested, endless = b"[" * 100_000, b'{"x":{"dtype":"F32","shape":[1e999],"data_offsets":[0,0]}}'
     lying = [len(header).to_bytes(8, "little") + header for header in (nested, endless)]
     for damaged in (whole[:-1], whole + b"\0", b"version https://git-lfs.github.com/spec/v1\n", b"", *lying):
         path.write_bytes(damaged)
         with refusal(UsageError, "weights.unfit", path.name, "safetensors"):
-            started(data, recipe(path.name))
+            add_initial_weights(data, recipe(path.name))
     torch.save({"wte.weight": torch.zeros(2, 2)}, path)
     with refusal(UsageError, "weights.unfit", path.name, "safetensors"):
-        started(data, recipe(path.name))
+        add_initial_weights(data, recipe(path.name))
 
 
 def test_merely_gpt2_shaped_weights_fail_the_trainers_own_rule(shards: Path) -> None:
     config = {"n_head": 2, "scale_attn_by_inverse_layer_idx": True}
     (shards / "gpt2" / "config.json").write_text(json.dumps(config))
     with refusal(UsageError, "weights.unfit", "scale_attn_by_inverse_layer_idx"):
-        started(data_of(shards, recipe()), recipe())
+        add_initial_weights(data_of(shards, recipe()), recipe())
     assert initial_weights.AS_PUBLISHED == pretrained.AS_PUBLISHED
 
 
 def test_text_has_no_folder_in_which_weights_could_lie(shards: Path) -> None:
     data = data_of(shards.parent / "text.txt", recipe())
     with refusal(UsageError, "weights.no_folder") as refused:
-        started(data, recipe())
+        add_initial_weights(data, recipe())
     assert "gpurun data prepare" in refused.value.hint
 
 
@@ -291,7 +291,7 @@ def test_weights_in_parts_or_pickles_get_the_line_to_merge_them(shards: Path, ki
         files = in_parts(folder, kind)
     data, asked = data_of(shards, recipe()), recipe("gpt2" if named == "gpt2" else f"gpt2/{files[0]}")
     with refusal(UsageError, "weights.parts", str(folder), *files) as refused:
-        started(data, asked)
+        add_initial_weights(data, asked)
     if named == "gpt2":
         with pytest.raises(Refused, match=re.escape(files[0])):
             load_weights(GPT(ModelConfig(**SHAPE | {"vocab_size": 64})), folder)
@@ -299,11 +299,11 @@ def test_weights_in_parts_or_pickles_get_the_line_to_merge_them(shards: Path, ki
     assert command.pop(0) == "python"
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert started(data, recipe()).bytes > data.bytes
+    assert add_initial_weights(data, recipe()).bytes > data.bytes
     load_weights(GPT(ModelConfig(**SHAPE | {"vocab_size": 64})), folder)
     if named != "gpt2":
         with refusal(UsageError, "weights.parts", "model.safetensors"):
-            started(data, asked)
+            add_initial_weights(data, asked)
 
 
 @pytest.mark.parametrize(("there", "fact"), [([1], "1 of 2 parts"), ([], "index.json")], ids=["one", "none"])
@@ -314,4 +314,4 @@ def test_of_weights_in_parts_what_is_missing_is_said_first(shards: Path, there: 
         if part not in there:
             (folder / name).unlink()
     with refusal(UsageError, "weights.parts", fact):
-        started(data_of(shards, recipe()), recipe())
+        add_initial_weights(data_of(shards, recipe()), recipe())

@@ -16,7 +16,7 @@ from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Choices, Mode, Request
 from gpurun.jobs.commands import work_folder as folders
-from gpurun.jobs.commands.command_program import startable, with_notebook
+from gpurun.jobs.commands.command_program import make_startable, with_notebook
 from gpurun.jobs.commands.failure_cure import failure_cure
 from gpurun.jobs.commands.python_source import read_notebook, read_python
 from gpurun.jobs.commands.rehearsal_venv import build_venv, is_built, venv_python
@@ -286,7 +286,7 @@ def test_a_file_is_run_as_what_it_is(tmp_path: Path, first: str, text: str, mode
     (root / name).chmod(mode)
     command = Command(argv=(first,), folder=str(root))
     found = work_folder(command)
-    command = startable(copy_work_folder(command, found, tmp_path / "copy"), found).command
+    command = make_startable(copy_work_folder(command, found, tmp_path / "copy"), found).command
     assert command.words == words
     assert (name in command.executable) == (words[0] == f"./{name}")
 
@@ -296,7 +296,7 @@ def test_what_nothing_would_start_is_refused(tmp_path: Path, first: str, text: s
     root = folder(tmp_path / "lab", {os.path.normpath(first): text})
     command = Command(argv=(first,), folder=str(root))
     with pytest.raises(UsageError) as refused:
-        startable(command, work_folder(command))
+        make_startable(command, work_folder(command))
     assert refused.value.code == "run.not_started"
 
 

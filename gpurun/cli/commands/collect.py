@@ -24,7 +24,7 @@ def collect(
     to: Annotated[str, typer.Option("--to", metavar="DIR", help="Copy the downloaded files into this folder.")] = "",
 ) -> Result:
     """Download finished checkpoints while training continues, or list those of a finished run."""
-    from gpurun.cli.collect_checkpoints import collected, copy_result_files, parse_only
+    from gpurun.cli.collect_checkpoints import copy_result_files, download_checkpoints, parse_only
     from gpurun.cli.run_control import find_meant_run
 
     selection = parse_only(only)
@@ -36,5 +36,5 @@ def collect(
     sight = find_meant_run(session, run)
     if place and session.bounds:
         session.bounds.require_below_root("--to", [place])
-    result = collected(session, sight, selection)
+    result = download_checkpoints(session, sight, selection)
     return copy_result_files(result, sight, place) if place else result

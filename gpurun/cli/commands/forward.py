@@ -38,11 +38,11 @@ def forward(
     An open connection does not extend a deadline.
     """
     from gpurun.cli.openssh import program, ssh_argv, ssh_environment, tunnel_into_job, tunnel_words
-    from gpurun.cli.run_control import meant
+    from gpurun.cli.run_control import resolve_run_name
     from gpurun.lifecycle.ways_in import config_of, way_to_run
 
     pairs, link = _pairs(ports or []), ""
-    name = meant(session, run)
+    name = resolve_run_name(session, run)
     if not pairs:
         from gpurun.cli.dev_doors import lab_of, link_of
         from gpurun.cli.local_port import free_port

@@ -47,7 +47,7 @@ def notebook(
     from gpurun.cli.commands.plan import run_name
     from gpurun.cli.render import write_bytes
     from gpurun.core.run_plan import Request
-    from gpurun.data.run_shards import prepared
+    from gpurun.data.run_shards import prepare_run_shards
     from gpurun.jobs.training.recipe import load_recipe, resolve
     from gpurun.planning.transfer import public_shards
     from gpurun.readers.notebook_file import PLATFORMS, badge_to, notebook_facts, notebook_of
@@ -70,7 +70,7 @@ def notebook(
         raise UsageError("notebook.public", what, hint="Use a text of a few megabytes: --data PATH")
     with run_name(session, "") as run:
         into, say = session.home.staged_data(run), session.talk_when_slow()
-        shards = prepared(resolved.record, data or None, into=into, cache=session.home.shards, say=say)
+        shards = prepare_run_shards(resolved.record, data or None, into=into, cache=session.home.shards, say=say)
         content = notebook_of(resolved, shards, notebook_facts(resolved, shards, given, platform), minutes, badge=badge)
     path = Path(output or f"{resolved.name}.ipynb").expanduser()
     write_bytes(path, content, flag="-o")

@@ -25,14 +25,14 @@ def receipt(
     md: Annotated[bool, typer.Option("--md", help="Print Markdown.")] = False,
 ) -> Result:
     """Show a run's signed receipt."""
-    from gpurun.cli.run_control import meant
+    from gpurun.cli.run_control import resolve_run_name
     from gpurun.cli.shutdown_probe import shutdown_line
     from gpurun.ledger.write_receipt import read_receipt
     from gpurun.readers.next_command import next_command
     from gpurun.view.receipt_markdown import receipt_markdown
     from gpurun.view.receipt_screen import receipt_screen
 
-    folder = session.home.run(meant(session, run))
+    folder = session.home.run(resolve_run_name(session, run))
     read = read_receipt(session.home, folder)
     shutdown = shutdown_line(session, folder.name, read)
     if md:

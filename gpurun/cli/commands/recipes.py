@@ -57,7 +57,7 @@ def show(session: Session, recipe: RecipeArgument = "") -> Result:
 @verb(app, "recipes check", examples=["gpurun recipes check", "gpurun recipes check mini-gpt my-recipe.toml"])
 def check(session: Session, recipes: RecipeNames = []) -> Result:  # noqa: B006 - Typer copies defaults.
     """Plan recipes at catalogue prices and rehearse each one on this computer; all of them by default."""
-    from gpurun.cli.recipe_checks import check_recipe, judge, own_home
+    from gpurun.cli.recipe_checks import check_recipe, judge_recipe, own_home
     from gpurun.jobs.training.recipe import list_recipes
     from gpurun.view.check_table import CheckRow, checks_table
 
@@ -69,7 +69,7 @@ def check(session: Session, recipes: RecipeNames = []) -> Result:  # noqa: B006 
         try:
             with own_home(session.home) as home:
                 row = check_recipe(session, name, home)
-            judge(row, name)
+            judge_recipe(row, name)
         except GpurunError as error:
             rows.append(replace(row, verdict=f"failed: {error.what}"))
             errors.append(error)

@@ -72,7 +72,7 @@ def report(
 
 def _chosen(session: Session, runs: Sequence[str], *, every: bool, last: int) -> list[str]:
     """Return the chosen runs without duplicates: by name, by glob, the last N, or all."""
-    from gpurun.cli.run_control import meant
+    from gpurun.cli.run_control import resolve_run_name
     from gpurun.ledger.runs import planned_runs
 
     if last < 0:
@@ -81,10 +81,10 @@ def _chosen(session: Session, runs: Sequence[str], *, every: bool, last: int) ->
     names = list(there) if every else there[-last:] if last else []
     for run in runs:
         if not set(run) & set("*?["):
-            names.append(meant(session, run))
+            names.append(resolve_run_name(session, run))
             continue
         taken = fnmatch.filter(there, run)
         if not taken:
             raise UsageError("report.no_match", f"No run matches {run}.", hint="`gpurun ps --all` lists them.")
         names += taken
-    return list(dict.fromkeys(names)) or [meant(session, None)]
+    return list(dict.fromkeys(names)) or [resolve_run_name(session, None)]

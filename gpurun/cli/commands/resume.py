@@ -29,7 +29,7 @@ def resume(
 ) -> Result:
     """Resume an unfinished run after a crash, sleep or reboot."""
     from gpurun.cli.interrupts import RESUMED
-    from gpurun.cli.run_control import confirm_resume_here, drive, find_meant_run, log_in_again
+    from gpurun.cli.run_control import confirm_resume_here, ensure_supervisor, find_meant_run, log_in_again
     from gpurun.cli.viewer import follow_run
     from gpurun.ledger.runs import left_alone
 
@@ -51,5 +51,5 @@ def resume(
     if not here:
         confirm_resume_here(session, sight)
     log_in_again(session, sight)
-    drive(session, sight)
+    ensure_supervisor(session, sight)
     return follow_run(session, sight.folder, on_interrupt=RESUMED)

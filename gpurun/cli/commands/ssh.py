@@ -33,14 +33,14 @@ def ssh(
     Exits with the command's exit code, or 255 if the connection fails.
     """
     from gpurun.cli.openssh import program, ssh_argv
-    from gpurun.cli.run_control import meant
+    from gpurun.cli.run_control import resolve_run_name
     from gpurun.lifecycle.ways_in import config_of, way_to_run
 
     if session.json:
         hint = "gpurun ssh-config --json shows how to reach each run's machine."
         raise UsageError("ssh.json", "gpurun ssh prints what the machine prints, which is not JSON.", hint=hint)
     argv = _argv(command or [])
-    way = way_to_run(session.home, meant(session, run), session.clock)
+    way = way_to_run(session.home, resolve_run_name(session, run), session.clock)
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     line = way.command(argv, at_terminal=at_terminal)
     if way.entry is None:

@@ -42,8 +42,8 @@ def _rehearse_changed(session: Session, request: Request, plan: Plan) -> None:
 
     if plan.mode is not Mode.PAID or plan.job.trainer != CHANGED:
         return
-    from gpurun.cli.recipe_checks import own_home, rehearsed
+    from gpurun.cli.recipe_checks import own_home, rehearse_request
 
     session.say("Rehearsing your modified trainer on this computer first.")
     with own_home(session.home) as home:
-        rehearsed(session, request, home, str(session.home.staged_trainer(plan.run)))
+        rehearse_request(session, request, home, str(session.home.staged_trainer(plan.run)))

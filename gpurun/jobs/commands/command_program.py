@@ -28,7 +28,7 @@ class StartableCommand:
     notes: tuple[str, ...] = ()
 
 
-def startable(command: Command, found: WorkFolder) -> StartableCommand:
+def make_startable(command: Command, found: WorkFolder) -> StartableCommand:
     """Return the command, changed if necessary so that it can be started; UsageError if its file cannot be."""
     first = command.argv[0]
     name = os.path.normpath(first)

@@ -24,7 +24,7 @@ from typing import Any
 from gpurun.core.installed_files import recipe as schema
 from gpurun.core.records import Offer
 from gpurun.core.run_plan import Estimate
-from gpurun.jobs.training.history import Nearest, Priors, nearest
+from gpurun.jobs.training.history import Nearest, Priors, nearest_run
 from gpurun.jobs.training.memory import (
     CONTEXT_BYTES,
     FRAGMENTATION,
@@ -182,7 +182,7 @@ def estimate(
     if card is not None and (why := _wrong_precision(recipe, card)):
         return _unfitting_estimate("precision", peak, why)
     token_flops = recipe.flops_per_token(vocab_size)
-    own = nearest(priors, recipe, offer, micro_batch, token_flops, machine)
+    own = nearest_run(priors, recipe, offer, micro_batch, token_flops, machine)
     if own is not None:
         guess = _estimate_by_own_run(own, recipe, peak, micro_batch)
     elif offer.gpu_count and card is None:

@@ -104,7 +104,7 @@ class Nearest:
     is_same: bool
 
 
-def nearest(
+def nearest_run(
     priors: Priors, recipe: ResolvedRecipe, offer: Offer, micro_batch: int, flops_per_token: float, machine: str
 ) -> Nearest | None:
     """Return the most similar run on the offer's GPU with the same precision, compilation and loop.

@@ -84,7 +84,7 @@ def take_checkpoint(checkpoint: Path, into: Path) -> None:
         raise UsageError("init.failed", what, hint=hint)
 
 
-def started(data: DataSummary, resolved: ResolvedRecipe, own: Path | None = None) -> DataSummary:
+def add_initial_weights(data: DataSummary, resolved: ResolvedRecipe, own: Path | None = None) -> DataSummary:
     """Return the data with the size of the recipe's initial weights added; UsageError if they do not fit the recipe.
 
     The weights are beside the shards, or in the run's `own` data folder if --init wrote them. A run that continues from

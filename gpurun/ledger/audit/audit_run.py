@@ -24,7 +24,7 @@ from gpurun.core.tensor_file import read_tensor_places
 from gpurun.core.untrusted import Malformed, error_words, finding, parse_object, plain_line, read_object
 from gpurun.ledger.audit.compare import find_differences
 from gpurun.ledger.audit.contradictions import contradictions, weaknesses
-from gpurun.ledger.audit.event_sequence import is_rented, order_problems, unended
+from gpurun.ledger.audit.event_sequence import find_unended, is_rented, order_problems
 from gpurun.ledger.audit.findings import NO, AuditRow, Mark, marks_of
 from gpurun.ledger.audit.other_rules import broken_by_any_rules, note_of
 from gpurun.ledger.audit.rentals import lines_with, measured_micros, money_and_death
@@ -94,7 +94,7 @@ def audit_run(
             found.guarded("the run that it continues from", lambda: _check_origin(found, lines.records, link, chain))
     found.guarded("the list of files", lambda: _check_files(found, lines.records, folder))
     # A damaged journal does not take back what a signed receipt in the chain once proved.
-    late, billed = unended(_after_receipt(lines.records) if found.receipt_proves_death else lines.records)
+    late, billed = find_unended(_after_receipt(lines.records) if found.receipt_proves_death else lines.records)
     is_open = lines.hides_intent or is_rented(lines.records)
     unseen = bool(late) or (is_open and not found.receipt_proves_death)
     live = unseen or bool(billed)

@@ -74,7 +74,7 @@ def is_rented(records: Sequence[Record]) -> bool:
     return next((record.event == Event.CREATE_INTENDED for record in reversed(records) if record.event in turns), False)
 
 
-def unended(records: Sequence[Record]) -> tuple[set[str], set[str]]:
+def find_unended(records: Sequence[Record]) -> tuple[set[str], set[str]]:
     """Return the ids of extra or late machines, and the tokens that left something billed, if they are not gone since.
 
     A proof that nothing has a token any more covers all machines of that token.
@@ -163,7 +163,7 @@ def _intent_problems(record: Record, intent: CreateIntended, opened: object) -> 
 
 def _leg_problems(leg: LegPlanned, opened: object, before: Sequence[Record], legs: int, is_over: bool) -> Iterator[str]:
     """Yield what is wrong with the plan of a further machine: it must be agreed to, and follow a proven end."""
-    late, billed = unended(before)
+    late, billed = find_unended(before)
     if not is_over or late or billed:
         yield "the machine before it was not proven gone"
     if not isinstance(opened, RunOpened) or legs > opened.legs:
@@ -252,7 +252,7 @@ def _end_problems(record: Record, earlier: Sequence[Record], before: set[str]) -
     """Check that receipt and close come once, in this order, with no machine left; `before` are the earlier events."""
     if record.event in before:
         yield "it occurs twice"
-    late, billed = unended(earlier)
+    late, billed = find_unended(earlier)
     if is_rented(earlier) or late:
         yield "the machine was not proven gone before it"
     if billed:

@@ -54,7 +54,7 @@ def _milli(seconds: Decimal) -> Decimal:
     return seconds.quantize(_MILLI)
 
 
-def passed(a: Record, b: Record) -> Decimal:
+def elapsed_s(a: Record, b: Record) -> Decimal:
     """Return the seconds from one line to the next: by the clock that advanced more."""
     ticked = _exactly(b.mono) - _exactly(a.mono) if a.boot_id == b.boot_id else _NONE
     return max(_NONE, ticked, _exactly(b.wall) - _exactly(a.wall))
@@ -70,7 +70,7 @@ class Passed:
     """The seconds between any two lines of a journal, added up once."""
 
     def __init__(self, records: Sequence[Record]) -> None:
-        sums = accumulate((passed(*both) for both in pairwise(records)), initial=_NONE)
+        sums = accumulate((elapsed_s(*both) for both in pairwise(records)), initial=_NONE)
         self._at = dict(zip((record.seq for record in records), sums, strict=False))
 
     def between(self, first: Record, last: Record) -> Decimal:

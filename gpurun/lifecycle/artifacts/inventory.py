@@ -35,7 +35,7 @@ from gpurun.core.paths import RunFolder, make_private, read_regular, write_atomi
 from gpurun.core.run_plan import Plan
 from gpurun.ledger.journal import read_journal
 from gpurun.planning.transfer import early_bytes
-from gpurun.remote.download import PARTIAL_FOLDER, WantedFile, holds
+from gpurun.remote.download import PARTIAL_FOLDER, WantedFile, has_content
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.messages import (
     ANY_NAME_BELOW,
@@ -139,7 +139,7 @@ class Inventory:
         if known is not None and known == _stamp(path):  # This process has already read its digest.
             return True
         before = _stamp(path)
-        if before is None or not holds(path, WantedFile(file.name, file.bytes, file.sha256)):
+        if before is None or not has_content(path, WantedFile(file.name, file.bytes, file.sha256)):
             return False
         self._verified[file.name, file.sha256] = before
         return True
@@ -249,7 +249,7 @@ class Inventory:
 
     def _counted_early(self, manifest: Manifest) -> dict[str, Any]:
         here = {file.name: file for file in manifest.files if self.has(file)}
-        due = due_files(manifest) if all(file.name in here for file in newest(manifest)) else manifest.files
+        due = due_files(manifest) if all(file.name in here for file in newest_files(manifest)) else manifest.files
         return {
             "files": [file.as_json() for file in here.values()],
             "missing": [file.name for file in due if file.name not in here],
@@ -334,7 +334,7 @@ def _memory_of_old(folder: Path) -> Memory:
     return memory.model_copy(update=fields)
 
 
-def newest(manifest: Manifest) -> list[ManifestFile]:
+def newest_files(manifest: Manifest) -> list[ManifestFile]:
     """Return the files of the latest checkpoint."""
     return [file for file in manifest.files if file.kind in RANK and file.step == manifest.latest]
 
@@ -357,7 +357,7 @@ def due_files(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
 
 def spare_files(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
     """Return older checkpoints that are needed only if the latest is damaged, without the newest `keep`."""
-    if not newest(manifest):
+    if not newest_files(manifest):
         return []
     needed = {manifest.latest, manifest.best.step if manifest.best else None}
     others = sorted({file.step for file in manifest.files if file.kind in RANK} - needed)

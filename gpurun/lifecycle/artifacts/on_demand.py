@@ -27,13 +27,13 @@ from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, due_fi
 from gpurun.lifecycle.context import PASSING, RETRY_S
 from gpurun.lifecycle.job_spec import read_list_key
 from gpurun.remote.client import FarSide
-from gpurun.remote.download import WantedFile, holds
+from gpurun.remote.download import WantedFile, has_content
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, locate_file
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.pushed_files import Pushed, fetch_pushed, gather_pushed, read_pushed
 from gpurun.remote.s3.s3_client import Bucket
-from gpurun.remote.s3.s3_retry import patiently
+from gpurun.remote.s3.s3_retry import retry_bucket_call
 from gpurun.remote.small_files import TakeFile
 
 Only = Literal["last", "best", "all"]
@@ -195,9 +195,9 @@ def bring_pushed(
     """
     bucket = Bucket(parse_address(url), clock)
     key = read_list_key(folder.push_key)
-    patiently(clock, PATIENCE_S, bucket.look)
+    retry_bucket_call(clock, PATIENCE_S, bucket.look)
     read = partial(read_pushed, bucket, place, run=folder.name, key=key, most_bytes=MOST_ANNOUNCED_BYTES)
-    pushed = patiently(clock, PATIENCE_S, read)
+    pushed = retry_bucket_call(clock, PATIENCE_S, read)
     if pushed is None:
         return Salvaged(Manifest(), (), {}, (), 0)
     inventory = Inventory(folder)
@@ -249,7 +249,7 @@ def copy_out(artifacts: Path, files: Sequence[ManifestFile], folder: Path) -> No
 
 def _is_there(place: Path, file: ManifestFile) -> bool:
     """Return whether the copy exists. Raise UsageError if a different file has its name."""
-    if holds(place, WantedFile(file.name, file.bytes, file.sha256)):
+    if has_content(place, WantedFile(file.name, file.bytes, file.sha256)):
         return True
     if os.path.lexists(place):
         hint = "Name another folder with --to, or move that file away."

@@ -14,7 +14,7 @@ from gpurun.core.records import Instance, InstanceState
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.spending import records_until
 from gpurun.lifecycle.context import Context, Note, pays_for_another, spent_at_most
-from gpurun.lifecycle.instance.readings import living
+from gpurun.lifecycle.instance.readings import living_instances
 from gpurun.providers.base import Rejected, Unknown
 
 
@@ -38,7 +38,7 @@ class Absence:
             return False
         with suppress(Unknown, Rejected, SetupError):  # Without a list, the reading alone counts.
             listed = [instance for instance in context.provider.find(state.token) if instance.id == seen.id]
-        if living(listed, state.token):
+        if living_instances(listed, state.token):
             self.since_mono = None
             return False
         self.since_mono = now_mono if self.since_mono is None else self.since_mono

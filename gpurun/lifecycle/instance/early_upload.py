@@ -12,7 +12,7 @@ from gpurun.core.journal_events import Incident
 from gpurun.core.journal_records import RunState
 from gpurun.core.records import Instance, InstanceState
 from gpurun.core.transfer_progress import moving
-from gpurun.jobs.survey import surveyed
+from gpurun.jobs.survey import survey_run_files
 from gpurun.lifecycle.context import Context, Note
 from gpurun.providers.base import Provider, ShowsQueue, Unknown
 from gpurun.remote.archive import Pack
@@ -39,7 +39,7 @@ class EarlyUpload:
         """Upload while the job waits. Raise SetupError if the shared disk is full: such a job need not start."""
         if self.is_over or queued.state is not InstanceState.PENDING or queued.address is None:
             return
-        context, pack = self._context, Pack(surveyed(self._context.plan, self._context.trainer))
+        context, pack = self._context, Pack(survey_run_files(self._context.plan, self._context.trainer))
         far, watch = context.reach(queued), _QueueWatch(queued, context)
         try:
             far.install_agent()

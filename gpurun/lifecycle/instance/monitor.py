@@ -19,8 +19,8 @@ from gpurun.core.journal_events import ExtraGone, Incident, PriceRose
 from gpurun.core.journal_records import CreateAttempt, Phase, RunState
 from gpurun.core.records import Instance, InstanceState
 from gpurun.lifecycle.context import Context, Note, get_instance
-from gpurun.lifecycle.instance.readings import InstanceReading, look_at_instance, proves
-from gpurun.lifecycle.instance.terminate import incident
+from gpurun.lifecycle.instance.readings import InstanceReading, are_proof, look_at_instance
+from gpurun.lifecycle.instance.terminate import extra_machine_incident
 from gpurun.lifecycle.job_spec import stops_of
 from gpurun.providers.base import FindsInRegions, Provider, Rejected, Throttled, Unknown
 from gpurun.remote.interface import FarRefusal, MachineLost
@@ -75,7 +75,7 @@ class Monitor:
             seen = _Seen()
         self._next_mono = context.clock.monotonic() + self._pause_s(state, context, seen)
         for extra in seen.alive:
-            yield incident(extra)
+            yield extra_machine_incident(extra)
         for name in seen.gone:
             gone, token = f"{name} is proven gone", state.extras[name].token
             yield ExtraGone(code="create.duplicate_gone", message=gone, id=name, token=token)
@@ -154,7 +154,7 @@ class Monitor:
         readings.append(reading)
         if not reading.gone:
             readings.clear()
-        return proves(provider, readings)
+        return are_proof(provider, readings)
 
     def _own_machine_notes(self, machine: Instance | None, state: RunState, context: Context) -> Iterator[Note]:
         """Yield a note if the price of the run's machine has risen, or if its provider shows an unusual status."""

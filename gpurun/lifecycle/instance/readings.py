@@ -91,7 +91,7 @@ def look_at_instance(
         return InstanceReading(at_s, InstanceState.UNKNOWN, listed=True, answer_sha256=digest_json(str(error)))
     answer = digest_json([_plain(machine), [_plain(other) for other in listed]])
     # Some clouds list dead machines for an hour, and other machines of a similar name.
-    alive = any(other.id != but for other in living(listed, token))
+    alive = any(other.id != but for other in living_instances(listed, token))
     facts = (machine.state, machine.ended_wall, machine.ran_s) if machine else (InstanceState.GONE, None, None)
     state, ended_wall, ran_s = facts
     return InstanceReading(at_s, state, listed=alive, answer_sha256=answer, ended_wall=ended_wall, ran_s=ran_s)
@@ -110,7 +110,7 @@ def _spread_s(readings: list[InstanceReading]) -> float:
     return round(readings[-1].at_s - readings[0].at_s, 3)
 
 
-def proves(provider: Provider, readings: list[InstanceReading]) -> bool:
+def are_proof(provider: Provider, readings: list[InstanceReading]) -> bool:
     """Return whether there are enough readings over enough time for this provider. All of them must show GONE."""
     traits = provider.traits
     return len(readings) >= traits.death_reads and _spread_s(readings) >= traits.death_spread_s
@@ -127,6 +127,6 @@ def proof_of(provider: Provider, identifier: str, readings: list[InstanceReading
     )
 
 
-def living(found: Sequence[Instance], token: str) -> list[Instance]:
+def living_instances(found: Sequence[Instance], token: str) -> list[Instance]:
     """Return the instances that are not gone and have exactly this token (a provider's search may match more)."""
     return [instance for instance in found if instance.token == token and instance.state is not InstanceState.GONE]

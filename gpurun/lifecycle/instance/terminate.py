@@ -24,11 +24,11 @@ from gpurun.lifecycle.context import Context, Note, by_our_clock
 from gpurun.lifecycle.instance.readings import (
     GoneRow,
     InstanceReading,
+    are_proof,
     gap_s,
-    living,
+    living_instances,
     look_at_instance,
     proof_of,
-    proves,
 )
 from gpurun.providers.base import HasAccounts, Provider, Unknown
 
@@ -104,7 +104,7 @@ def prove_termination(
         requests.was_gone = True
         due_s = reading.at_s + gap_s(provider)
         yield DeathRead(id=identifier, **asdict(reading), **requests.seconds_ago(clock.monotonic()))
-        if proves(provider, readings):
+        if are_proof(provider, readings):
             yield proof_of(provider, identifier, readings)
             return
     raise requests.error(run)
@@ -201,7 +201,7 @@ class _Requests:
         if {*own} - {InstanceState.STOPPING} and (self.attempt == 1 or not self.identifier):
             self.up_mono = now_mono
         more = found[0 if self.identifier else 1 :]
-        yield from map(incident, (machine for machine in more if machine.id != self.identifier))
+        yield from map(extra_machine_incident, (machine for machine in more if machine.id != self.identifier))
         self.was_seen = self.was_seen or bool(found)
         self.sees_machines = self.sees_machines or self.was_seen
         yield DestroyAsked(id=self.identifier, attempt=self.attempt, answer=self.answer, taken=answer.is_taken)
@@ -287,20 +287,20 @@ def _request_ends(provider: Provider, identifier: str, token: str, begin: Begin,
 def _carrying(provider: Provider, token: str) -> tuple[list[Instance], list[str]]:
     """Return the listed machines with the token, and the errors that may have hidden others."""
     try:
-        return living(provider.find(token), token), []
+        return living_instances(provider.find(token), token), []
     except Unknown as error:  # A partial list still shows machines to end.
-        return living(error.found, token), [str(error)]
+        return living_instances(error.found, token), [str(error)]
     except Exception as error:  # noqa: BLE001 - the known machine is ended without a list.
         return [], [str(error)]
 
 
-def incident(extra: Instance) -> Note:
+def extra_machine_incident(extra: Instance) -> Note:
     """Return the incident for an extra machine: it carries the run's token but is not the run's machine."""
     message = f"a second machine {extra.id} carries the token; it is ended, and its cost shortens this run's time"
     return Incident(code="create.duplicate", message=message, id=extra.id, token=extra.token)
 
 
-def once(note: Note, context: Context) -> Iterator[Note]:
+def note_once(note: Note, context: Context) -> Iterator[Note]:
     """Yield the note unless the journal has it already."""
     if not is_noted(context.folder.journal, read_journal(context.folder.journal).records, note):
         yield note

@@ -20,7 +20,7 @@ from gpurun.core.transfer_progress import Tell, moving
 from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, get_instance
 from gpurun.lifecycle.instance.absence import Absence, next_offer
 from gpurun.lifecycle.instance.early_upload import EarlyUpload, queue_words
-from gpurun.lifecycle.instance.readings import GoneRow, living
+from gpurun.lifecycle.instance.readings import GoneRow, living_instances
 from gpurun.lifecycle.instance.setup_script import set_up
 from gpurun.lifecycle.machine_owner import refuse_beside_copy
 from gpurun.planning.verify_machine import (
@@ -206,7 +206,7 @@ def _poll_until_answer(
                 yield from early.send(instance)
             is_up = _is_up(instance, state.token)
             # Send nothing until a current list shows no second machine for this request.
-            listed = living(context.provider.find(state.token), state.token) if is_up else []
+            listed = living_instances(context.provider.find(state.token), state.token) if is_up else []
             extras = [machine for machine in listed if machine.id != born.id]
             if is_up and not extras:
                 up_mono = up_mono or context.clock.monotonic()

@@ -23,14 +23,14 @@ from gpurun.ledger.write_receipt import read_receipt, write_receipt
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.charges import final_bills
 from gpurun.lifecycle.context import Context, Note
-from gpurun.lifecycle.instance.readings import living
+from gpurun.lifecycle.instance.readings import living_instances
 from gpurun.lifecycle.instance.terminate import (
     NAMED,
     CheckAccount,
     check_account,
     is_other_account,
     knock_of,
-    once,
+    note_once,
     other_account,
     prove_termination,
 )
@@ -127,7 +127,7 @@ def clear_all(state: RunState, context: Context) -> Iterator[Note]:
             if request.late or request.is_billed:
                 red.append(error if isinstance(error, MayBeBilling) else _cannot_end(request, error))
             else:  # The end of this request's machine is already proven.
-                yield from once(_no_answer_note(request.provider, error), context)
+                yield from note_once(_no_answer_note(request.provider, error), context)
     for part in (_end_late_machines, _remove_leftovers):
         for request, provider in list(opened):
             try:
@@ -199,7 +199,7 @@ def _end_late_machines(
         )
         for note in ending:
             if isinstance(note, Incident) and note.code in ("account.vouched", "death.denied"):
-                yield from once(note, context)
+                yield from note_once(note, context)
         gone = f"{name} is proven gone"
         yield ExtraGone(code="create.late_gone", message=gone, id=name, token=request.token)
 
@@ -224,9 +224,9 @@ def _state_of(request: _CreateRequest, state: RunState) -> RunState:
 def _listed(provider: Provider, token: str) -> list[Instance]:
     """Return the living machines with the token that the provider lists now; none if it does not answer."""
     try:
-        return living(provider.find(token), token)
+        return living_instances(provider.find(token), token)
     except Unknown as error:
-        return living(error.found, token)
+        return living_instances(error.found, token)
     except (Rejected, SetupError):
         return []  # An earlier answer has shown that no machine is left.
 
@@ -239,20 +239,20 @@ def _remove_leftovers(request: _CreateRequest, provider: Provider, state: RunSta
     if request.is_billed:
         try:
             for note in _check_account_of(request, provider, state, context)():
-                yield from once(note, context)
+                yield from note_once(note, context)
         except (SetupError, Unknown) as error:
             raise _cannot_end(request, error) from error
     is_given_up = state.stop == "destroy" and state.reason != "lease"
     if state.shared == "kept" and request.token == state.token and not is_given_up:
         message = f"missing files are kept on the cluster, in the folder {request.token} of its workdir: "
         message += f"`gpurun collect {state.run}` downloads them, `gpurun reap --destroy` removes them"
-        yield from once(Incident(code="folder.kept", message=message), context)
+        yield from note_once(Incident(code="folder.kept", message=message), context)
         return
     left = clear(provider, request.token, context.clock, is_billed=request.is_billed)
     billed = [leftover for leftover in left if leftover.billed]
     for leftover in left:
         if leftover not in billed:
-            yield from once(_left_note(leftover, request.token), context)
+            yield from note_once(_left_note(leftover, request.token), context)
         elif not request.is_billed:
             yield _left_note(leftover, request.token)
     if billed:

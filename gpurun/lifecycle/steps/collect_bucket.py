@@ -10,7 +10,7 @@ from gpurun.core.errors import GpurunError
 from gpurun.core.journal_events import Incident, Json, SalvageIntended, SalvageObserved
 from gpurun.core.journal_records import RunState
 from gpurun.ledger.journal import read_journal
-from gpurun.lifecycle.artifacts.inventory import Inventory, file_fields, newest, spare_files
+from gpurun.lifecycle.artifacts.inventory import Inventory, file_fields, newest_files, spare_files
 from gpurun.lifecycle.artifacts.on_demand import Salvaged, bring_pushed
 from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.instance.job_folder import bring_home
@@ -57,7 +57,7 @@ def _at_home(found: Salvaged, inventory: Inventory) -> Json:
     lost = (name for name in before["missing"] if name in named or not is_newer)
     unlisted = (f"outputs/{file['name']}" for file in (before.get("unpublished") or {}).get("first", ()))
     missing = {*lost, *found.missing, *found.left_out, *unlisted} - files.keys()
-    if all(file.name in files for file in newest(found.manifest)):  # The older one is not needed.
+    if all(file.name in files for file in newest_files(found.manifest)):  # The older one is not needed.
         missing -= {file.name for file in spare_files(found.manifest)}
     steps = [step for step in (before["latest"], found.manifest.latest) if step is not None]
     bests = [before["best"], found.manifest.best.model_dump(mode="json") if found.manifest.best else None]

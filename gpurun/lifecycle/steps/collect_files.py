@@ -11,7 +11,14 @@ from gpurun.core.journal_events import CollectIntended, CollectObserved, Inciden
 from gpurun.core.journal_records import RunState
 from gpurun.core.transfer_progress import moving
 from gpurun.lifecycle.artifacts.downloader import Downloader
-from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, due_files, file_fields, newest, spare_files
+from gpurun.lifecycle.artifacts.inventory import (
+    EgressBudget,
+    Inventory,
+    due_files,
+    file_fields,
+    newest_files,
+    spare_files,
+)
 from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.instance.job_folder import connect_to_folder
@@ -49,7 +56,7 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
         downloads = Downloader(far, inventory, patience, context.clock, progress)
         downloads.gone = gone
         yield from _download_with_notes(downloads, due)
-        if all(file.name in downloads.here for file in newest(manifest)):
+        if all(file.name in downloads.here for file in newest_files(manifest)):
             downloads.find(rest)
         else:
             yield from _download_with_notes(downloads, rest)

@@ -25,8 +25,8 @@ from gpurun.jobs.survey import require_planned_program
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.plan_from_journal import read_plan
 from gpurun.lifecycle.context import Context, Note, pays_for_another, spent_at_most
-from gpurun.lifecycle.instance.readings import living
-from gpurun.lifecycle.instance.terminate import check_account, once
+from gpurun.lifecycle.instance.readings import living_instances
+from gpurun.lifecycle.instance.terminate import check_account, note_once
 from gpurun.lifecycle.machine_owner import refuse_beside_copy
 from gpurun.planning.budget import as_typed, beside_rate, disk_gb_on
 from gpurun.planning.verify_machine import check_price
@@ -306,7 +306,7 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
                 continue
         is_seeing = True
         for note in notes:
-            yield from once(note, context)
+            yield from note_once(note, context)
         if found:
             yield CreateObserved(token=state.token, instance=SeenMachine.from_instance(found[0]), adopted=True)
             return
@@ -338,7 +338,7 @@ def _look_until_deadline(state: RunState, context: Context) -> Iterator[Note]:
     """
     what = f"{context.provider.name} did not answer the create request for {state.token} and does not show it yet; "
     message = f"{what}gpurun looks until its deadline, because the cap does not cover a second machine"
-    yield from once(Incident(code=UNSEEN, message=message), context)
+    yield from note_once(Incident(code=UNSEEN, message=message), context)
     is_steady = True
     while context.seconds_left(state) > 0 and is_steady:
         context.clock.sleep(min(LOOK_ON_S, max(0.0, context.seconds_left(state))))
@@ -359,7 +359,7 @@ def _look_until_deadline(state: RunState, context: Context) -> Iterator[Note]:
 
 def _with_token(listed: Sequence[Instance], token: str) -> list[Instance]:
     """Return the machines with this token: the living ones, otherwise those that have ended, which cost money too."""
-    return living(listed, token) or [machine for machine in listed if machine.token == token]
+    return living_instances(listed, token) or [machine for machine in listed if machine.token == token]
 
 
 def _absent_note(state: RunState) -> Note:

@@ -15,7 +15,7 @@ from gpurun.ledger.journal import read_journal
 from gpurun.ledger.spending import spent_by
 from gpurun.lifecycle.artifacts.inventory import Inventory, due_files
 from gpurun.lifecycle.context import RETRY_S, Context, Note, get_instance
-from gpurun.lifecycle.instance.terminate import check_account, knock_of, once, prove_termination
+from gpurun.lifecycle.instance.terminate import check_account, knock_of, note_once, prove_termination
 from gpurun.providers.base import EndsBy, Guarded, Provider
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
@@ -54,7 +54,7 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
     )
     for note in ending:
         if isinstance(note, Incident):
-            yield from once(note, context)
+            yield from note_once(note, context)
         else:
             yield note
 
@@ -78,13 +78,13 @@ def _leave_box(state: RunState, context: Context) -> Iterator[Note]:
         if unlisted:
             message = f"{format_files(unlisted)} that the command finished but could not list are"
             message = f"{message} kept on the box, in ~/.gpurun/{state.token}/{WORK}"
-            yield from once(Incident(code="box.work_left", message=message), context)
+            yield from note_once(Incident(code="box.work_left", message=message), context)
         if kept:
             message = f"{kept} kept on the box, in ~/.gpurun/{state.token}/out"
-            yield from once(Incident(code="box.results_left", message=message), context)
+            yield from note_once(Incident(code="box.results_left", message=message), context)
         return
     message = f"the box could not be reached to end the training ({lost}); its agent does so when the lease is over"
-    yield from once(Incident(code="box.not_left", message=message), context)
+    yield from note_once(Incident(code="box.not_left", message=message), context)
 
 
 def _files_only_there(far: FarSide, context: Context) -> str:

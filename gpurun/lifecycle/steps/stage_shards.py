@@ -16,13 +16,13 @@ from gpurun.core.journal_records import RunState
 from gpurun.core.paths import write_atomic
 from gpurun.core.records import canonical
 from gpurun.core.transfer_progress import Tell, moving
-from gpurun.jobs.survey import surveyed
+from gpurun.jobs.survey import survey_run_files
 from gpurun.lifecycle.context import Context, Note
 from gpurun.remote.archive import PackedFile
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.objects import find_staged, is_worth_staging
 from gpurun.remote.s3.s3_client import Bucket
-from gpurun.remote.s3.s3_retry import patiently
+from gpurun.remote.s3.s3_retry import retry_bucket_call
 from gpurun.remote.s3.s3_upload import FileDigests, digests_of, stage_file
 from gpurun.remote.s3.staged_files import Staged, StagedFile, staged_file
 
@@ -37,7 +37,7 @@ def stage(state: RunState, context: Context) -> Iterator[Note]:
     Wait for a bucket that does not answer, because nothing is billed yet. Raise SetupError if the bucket refuses, or if
     this home cannot note which files were sent.
     """
-    seen = surveyed(context.plan, context.trainer)
+    seen = survey_run_files(context.plan, context.trainer)
     seen.demand_clean()
     files = [file for file in seen.files if file.is_here and is_worth_staging(file.bytes)]
     bucket = Bucket(parse_address(context.plan.choices.stage), context.clock)
@@ -85,7 +85,7 @@ def _patiently(
     state: RunState, context: Context, attempt: Callable[[], T], moved: Callable[[], object] = lambda: None
 ) -> T:
     """Call `attempt` until the bucket answers, at most PATIENCE_S without progress. Raise after a stop request."""
-    return patiently(
+    return retry_bucket_call(
         context.clock, PATIENCE_S, attempt, raise_if_stopped=partial(context.raise_if_stopped, state), moved=moved
     )
 

@@ -16,7 +16,7 @@ from gpurun.core.journal_events import Incident, ShipIntended, ShipObserved
 from gpurun.core.journal_records import RunState
 from gpurun.core.retry import Retry
 from gpurun.core.transfer_progress import moving
-from gpurun.jobs.survey import require_planned_program, surveyed
+from gpurun.jobs.survey import require_planned_program, survey_run_files
 from gpurun.lifecycle.connect import AWAY_S, Patience
 from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.planning.transfer import SHIP_START_S, download_s
@@ -28,7 +28,7 @@ from gpurun.remote.s3.objects import forget
 from gpurun.remote.s3.pull_request import PullResult, have_downloaded, have_pulled
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_errors import BucketLost
-from gpurun.remote.s3.s3_retry import AGAIN_S, patiently
+from gpurun.remote.s3.s3_retry import AGAIN_S, retry_bucket_call
 from gpurun.remote.s3.s3_upload import digests_of
 from gpurun.remote.s3.staged_files import StagedFile, read_staged
 from gpurun.view.number_format import format_bytes, format_duration
@@ -40,7 +40,7 @@ PATIENCE_S = 60.0
 def ship(state: RunState, context: Context) -> Iterator[Note]:
     """Send the pack to the agent in parts. The agent puts it in place only when all of it is verified."""
     require_planned_program(context.plan, context.trainer)
-    seen = surveyed(context.plan, context.trainer)
+    seen = survey_run_files(context.plan, context.trainer)
     yield ShipIntended(files=len(seen.files), bytes=seen.total_bytes)
     _check_room(seen.total_bytes, state, disk_gb=context.plan.job.disk_gb)
     started = context.clock.monotonic()
@@ -127,7 +127,9 @@ def pull_staged(state: RunState, context: Context, far: FarSide, pack: Pack, cam
         return
     bucket, lease = Bucket(parse_address(context.plan.choices.stage), context.clock, is_paid=True), context.plan.lease
     try:
-        patiently(context.clock, PATIENCE_S, bucket.look, raise_if_stopped=partial(context.raise_if_stopped, state))
+        retry_bucket_call(
+            context.clock, PATIENCE_S, bucket.look, raise_if_stopped=partial(context.raise_if_stopped, state)
+        )
         patience, pace = Patience(state, context, limit_s=lease.ship_s + lease.train_s), _Pace(came, context)
 
         def on_progress() -> None:

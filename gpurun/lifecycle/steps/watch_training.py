@@ -27,7 +27,7 @@ from gpurun.lifecycle.connect import BY_USER, Patience
 from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.instance.job_folder import last_status
 from gpurun.lifecycle.instance.job_signs import END_UNKNOWN, IdleSoon, Outage, Silence, lost_training, outcome_of
-from gpurun.lifecycle.instance.terminate import once
+from gpurun.lifecycle.instance.terminate import note_once
 from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of, secrets_of
 from gpurun.planning.budget import expected_end_s, rental_cost
 from gpurun.providers.base import Rejected, Unknown
@@ -118,7 +118,7 @@ def _watch(
                 yield from _lost_machine(why, state, context)
                 return
             if isinstance(lost, HostKeyMismatch):
-                yield from once(Incident(code=lost.code, message=lost.what), context)
+                yield from note_once(Incident(code=lost.code, message=lost.what), context)
             yield from outage.note_silence(lost, is_said_to_run=why is not None)
             if outage.is_given_up:
                 yield lost_training(outage.why_given_up)
@@ -152,7 +152,7 @@ def _watch(
             seen |= {"sessions": poll.status.sessions.model_dump()} if poll.status.sessions else {}
             if left := drain.left(poll):
                 message = f"{left} stay on the machine: after training, only a limited amount is downloaded"
-                yield from once(Incident(code="log.left", message=message), context)
+                yield from note_once(Incident(code="log.left", message=message), context)
             ended = outcome_of(poll.status, context).model_copy(update={**seen, **drain.record()})
             is_lost = _is_signalled(ended, poll.status) and _is_ending(state, context)
             yield _as_lost(ended, "its machine is ending", state, context) if is_lost else ended

@@ -25,7 +25,7 @@ from gpurun.providers.aws.side_resources import (
     remove_leftover,
 )
 from gpurun.providers.aws.spot import SpotLimits
-from gpurun.providers.aws.wire import AwsClients, AwsRefused, AwsReply, everywhere
+from gpurun.providers.aws.wire import AwsClients, AwsRefused, AwsReply, query_regions
 from gpurun.providers.base import EndsBy, Rejected, Traits, Unknown
 from gpurun.providers.errors import RejectedFor, no_such_region
 
@@ -266,7 +266,7 @@ class AwsProvider:
         ignored if the credentials can neither read it nor launch in it, because it cannot have an instance then.
         """
         home = self._homes.get(token or "")
-        answers, silent = everywhere([home] if home else regions or self._regions, look)
+        answers, silent = query_regions([home] if home else regions or self._regions, look)
         if token and any(answers.values()):
             return list(answers.values()), None
         doubtful = {region: error for region, error in silent.items() if home or not self._is_closed(region, error)}

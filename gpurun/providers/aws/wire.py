@@ -240,7 +240,7 @@ class AwsClients:
             return client
 
 
-def everywhere(regions: Sequence[str], look: Callable[[str], T]) -> tuple[dict[str, T], dict[str, Exception]]:
+def query_regions(regions: Sequence[str], look: Callable[[str], T]) -> tuple[dict[str, T], dict[str, Exception]]:
     """Query several regions at once. Return the answers and the errors, each by region."""
 
     def look_at(region: str) -> T | Exception:

@@ -9,7 +9,7 @@ from typing import Any
 from gpurun.core.machine_token import parse_token
 from gpurun.core.records import Address, Instance, InstanceState, Order
 from gpurun.providers.base import Rejected, Unknown
-from gpurun.providers.lambdalabs.parse import get_nested, hourly
+from gpurun.providers.lambdalabs.parse import get_nested, hourly_price
 
 USER = "ubuntu"
 RUN, TOKEN, DEADLINE = "gpurun-run", "gpurun-token", "gpurun-deadline"
@@ -57,7 +57,7 @@ def parse_lambda_instance(entry: Any) -> Instance:
         state=_STATES.get(status, InstanceState.UNKNOWN),
         address=_address(entry.get("ip")),
         gpu_count=gpus if isinstance(gpus, int) else 0,
-        rate_micros_per_hour=hourly(kind.get("price_cents_per_hour")),
+        rate_micros_per_hour=hourly_price(kind.get("price_cents_per_hour")),
         deadline_wall=token.deadline_or(tags.get(DEADLINE)) if token else None,
         region=str(get_nested(entry, "region").get("name") or ""),
         type_id=str(kind.get("name") or ""),

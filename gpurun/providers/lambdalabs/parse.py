@@ -103,7 +103,7 @@ def _account_error(answer: Answer, code: str, words: str) -> GpurunError | None:
     return None
 
 
-def hourly(cents: object) -> Micros | None:
+def hourly_price(cents: object) -> Micros | None:
     """Return a machine's price per hour from a number of cents; None if it is zero, or not a number."""
     if isinstance(cents, bool) or not isinstance(cents, int | Decimal):
         return None

@@ -35,7 +35,7 @@ from gpurun.providers.lambdalabs.parse import (
     code_of,
     explain_lambda_answer,
     get_nested,
-    hourly,
+    hourly_price,
     is_success,
     judge_launch_answer,
     read_data,
@@ -125,7 +125,7 @@ class LambdaProvider:
         for row in {offer.type_id: offer for offer in known if offer.gpu_count == need.count}.values():
             entry = get_nested(types, row.type_id)
             kind = get_nested(entry, "instance_type")
-            rate = hourly(kind.get("price_cents_per_hour"))
+            rate = hourly_price(kind.get("price_cents_per_hour"))
             sold = (kind.get("name"), get_nested(kind, "specs").get("gpus"))
             if rate is None or sold != (row.type_id, row.gpu_count):
                 continue  # The type is no longer sold or has changed, so the check of the new instance would fail.

@@ -11,7 +11,7 @@ from gpurun.core.money import Micros, usd
 from gpurun.core.untrusted import answer_words
 from gpurun.providers._http import Answer
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
-from gpurun.providers.errors import RejectedFor, bad_key, no_funds, not_allowed, retired
+from gpurun.providers.errors import RejectedFor, bad_key, no_funds, not_allowed, retired_error
 
 _SOLD_OUT = (
     "no longer any instances",
@@ -68,7 +68,7 @@ def judge_create_answer(answer: Answer) -> NoCapacity | Rejected | Unknown:
         case 402:
             return _refuse_balance(words)
         case 410:
-            return RejectedFor(retired(f"RunPod no longer supports this kind of request ({words})."))
+            return RejectedFor(retired_error(f"RunPod no longer supports this kind of request ({words})."))
         case 400:
             return Rejected(words, of_offer=True)
         case 404 | 405 | 406 | 413 | 415 | 422:
@@ -108,7 +108,7 @@ def explain_runpod_answer(answer: Answer) -> SetupError | Unknown:
     if answer.status == 403:
         return not_allowed(f"RunPod does not allow this request with this key ({words}).", hint=_ANOTHER_KEY)
     if answer.status == 410:
-        return retired(f"RunPod no longer supports this kind of request ({words}).")
+        return retired_error(f"RunPod no longer supports this kind of request ({words}).")
     return Unknown(f"RunPod gave no clear answer ({words})")
 
 

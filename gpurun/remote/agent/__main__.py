@@ -7,7 +7,7 @@ import os
 import sys
 from importlib import import_module
 
-from gpurun.remote.agent.job_state import heard
+from gpurun.remote.agent.job_state import note_call
 from gpurun.remote.agent.system import Refusal, path_in
 
 TYPE_CHECKING = False
@@ -62,7 +62,7 @@ def main(words: List[str]) -> int:
         for folder in ("agent", "out"):
             os.makedirs(path_in(root, folder), exist_ok=True)
         if words[0] != "keep":  # The only verb that no client sends.
-            heard(root)
+            note_call(root)
         answer, content = do(words[0], root, options)
     except Refusal as refusal:
         answer, content = {"error": refusal.error}, b""
@@ -76,7 +76,7 @@ def main(words: List[str]) -> int:
     for block in [content] if isinstance(content, bytes) else content:
         sys.stdout.buffer.write(block)
         if root:  # Part by part, so that a client that reads a long answer counts as present.
-            heard(root)
+            note_call(root)
     sys.stdout.buffer.flush()
     return 1 if "error" in answer else 0
 

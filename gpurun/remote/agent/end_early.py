@@ -42,7 +42,7 @@ def ended(folder: str, at_wall: float) -> Json:
         return {"taken": True, "deadline": deadline, "message": ""}  # Its time is over: it no longer reads the file.
     if deadline is not None and deadline <= wall and 0.0 <= age_s <= TAKEN_S:
         return {"taken": True, "deadline": deadline, "message": ""}
-    trouble = "" if deadline is not None and deadline <= wall else written(folder, wall)
+    trouble = "" if deadline is not None and deadline <= wall else write_guard_time(folder, wall)
     limit, now = monotonic() + (1.0 if trouble else TAKEN_S), stamp
     while monotonic() < limit and (now == stamp or deadline is None or deadline > wall):
         time.sleep(LOOK_S)
@@ -65,7 +65,7 @@ def read_guard(folder: str) -> Tuple[int, Optional[int], float]:
     return stamp.st_mtime_ns ^ stamp.st_ino, deadline, time.time() - stamp.st_mtime
 
 
-def written(folder: str, wall: int) -> str:
+def write_guard_time(folder: str, wall: int) -> str:
     """Write the time for the guard, as root if this user may not; return the reason of a failure, or ""."""
     words, tried = ["sh", "-c", WRITE, "sh", str(wall), folder], ""
     for way in ([], ["sudo", "-n"]):

@@ -40,7 +40,7 @@ def settle(root: str, options: Json) -> Answer:
     record = {"files": len(entries), "bytes": sum(entry["bytes"] for entry in entries)}
     record["manifest_sha256"] = hashlib.sha256(manifest).hexdigest()
     held = locked(root, "unpack.lock", WAIT_S)
-    if shipped(root) != record:
+    if shipped_record(root) != record:
         if read(root, "agent", "job.json"):
             raise Refusal("started", "a job was started here, so its code and data are not replaced")
         incoming = Incoming(path_in(root, FOLDER, options["layout"]))
@@ -75,14 +75,14 @@ def complete_files(root: str, incoming: Incoming, entries: List[Json]) -> None:
         if entry["bytes"] == 0:
             open(path, "wb").close()
         elif entry["sha256"] in earlier:  # as `begin` reported; it may be trusted
-            take(earlier[entry["sha256"]][0], path, entry["bytes"])
+            link_or_copy(earlier[entry["sha256"]][0], path, entry["bytes"])
         else:
             raise Refusal("wrong_digest", "%r was not sent, and no earlier upload has left it here" % name)
     if arrived:
         raise Refusal("wrong_digest", "%d files arrived that the manifest does not have" % len(arrived))
 
 
-def take(source: str, path: str, size: int) -> None:
+def link_or_copy(source: str, path: str, size: int) -> None:
     """Link an existing file to `path`; copy it if the disk has no links."""
     if os.path.exists(path) and os.path.getsize(path) == size:
         return
@@ -109,7 +109,7 @@ def put_in_place(root: str, folder: str, entries: List[Json]) -> None:
     sync_folder(root)
 
 
-def shipped(root: str) -> Json:
+def shipped_record(root: str) -> Json:
     """Return the record of the upload; empty if there is none, or if a reboot came before all files were on disk."""
     record = read(root, "agent", "shipped.json") or {}
     return {} if record.pop("boot", boot_id()) != boot_id() else dict(record)

@@ -55,7 +55,7 @@ def request_stop(root: str, now: bool, reason: str) -> None:
     write(path_in(root, "agent", "stop.json"), {"now": old["now"] or now, "reason": old["reason"]})
 
 
-def heard(root: str) -> None:
+def note_call(root: str) -> None:
     """Record that a client called: only by touching a file, which needs no disk space once the file exists."""
     path = path_in(root, "agent", "heard")
     with suppress(OSError):
@@ -94,7 +94,10 @@ def ensure_keeper(root: str, fresh: bool) -> str:
     try:
         if read(root, "agent", "exit.json"):
             return "ended"
-        from gpurun.remote.agent.login_environment import granted, remembered  # most polls find a keeper
+        from gpurun.remote.agent.login_environment import (  # most polls find a keeper
+            granted_variables,
+            remembered_variables,
+        )
         from gpurun.remote.agent.processes import environment, trainers
 
         running = trainers(root)
@@ -108,7 +111,9 @@ def ensure_keeper(root: str, fresh: bool) -> str:
         with open(path_in(root, "agent", "agent.log"), "ab") as log:
             command = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "keep", "--root", root]
             job = read(root, "agent", "job.json") or {}
-            known = dict(remembered(root), **dict(granted(job.get("pass_env") or []), GPURUN_KEEPER_OF=root))
+            known = dict(
+                remembered_variables(root), **dict(granted_variables(job.get("pass_env") or []), GPURUN_KEEPER_OF=root)
+            )
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # Until the keeper can handle it.
             subprocess.Popen(
                 command, env=environment(**known), pass_fds=(held,), start_new_session=True,

@@ -161,10 +161,10 @@ def gather(root: str, _: Json) -> Answer:
             total += int(size)
         else:
             left.append(place)
-    return {"bytes": total, "left": left}, gathered(paths)
+    return {"bytes": total, "left": left}, small_file_blocks(paths)
 
 
-def gathered(paths: List[Tuple[str, int]]) -> Iterator[bytes]:
+def small_file_blocks(paths: List[Tuple[str, int]]) -> Iterator[bytes]:
     """Yield the content of the files in blocks; stop early if a file has become shorter."""
     block = b""
     for path, size in paths:

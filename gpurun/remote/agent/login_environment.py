@@ -53,12 +53,12 @@ def learn(root: str) -> Json:
     return {"passed": name_some(families), "withheld": name_some(others - keys), "keys": name_some(keys), "note": note}
 
 
-def remembered(root: str) -> Dict[str, str]:
+def remembered_variables(root: str) -> Dict[str, str]:
     """Return the variables that `learn` has stored; empty before that."""
     return dict(read(root, "agent", "environment.json") or {})
 
 
-def granted(globs: List[str]) -> Dict[str, str]:
+def granted_variables(globs: List[str]) -> Dict[str, str]:
     """Return the variables exported here whose names match these globs."""
     return select_variables(globs, exports()[0]) if globs else {}
 

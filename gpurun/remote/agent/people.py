@@ -132,7 +132,7 @@ class People:
 
     def is_forwarded(self, pids: Set[int]) -> bool:
         """Return whether a connection from elsewhere carried more than keep-alives in the last minute."""
-        now_s, now = time.monotonic(), dict(forwarded(pids))
+        now_s, now = time.monotonic(), dict(forwarded_bytes(pids))
         before, passed_s = self.traffic, now_s - self.traffic_s
         if before is None or passed_s >= self.window_s:
             self.traffic, self.traffic_s = now, now_s
@@ -160,7 +160,7 @@ def terminal_of(pid: int) -> str:
     return ""
 
 
-def forwarded(pids: Set[int]) -> Iterator[Tuple[Tuple[int, int], int]]:
+def forwarded_bytes(pids: Set[int]) -> Iterator[Tuple[Tuple[int, int], int]]:
     """Yield the bytes of each loopback connection between one of these processes and another process.
 
     sshd forwards ports that way. Nothing if the kernel does not report it.

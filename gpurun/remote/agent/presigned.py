@@ -67,13 +67,13 @@ def open_with(opener: urllib.request.OpenerDirector, request: urllib.request.Req
     try:
         return opener.open(request, timeout=TALK_S)
     except urllib.error.HTTPError as error:
-        raise refused(error) from None
+        raise refusal_error(error) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise UrlRefused("unreachable", "it cannot be reached: %s" % type(reason).__name__) from None
 
 
-def refused(error: urllib.error.HTTPError) -> UrlRefused:
+def refusal_error(error: urllib.error.HTTPError) -> UrlRefused:
     """Return the error for a refusal, with its code but without its text, which may name the key."""
     try:
         words = error.read(MOST_WORDS_BYTES).decode("utf-8", "replace")

@@ -13,10 +13,10 @@ import subprocess
 import sys
 
 from gpurun.remote.agent.decompress import codecs
-from gpurun.remote.agent.finish_upload import shipped
+from gpurun.remote.agent.finish_upload import shipped_record
 from gpurun.remote.agent.gpu_use import SILENT, figure, query, smi_answer
-from gpurun.remote.agent.job_state import clocks_now, heard
-from gpurun.remote.agent.login_environment import learn, remembered
+from gpurun.remote.agent.job_state import clocks_now, note_call
+from gpurun.remote.agent.login_environment import learn, remembered_variables
 from gpurun.remote.agent.processes import environment
 from gpurun.remote.agent.system import cores, path_in, read, write
 from gpurun.remote.agent.torch_look import Looks, keep_end
@@ -44,7 +44,7 @@ def hello(root: str, options: Json) -> Answer:
     def tell(waiting: Json) -> None:
         sys.stdout.buffer.write(json.dumps({"looking": waiting}).encode() + b"\n")
         sys.stdout.buffer.flush()
-        heard(root)
+        note_call(root)
 
     torch = looks.best(tell)  # It may take minutes, so the time is reported afterwards.
     clocks = clocks_now()
@@ -60,7 +60,7 @@ def hello(root: str, options: Json) -> Answer:
         "codecs": codecs(),
         "wall": clocks["wall"],
         "boot_id": clocks["boot_id"],
-        "shipped_sha256": shipped(root).get("manifest_sha256"),
+        "shipped_sha256": shipped_record(root).get("manifest_sha256"),
         "gpus": cards,
         "driver_words": keep_end(words) or None,
         "torch": torch,
@@ -87,8 +87,9 @@ def imports(root: str, options: Json) -> Answer:
     path = {"PYTHONPATH": options["path"]} if options.get("path") else {}
     answer = {"python": keep_end(python), "missing": [], "note": ""}
     try:
+        variables = dict(remembered_variables(root), **path)
         done = subprocess.run(
-            [python, "-c", FIND, *options["names"].split(",")], env=environment(**dict(remembered(root), **path)),
+            [python, "-c", FIND, *options["names"].split(",")], env=environment(**variables),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=FIND_S,
         )  # fmt: skip
         answer["missing"] = json.loads(done.stdout.splitlines()[-1])

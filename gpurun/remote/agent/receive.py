@@ -226,24 +226,24 @@ class Incoming:
 
 def receive(root: str, options: Json) -> Answer:
     """Receive parts from standard input until its end is announced."""
-    signal.signal(signal.SIGALRM, stalled)
+    signal.signal(signal.SIGALRM, refuse_stalled)
     inflate, count = inflater(options["codec"]), 0
     incoming = Incoming(path_in(root, FOLDER, options["sha256"]))
     log = os.open(path_in(incoming.folder, "verified"), os.O_WRONLY | os.O_APPEND)
     try:
-        head = HEAD.unpack(exactly(HEAD.size))
+        head = HEAD.unpack(read_exactly(HEAD.size))
         while head[0] != END:
             index, size, sent, sha256 = head
             if size != incoming.size_of(index) or not size or sent > 2 * incoming.part_bytes + 4096:
                 raise Refusal("too_big", "part %d does not match the layout" % index)
-            content = inflate(exactly(sent), size)
+            content = inflate(read_exactly(sent), size)
             signal.alarm(0)  # the disk may be slow
             if len(content) != size or hashlib.sha256(content).digest() != sha256:
                 raise Refusal("wrong_digest", "part %d did not arrive as it was sent" % index)
             store_part(incoming, index, content)
             os.write(log, b"%d %s\n" % (index, sha256.hex().encode()))
             count += 1
-            head = HEAD.unpack(exactly(HEAD.size))
+            head = HEAD.unpack(read_exactly(HEAD.size))
         return {"parts": count}, b""
     finally:
         signal.alarm(0)
@@ -280,7 +280,7 @@ def store(incoming: Incoming, index: int, content: bytes) -> None:
             os.close(descriptor)
 
 
-def exactly(size: int) -> bytes:
+def read_exactly(size: int) -> bytes:
     """Return `size` bytes of standard input; Refusal if the input ends earlier."""
     signal.alarm(STALL_S)
     content = sys.stdin.buffer.read(size)
@@ -289,6 +289,6 @@ def exactly(size: int) -> bytes:
     return content
 
 
-def stalled(*_: Any) -> None:
+def refuse_stalled(*_: Any) -> None:
     """Refuse, because the sender has sent nothing for STALL_S seconds."""
     raise Refusal("cut_stream", "nothing arrived for %d s" % STALL_S)

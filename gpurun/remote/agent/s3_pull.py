@@ -14,7 +14,7 @@ import threading
 import time
 
 from gpurun.remote.agent.decompress import inflater
-from gpurun.remote.agent.login_environment import remembered
+from gpurun.remote.agent.login_environment import remembered_variables
 from gpurun.remote.agent.presigned import UrlRefused, open_url, read_range
 from gpurun.remote.agent.public_files import opened_public
 from gpurun.remote.agent.receive import (
@@ -49,7 +49,7 @@ FINAL = ("expired", "denied", "absent", "altered", "no_ranges", "not_public")
 def pull(root: str, options: Json) -> Answer:
     """Pull the missing files of an order; lines of progress follow, and a last line with the files that are here."""
     order = json.loads(read_list(options))
-    os.environ.update(remembered(root))  # The login's proxy variables, which urllib obeys.
+    os.environ.update(remembered_variables(root))  # The login's proxy variables, which urllib obeys.
     held = locked(root, "unpack.lock", WAIT_S)
     os.makedirs(path_in(root, PULLED), exist_ok=True)
     here = held_files(root)

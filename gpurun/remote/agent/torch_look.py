@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-from gpurun.remote.agent.login_environment import remembered
+from gpurun.remote.agent.login_environment import remembered_variables
 from gpurun.remote.agent.processes import environment
 from gpurun.remote.agent.system import path_in, write
 
@@ -122,7 +122,7 @@ class Looks:
     """The checks of all Pythons, or of the named one: started at once, with one time limit."""
 
     def __init__(self, root: str, python: Optional[str]) -> None:
-        exported = remembered(root)
+        exported = remembered_variables(root)
         self.root, self.begun_mono, self.next_s = root, time.monotonic(), TELL_S
         self.looks = [TorchProbe(program, exported) for program in ([python] if python else pythons())]
 
@@ -168,8 +168,8 @@ class Looks:
         """Return which Pythons have not answered yet, and what they do."""
         importing = [look.python for look in self.looks if not (look.has_imported() or look.has_ended())]
         at_work = [look.python for look in self.looks if look.is_on_cards and not look.has_ended()]
-        parts = [few(importing) + " to import torch"] if importing else []
-        parts += [few(at_work) + " to test the GPUs"] if at_work else []
+        parts = [first_and_count(importing) + " to import torch"] if importing else []
+        parts += [first_and_count(at_work) + " to test the GPUs"] if at_work else []
         return "waiting for " + "; ".join(parts)
 
 
@@ -250,7 +250,7 @@ def content_of(file: Any) -> bytes:
     return os.pread(file.fileno(), MOST_OUTPUT_BYTES, max(0, size - MOST_OUTPUT_BYTES))
 
 
-def few(pythons: List[str]) -> str:
+def first_and_count(pythons: List[str]) -> str:
     """Return the first Python, and how many others there are."""
     more = " and %d more" % (len(pythons) - 1) if pythons[1:] else ""
     return keep_end(pythons[0], 200) + more

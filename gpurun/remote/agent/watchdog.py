@@ -12,7 +12,7 @@ from gpurun.remote.agent.end_early import ended
 from gpurun.remote.agent.gpu_use import GpuWatcher
 from gpurun.remote.agent.job_secrets import take_secrets
 from gpurun.remote.agent.job_state import blank, last_heard, request_stop
-from gpurun.remote.agent.login_environment import remembered, select_variables
+from gpurun.remote.agent.login_environment import remembered_variables, select_variables
 from gpurun.remote.agent.memory_limits import oom_kills, room
 from gpurun.remote.agent.processes import environment, kill_all, list_processes, send_signal, trainers
 from gpurun.remote.agent.system import Refusal, monotonic, path_in, read, say, write
@@ -97,7 +97,7 @@ class Keeper:
         """Start the trainer in a new session."""
         import subprocess
 
-        known = dict(remembered(self.root), PYTHONUNBUFFERED="1")
+        known = dict(remembered_variables(self.root), PYTHONUNBUFFERED="1")
         known.update(select_variables(self.job.get("pass_env") or [], os.environ))
         known.update(self.job["env"], **take_secrets(self.root))
         with open(path_in(self.root, "out", "trainer.log"), "ab") as log:

@@ -17,7 +17,7 @@ from gpurun.core.run_plan import PublicFile
 from gpurun.remote.chunks import MOST_PART_BYTES
 from gpurun.remote.interface import FarRefusal, Sink
 from gpurun.remote.machine_facts import Count, Sha256
-from gpurun.remote.messages import MOST_LINE_BYTES, No, refusal_in, understood
+from gpurun.remote.messages import MOST_LINE_BYTES, No, parse_message, refusal_in
 from gpurun.remote.s3.objects import data_key
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.staged_files import StagedFile
@@ -173,7 +173,7 @@ class _Progress:
             raise FarRefusal("nonsense", f"The instance sent {len(self._rest)} bytes without a line end.")
 
     def _take(self, line: bytes) -> None:
-        progress = understood(_Line, line)
+        progress = parse_message(_Line, line)
         self.bytes = max(self.bytes, progress.bytes)
         if progress.error is not None:
             raise FarRefusal(progress.error.code, progress.error.message, needed_bytes=progress.error.needed_bytes)

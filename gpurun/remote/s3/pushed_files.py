@@ -21,7 +21,7 @@ from gpurun.remote.messages import (
     ManifestFile,
     Name,
     demand_sound,
-    understood,
+    parse_message,
 )
 from gpurun.remote.s3.push_slots import SLOTS, head_key, slot_key
 from gpurun.remote.s3.s3_client import Bucket
@@ -71,7 +71,7 @@ def read_pushed(bucket: Bucket, folder: str, *, run: str, key: str, most_bytes: 
         hint = "Someone else has written to the bucket. Files downloaded before are kept; nothing of this list is used."
         raise CollectFailed("collect.bucket_altered", what, hint=hint)
     try:
-        head = understood(_Head, body, MOST_HEAD_BYTES)
+        head = parse_message(_Head, body, MOST_HEAD_BYTES)
         manifest = head.manifest
         demand_sound(manifest, most_bytes)
         if head.run != run:

@@ -18,7 +18,7 @@ from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError
 from gpurun.core.secrets import Secret
 from gpurun.remote.s3.address import BucketAddress
-from gpurun.remote.s3.s3_errors import PASSING, SKEWED, UNKNOWN_KEY, BucketLost, explain_s3_refusal, skewed
+from gpurun.remote.s3.s3_errors import PASSING, SKEWED, UNKNOWN_KEY, BucketLost, explain_s3_refusal, skewed_clock_error
 
 MOST_SIGNED_S = 7 * 24 * 3600
 """The limit for a presigned URL (SigV4); it also ends with the credentials that signed it."""
@@ -195,7 +195,7 @@ class Bucket:
                 if code in _ABSENT and operation in _MAY_LACK:
                     return None
                 if code in SKEWED and is_last:
-                    raise skewed(self._ahead_s(response), self.endpoint) from None
+                    raise skewed_clock_error(self._ahead_s(response), self.endpoint) from None
                 if code in SKEWED | UNKNOWN_KEY and not is_last:
                     # The key may have been renewed, or the laptop may have slept after signing.
                     self._session = AwsSession(self._clock)

@@ -79,7 +79,7 @@ def explain_s3_refusal(
     return SetupError("stage.refused", what, hint="Try without --stage: then the files go over SSH.")
 
 
-def skewed(ahead_s: float | None, endpoint: str) -> SetupError:
+def skewed_clock_error(ahead_s: float | None, endpoint: str) -> SetupError:
     """Return the error for clocks that differ by more than S3 allows (AWS: 15 minutes); None if S3 sent no time."""
     what = f"{endpoint} refuses requests because of this machine's clock"
     if ahead_s is not None:

@@ -15,7 +15,7 @@ AGAIN_S = 5.0
 T = TypeVar("T")
 
 
-def patiently(
+def retry_bucket_call(
     clock: Clock,
     patience_s: float,
     attempt: Callable[[], T],

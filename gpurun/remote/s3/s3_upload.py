@@ -17,7 +17,7 @@ from gpurun.core.filelock import exclusive
 from gpurun.core.paths import make_private
 from gpurun.core.records import canonical
 from gpurun.remote.archive import PackedFile
-from gpurun.remote.chunks import Parts, compressed
+from gpurun.remote.chunks import Parts, compress_part
 from gpurun.remote.s3.objects import Index, data_key, find_staged, index_key
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_errors import BucketLost
@@ -100,7 +100,7 @@ class _Sending:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             try:
                 for index in range(self._parts.count):
-                    data = compressed(self._parts.read(index).content, "zstd")
+                    data = compress_part(self._parts.read(index).content, "zstd")
                     sent.append(len(data))
                     rest += data
                     while len(rest) > PIECE_BYTES:

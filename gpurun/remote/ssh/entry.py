@@ -68,12 +68,16 @@ class HostEntry:
         if kind not in ALGORITHMS:
             raise _unwritable(self.host_key)
         if self.identity != AGENT:
-            quoted(self.identity)
+            quote_for_ssh(self.identity)
 
     def config(self, known_hosts: Path, file: Path) -> str:
         """Return its lines, and those of the host on the way, as they stand in a `file`."""
-        way = f"ProxyCommand {through(file, self.jump.alias) if self.jump else 'none'}"
-        keys = "" if self.identity == AGENT else f"    IdentityFile {quoted(self.identity)}\n    IdentitiesOnly yes\n"
+        way = f"ProxyCommand {proxy_command(file, self.jump.alias) if self.jump else 'none'}"
+        keys = (
+            ""
+            if self.identity == AGENT
+            else f"    IdentityFile {quote_for_ssh(self.identity)}\n    IdentitiesOnly yes\n"
+        )
         own = (
             f"Host {self.alias}\n"
             f"    HostName {self.address.host}\n"
@@ -81,7 +85,7 @@ class HostEntry:
             f"    User {self.address.user}\n"
             f"{keys}"
             f"    HostKeyAlias {self.alias}\n"
-            f"    UserKnownHostsFile {quoted(str(known_hosts))}\n"
+            f"    UserKnownHostsFile {quote_for_ssh(str(known_hosts))}\n"
             f"    {way}\n" + "".join(f"    {option.replace('=', ' ', 1)}\n" for option in _OF_AN_ENTRY)
         )
         return own + (self.jump.config(known_hosts, file) if self.jump else "")
@@ -91,7 +95,7 @@ class HostEntry:
         return f"{self.alias} {self.host_key}\n" + (self.jump.known() if self.jump else "")
 
 
-def through(file: Path, alias: str) -> str:
+def proxy_command(file: Path, alias: str) -> str:
     """Return the ProxyCommand that goes over an entry of a file; ssh's own -J fails at a space in its path."""
     return f"ssh -F {shlex.quote(str(file)).replace('%', '%%')} -W '[%h]:%p' {alias}"
 
@@ -100,10 +104,10 @@ def include_line(config: Path) -> str:
     """Return the line that makes ssh read a file of entries; some versions of ssh expand a % in it."""
     if "%" in str(config):
         raise _unwritable(str(config))
-    return f"Include {quoted(str(config))}"
+    return f"Include {quote_for_ssh(str(config))}"
 
 
-def quoted(path: str) -> str:
+def quote_for_ssh(path: str) -> str:
     """Return a path quoted for ssh; SetupError for one that cannot be quoted."""
     if not _PATH.fullmatch(path):
         raise _unwritable(path)

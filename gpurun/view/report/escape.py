@@ -8,17 +8,19 @@ from collections.abc import Iterable
 from gpurun.core.untrusted import safe_line
 
 
-def escaped(text: object) -> str:
+def escape_line(text: object) -> str:
     """Return one harmless line that HTML shows as text, in an element or in a quoted attribute."""
     return html.escape(safe_line(str(text)), quote=True)
 
 
 def lines_escaped(lines: Iterable[str]) -> str:
     """Return the lines, escaped, for an element that keeps line breaks and spaces."""
-    return "\n".join(escaped(line) for line in lines)
+    return "\n".join(escape_line(line) for line in lines)
 
 
 def tag(name: str, inner: str, **attributes: str) -> str:
     """Return an element around HTML that is already escaped; `class_` stands for class, `data_label` for data-label."""
-    spelled = "".join(f' {key.rstrip("_").replace("_", "-")}="{escaped(value)}"' for key, value in attributes.items())
+    spelled = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape_line(value)}"' for key, value in attributes.items()
+    )
     return f"<{name}{spelled}>{inner}</{name}>"

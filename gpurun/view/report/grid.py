@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpurun.view.number_format import format_loss
-from gpurun.view.report.escape import escaped, lines_escaped, tag
+from gpurun.view.report.escape import escape_line, lines_escaped, tag
 from gpurun.view.report.line_styles import swatch
 from gpurun.view.report.report_model import RunMaterial
 from gpurun.view.report.series import WrittenSample
@@ -26,17 +26,17 @@ def samples_section(runs: Sequence[RunMaterial]) -> str:
 
 
 def _prompt(prompt: str, runs: Sequence[RunMaterial], *, is_open: bool) -> str:
-    title = tag("q", escaped(prompt)) if prompt else "an empty prompt"
+    title = tag("q", escape_line(prompt)) if prompt else "an empty prompt"
     having = [(place, run) for place, run in enumerate(runs) if prompt in run.history.samples]
     columns = [run.history.samples[prompt].items for _, run in having]
-    head = "".join(tag("th", f"{swatch(place)}{escaped(run.run)}", scope="col") for place, run in having)
-    rows = "".join(_row(name, cells, prompt, [run for _, run in having]) for name, cells in aligned(columns))
+    head = "".join(tag("th", f"{swatch(place)}{escape_line(run.run)}", scope="col") for place, run in having)
+    rows = "".join(_row(name, cells, prompt, [run for _, run in having]) for name, cells in align_rows(columns))
     table = f'<table class="samples"><thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{rows}</tbody></table>'
     opened = " open" if is_open else ""
     return f'<details{opened}><summary>{title}</summary><div class="wide" tabindex="0">{table}</div></details>'
 
 
-def aligned(columns: Sequence[Sequence[WrittenSample]]) -> list[tuple[str, list[WrittenSample | None]]]:
+def align_rows(columns: Sequence[Sequence[WrittenSample]]) -> list[tuple[str, list[WrittenSample | None]]]:
     """Return the rows: by step if the runs share enough of their steps, else by position."""
     by_step = [{sample.step: sample for sample in column} for column in columns]
     steps = sorted({step for column in by_step for step in column})
@@ -52,14 +52,14 @@ def aligned(columns: Sequence[Sequence[WrittenSample]]) -> list[tuple[str, list[
 
 def _row(name: str, samples: Sequence[WrittenSample | None], prompt: str, runs: Sequence[RunMaterial]) -> str:
     cells = "".join(_cell(sample, prompt, run, name) for sample, run in zip(samples, runs, strict=True))
-    return f"<tr>{tag('th', escaped(name), scope='row')}{cells}</tr>"
+    return f"<tr>{tag('th', escape_line(name), scope='row')}{cells}</tr>"
 
 
 def _cell(sample: WrittenSample | None, prompt: str, run: RunMaterial, name: str) -> str:
     if sample is None:
         return tag("td", "", class_="none", data_label=run.run)
-    text = f"<b>{escaped(prompt)}</b>{lines_escaped(sample.lines)}"
-    return tag("td", tag("pre", text) + tag("small", escaped(_when(sample, run, name))), data_label=run.run)
+    text = f"<b>{escape_line(prompt)}</b>{lines_escaped(sample.lines)}"
+    return tag("td", tag("pre", text) + tag("small", escape_line(_when(sample, run, name))), data_label=run.run)
 
 
 def _when(sample: WrittenSample, run: RunMaterial, name: str) -> str:

@@ -13,7 +13,7 @@ from gpurun.core.receipt_record import on_gpu
 from gpurun.core.untrusted import safe_line
 from gpurun.view.number_format import UNKNOWN, format_count, format_duration, format_loss, format_percent, short_hash
 from gpurun.view.receipt_screen import cost_label, signature_word
-from gpurun.view.report.escape import escaped, tag
+from gpurun.view.report.escape import escape_line, tag
 from gpurun.view.report.line_styles import swatch
 from gpurun.view.report.report_model import RunMaterial, find_lowest_loss, list_differences, set_differences, settings
 from gpurun.view.report.series import Mark
@@ -26,22 +26,22 @@ def runs_table(runs: Sequence[RunMaterial]) -> str:
     heads = ("run", "recipe", "hardware", "trained", "cost", "tokens", "final loss", "best validation", "verdict")
     best = find_lowest_loss(runs)
     rows = "".join(_run_row(place, run, heads, best[1].loss if best else None) for place, run in enumerate(runs))
-    head = "".join(tag("th", escaped(name), scope="col") for name in heads)
+    head = "".join(tag("th", escape_line(name), scope="col") for name in heads)
     return f'<table class="runs"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
 def _run_row(place: int, run: RunMaterial, heads: Sequence[str], best: float | None) -> str:
     mark, last = run.history.best, run.last
-    name = f"{swatch(place)}<b>{escaped(run.run)}</b>{_small(_when(run))}"
+    name = f"{swatch(place)}<b>{escape_line(run.run)}</b>{_small(_when(run))}"
     is_best = mark is not None and mark.loss == best
     cells = (
-        escaped(run.recipe) + _small(_what(run)),
-        escaped(run.history.device or run.where) + _small(run.where if run.history.device else ""),
+        escape_line(run.recipe) + _small(_what(run)),
+        escape_line(run.history.device or run.where) + _small(run.where if run.history.device else ""),
         _whole(UNKNOWN if run.train_s is None else format_duration(run.train_s)) + _small(_rented(run)),
         _whole(_money(run.cost_micros)) + _small(_cost_is(run)),
         _whole(_count(last.tokens if last else None)) + _small(_steps(run)),
-        escaped(format_loss(last.loss if last else None)),
-        (f"<b>{escaped(format_loss(mark.loss))}</b>" if is_best and mark else escaped(_loss(mark)))
+        escape_line(format_loss(last.loss if last else None)),
+        (f"<b>{escape_line(format_loss(mark.loss))}</b>" if is_best and mark else escape_line(_loss(mark)))
         + _small(_result_at(mark, run)),
         _verdict(run),
     )
@@ -65,11 +65,11 @@ def _what(run: RunMaterial) -> str:
 
 def _whole(figure: str) -> str:
     """Return a number and its unit, joined so that no line break separates them."""
-    return tag("span", escaped(figure), class_="whole")
+    return tag("span", escape_line(figure), class_="whole")
 
 
 def _small(text: str) -> str:
-    return tag("small", escaped(text)) if text else ""
+    return tag("small", escape_line(text)) if text else ""
 
 
 def _money(amount: Micros | None) -> str:
@@ -124,7 +124,7 @@ def _verdict(run: RunMaterial) -> str:
     if signed == "bad":
         return tag("span", "bad signature", class_="pill bad") + _small("nothing on this receipt can be trusted")
     verdict = receipt.predicate["verdict"]
-    pill = tag("span", escaped(verdict["is"]), class_="pill good" if on_gpu(verdict) else "pill warn")
+    pill = tag("span", escape_line(verdict["is"]), class_="pill good" if on_gpu(verdict) else "pill warn")
     return pill + _small(f"receipt #{receipt.predicate['seq']:04d} {short_hash(receipt.sha256)}, {signed}")
 
 
@@ -172,8 +172,10 @@ def _matrix(
     `corner` is the heading of the first column. `places` are the positions of the runs in the report, which determine
     their colours; without it the positions are 0, 1, and so on.
     """
-    names = [f"{swatch(place)}{escaped(run.run)}" for place, run in zip(places or range(len(runs)), runs, strict=True)]
-    keys, cells = [escaped(key) for key, _ in rows], [list(map(escaped, values)) for _, values in rows]
+    names = [
+        f"{swatch(place)}{escape_line(run.run)}" for place, run in zip(places or range(len(runs)), runs, strict=True)
+    ]
+    keys, cells = [escape_line(key) for key, _ in rows], [list(map(escape_line, values)) for _, values in rows]
     if len(runs) > len(rows):
         corner, names, keys, cells = "run", keys, names, [list(column) for column in zip(*cells, strict=True)]
     head = "".join(tag("th", name, scope="col") for name in names)

@@ -9,7 +9,7 @@ from gpurun.core.money import format_usd, total
 from gpurun.core.receipt_rules import stated_trainer
 from gpurun.view.number_format import format_duration, format_loss
 from gpurun.view.receipt_screen import hardware_words, shutdown_words, signature_word
-from gpurun.view.report.escape import escaped, tag
+from gpurun.view.report.escape import escape_line, tag
 from gpurun.view.report.grid import samples_section
 from gpurun.view.report.html_tables import differences_table, runs_table, settings_table, validation_table
 from gpurun.view.report.line_styles import swatch
@@ -22,7 +22,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 def report_page(runs: Sequence[RunMaterial], *, version: str) -> str:
     """Return the report of at least one run. The same material gives the same bytes; SetupError without matplotlib."""
     title = _listed([run.run for run in runs])
-    heading = _listed([tag("span", escaped(run.run), class_="whole") for run in runs])
+    heading = _listed([tag("span", escape_line(run.run), class_="whole") for run in runs])
     sections = [
         _section("Loss", _charts(runs), "loss"),
         _section("Runs", runs_table(runs), "runs"),
@@ -36,16 +36,16 @@ def report_page(runs: Sequence[RunMaterial], *, version: str) -> str:
         f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
-        f"<title>{escaped(title)} · gpurun report</title><style>{style}</style>"
+        f"<title>{escape_line(title)} · gpurun report</title><style>{style}</style>"
     )
     top = f'<header><p class="kicker">gpurun report</p><h1>{heading}</h1>{_lede(runs)}</header>'
-    foot = f"<footer>Made by gpurun {escaped(version)}. This page runs nothing and loads nothing.</footer>"
+    foot = f"<footer>Made by gpurun {escape_line(version)}. This page runs nothing and loads nothing.</footer>"
     body = f"<body>{top}\n<main>{''.join(sections)}</main>\n{foot}</body>"
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n{body}</html>\n'
 
 
 def _section(title: str, inner: str, name: str) -> str:
-    return f'<section id="{name}"><h2>{escaped(title)}</h2>{inner}</section>\n'
+    return f'<section id="{name}"><h2>{escape_line(title)}</h2>{inner}</section>\n'
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -67,7 +67,7 @@ def _lede(runs: Sequence[RunMaterial]) -> str:
     words.append(f"{format_usd(total(*costs))} in all" + (f", {unknown} not known" if unknown else ""))
     days = sorted({run.day for run in runs if run.day})
     words += [days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"] if days else []
-    return tag("p", escaped(" · ".join(words)), class_="lede")
+    return tag("p", escape_line(" · ".join(words)), class_="lede")
 
 
 def _charts(runs: Sequence[RunMaterial]) -> str:
@@ -83,14 +83,14 @@ def _charts(runs: Sequence[RunMaterial]) -> str:
         f'<input type="radio" name="axis" id="by-{axis.name}"{"" if place else " checked"}>'
         for place, axis in enumerate(axes)
     )
-    labels = "".join(f'<label for="by-{axis.name}">{escaped(axis.name)}</label>' for axis in axes)
+    labels = "".join(f'<label for="by-{axis.name}">{escape_line(axis.name)}</label>' for axis in axes)
     figures = "".join(
         f'<figure class="{axis.name}"><div class="broad">{loss_chart(curves, axis, unit=unit)}</div>'
         f'<div class="slim">{loss_chart(curves, axis, unit=unit, narrow=True)}</div></figure>'
         for axis in axes
     )
-    own = [tag("small", escaped(words)) if words else "" for words in own_settings(runs)]
-    legend = "".join(f"<li>{swatch(place)}{escaped(run.run)} {own[place]}</li>" for place, run in enumerate(runs))
+    own = [tag("small", escape_line(words)) if words else "" for words in own_settings(runs)]
+    legend = "".join(f"<li>{swatch(place)}{escape_line(run.run)} {own[place]}</li>" for place, run in enumerate(runs))
     words = "Line: training loss, its running mean over the thin raw line. Marks: validation loss."
     unranked = why_unranked(runs)
     words += f" {unranked}" if unranked else ""
@@ -100,7 +100,7 @@ def _charts(runs: Sequence[RunMaterial]) -> str:
     return (
         f'<div class="charts">{inputs}<nav aria-label="measure training in">{labels}</nav>'
         f'<ul class="legend">{legend}</ul>'
-        f"{figures}{tag('p', escaped(words), class_='note')}</div>"
+        f"{figures}{tag('p', escape_line(words), class_='note')}</div>"
     )
 
 
@@ -132,7 +132,7 @@ def _sources(runs: Sequence[RunMaterial]) -> str:
             ]
             lines += [f"{incident['code']}: {incident['message']}" for incident in receipt.predicate["incidents"]]
         lines += [*run.notes, *(f"warning: {w}" for w in run.history.warnings)]
-        inner = "".join(tag("li", escaped(line)) for line in lines if line)
-        items.append(f"<h3>{swatch(place)}{escaped(run.run)}</h3><ul>{inner}</ul>")
+        inner = "".join(tag("li", escape_line(line)) for line in lines if line)
+        items.append(f"<h3>{swatch(place)}{escape_line(run.run)}</h3><ul>{inner}</ul>")
     note = "Losses and samples were reported by the machine; cost and times were measured here, for the receipt."
     return "".join(items) + tag("p", note, class_="note")

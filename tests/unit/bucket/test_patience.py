@@ -10,7 +10,7 @@ from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import GpurunError, SetupError
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_errors import BucketLost
-from gpurun.remote.s3.s3_retry import patiently
+from gpurun.remote.s3.s3_retry import retry_bucket_call
 from tests.emulators.s3 import S3Emulator
 
 
@@ -32,14 +32,14 @@ class Sending:
 def test_a_transfer_that_moves_is_retried_however_long_it_takes() -> None:
     clock = VirtualClock()
     sending = Sending(clock, tries=9, sent_bytes=1)
-    assert patiently(clock, 60, sending, moved=lambda: sending.sent_bytes) == "all of it is there"
+    assert retry_bucket_call(clock, 60, sending, moved=lambda: sending.sent_bytes) == "all of it is there"
 
 
 def test_what_does_not_go_on_is_given_up() -> None:
     clock = VirtualClock()
     sending = Sending(clock, tries=9, sent_bytes=0)
     with pytest.raises(BucketLost):
-        patiently(clock, 60, sending, moved=lambda: sending.sent_bytes)
+        retry_bucket_call(clock, 60, sending, moved=lambda: sending.sent_bytes)
     assert sending.tries == 8
 
 

@@ -26,7 +26,7 @@ from gpurun.data import prepare_state, tasks
 from gpurun.data.dedupe.signatures import Dedupe
 from gpurun.data.layout import Layout
 from gpurun.data.prepare import Prepared, PrepareOrder, prepare
-from gpurun.data.run_shards import order_for, prepared
+from gpurun.data.run_shards import order_for, prepare_run_shards
 from gpurun.data.split import EVERY, bound_for, bound_for_few, hash_text
 from gpurun.data.tasks import UNFINISHED
 from gpurun.jobs.training.recipe import load_recipe, resolve
@@ -101,7 +101,7 @@ def test_both_verbs_make_the_same_shards_of_the_same_text(tmp_path: Path, name: 
     text.write_text("".join(f"{i}: {WORDS}" for i in range(4000)))
     resolved = resolve(load_recipe(name), "full").record
     prepare(order_for(resolved, str(text), tmp_path / "folder"), lambda _: None)
-    prepared(resolved, str(text), into=tmp_path / "run", cache=tmp_path / "cache", say=lambda _: None)
+    prepare_run_shards(resolved, str(text), into=tmp_path / "run", cache=tmp_path / "cache", say=lambda _: None)
     run = content(tmp_path / "run")
     del run["prompts.json"]
     assert run == content(tmp_path / "folder")
@@ -438,7 +438,7 @@ def mini(tmp_path: Path, name: str, say: Callable[[str], None] = lambda _: None)
     if not text.exists():
         text.write_text("".join(f"{i}: {WORDS}" for i in range(4000)))
     resolved = resolve(load_recipe("mini-gpt"), "full").record
-    found = prepared(resolved, str(text), into=tmp_path / name, cache=tmp_path / "cache", say=say)
+    found = prepare_run_shards(resolved, str(text), into=tmp_path / name, cache=tmp_path / "cache", say=say)
     assert found.folder == str(tmp_path / name)
     return tmp_path / name
 
@@ -494,7 +494,7 @@ def test_a_cached_text_too_small_for_this_recipe_is_refused_here(tmp_path: Path)
     resolved = resolve(load_recipe("mini-gpt"), "full").record
     resolved["model"]["context"] = 100_000
     with refusal(UsageError, "data.too_small", "100,000 plus"):
-        prepared(
+        prepare_run_shards(
             resolved, str(tmp_path / "text.txt"), into=tmp_path / "b", cache=tmp_path / "cache", say=lambda _: None
         )
 

@@ -18,7 +18,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import DataSummary, PublicFile, Request
 from gpurun.data.public_shards import files_of_the_hub
-from gpurun.data.run_shards import prepared
+from gpurun.data.run_shards import prepare_run_shards
 from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.planning.transfer import public_shards
 from gpurun.remote.agent.presigned import UrlRefused
@@ -46,7 +46,7 @@ def found(tmp_path: Path, data: str = "hf:me/tokens", *overrides: str) -> DataSu
     """What a run of 8,000 tokens finds at a set."""
     wanted = ("data.tokenizer=gpt2", "train.steps=10", "train.batch_tokens=800", "train.micro_batch=1", *overrides)
     record = resolve(load_recipe("mini-gpt"), "full", ["model.context=8", *wanted]).record
-    return prepared(record, data, into=tmp_path / "data", cache=tmp_path / "cache", say=lambda _: None)
+    return prepare_run_shards(record, data, into=tmp_path / "data", cache=tmp_path / "cache", say=lambda _: None)
 
 
 def test_only_the_shards_read_are_bound_by_digest_and_commit(hub: HubEmulator, tmp_path: Path) -> None:

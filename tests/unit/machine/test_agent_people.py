@@ -205,9 +205,9 @@ def test_traffic_between_processes_of_the_box_does_not_count(there: Any, box: Bo
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(b"x" * 1000)
         client.recv(1000)
-        (size,) = dict(people.forwarded({server.pid})).values()
+        (size,) = dict(people.forwarded_bytes({server.pid})).values()
         assert size >= 2000
-        assert dict(people.forwarded({server.pid, os.getpid()})) == {}
+        assert dict(people.forwarded_bytes({server.pid, os.getpid()})) == {}
 
 
 @pytest.mark.slow

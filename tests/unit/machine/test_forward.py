@@ -32,7 +32,7 @@ def forward_once(place: Place, monkeypatch: pytest.MonkeyPatch, server: sshd.Ssh
     (home.ssh / "known_hosts").write_text(entry.known())
     config_of(home).write_text(entry.config(home.ssh / "known_hosts", config_of(home)))
     monkeypatch.setattr(ways_in, "way_to_run", lambda *_: WayIn("fox-41", entry, "x"))
-    monkeypatch.setattr("gpurun.cli.run_control.meant", lambda session, run: run)
+    monkeypatch.setattr("gpurun.cli.run_control.resolve_run_name", lambda session, run: run)
 
     def use(port: int) -> None:
         with socket.create_connection(("127.0.0.1", port), 20) as client:

@@ -81,7 +81,7 @@ def entry(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masters
 
 def settled(own_home: Path, **more: str) -> tuple[Box, list[str]]:
     request = Request(recipe="mini-gpt", host="lab", python=sys.executable, **more)  # type: ignore[arg-type]
-    box, _, notes = own_box.reached(request, own_box.login_of("lab"), Home(own_home).prepare(), SystemClock())
+    box, _, notes = own_box.reach_box(request, own_box.login_of("lab"), Home(own_home).prepare(), SystemClock())
     return box, notes
 
 

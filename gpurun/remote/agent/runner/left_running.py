@@ -54,20 +54,20 @@ def still_working() -> List[str]:
     Processes that end during the observation are not included.
     """
     time.sleep(SETTLE_S)
-    before, began = used(), time.monotonic()
+    before, began = use_of_descendants(), time.monotonic()
     time.sleep(SAMPLE_S)
-    after, passed_s = used(), time.monotonic() - began
+    after, passed_s = use_of_descendants(), time.monotonic() - began
     names: List[str] = []
     for pid, (name, cpu_s, written) in after.items():
         if pid not in before or name in MONITORS:
             continue
         is_busy = cpu_s - before[pid][1] > LEAST_SHARE * passed_s
-        if (is_busy or written > before[pid][2]) and (shown := named(pid, name)) not in names:
+        if (is_busy or written > before[pid][2]) and (shown := process_name(pid, name)) not in names:
             names.append(shown)
     return names[:MOST_NAMED]
 
 
-def used() -> Dict[int, Tuple[str, float, int]]:
+def use_of_descendants() -> Dict[int, Tuple[str, float, int]]:
     """Return, for every descendant, its name, the CPU seconds that it has used, and the bytes that it has written."""
     seen = list_cpu_use()
     below, found = {os.getpid()}, {}
@@ -109,7 +109,7 @@ def written_by(pid: int) -> int:
         return 0
 
 
-def named(pid: int, name: str) -> str:
+def process_name(pid: int, name: str) -> str:
     """Return the name of a process with its script's name, but no other argument, because those may hold a secret."""
     try:
         with open("/proc/%d/cmdline" % pid, "rb") as file:

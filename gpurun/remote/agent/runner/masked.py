@@ -36,7 +36,7 @@ def mask(content: bytes, forms: list[bytes]) -> bytes:
     return content
 
 
-def begun(content: bytes, form: bytes) -> int:
+def begun_form_bytes(content: bytes, form: bytes) -> int:
     """Return how many bytes at the end of `content` could begin a `form` that continues in the next input."""
     place = content.find(form[:1], max(0, len(content) - len(form) + 1))
     while place >= 0 and not form.startswith(content[place:]):

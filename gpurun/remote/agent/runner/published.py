@@ -109,7 +109,7 @@ class PublishedOutputs:
         listed = digests_listed(os.path.join(self.out, MANIFEST))
         for name, stamp in self.looks.items():
             entry = self.published.get(name)
-            if not entry or entry.stamp != stamp or listed.get(encoded(name)) != entry.sha256:
+            if not entry or entry.stamp != stamp or listed.get(encode_name(name)) != entry.sha256:
                 self.unpublished.append((name, stamp[0], why))
 
     def publish_all(self, step: int, is_last: bool) -> None:
@@ -119,7 +119,7 @@ class PublishedOutputs:
         self.looks = new = found.files
         for glob, count in zip(self.walk.globs, found.matched):  # noqa: B905 - Python 3.8 has no `strict`
             self.matched[glob.text] = max(self.matched[glob.text], count)
-        listing_bytes = sum(len(encoded(name)) + ENTRY_BYTES for name in new)
+        listing_bytes = sum(len(encode_name(name)) + ENTRY_BYTES for name in new)
         if not is_last:
             self.reserve(listing_bytes + FOLDER_BYTES * len({os.path.dirname(name) for name in new}))
         finished = new if is_last else {name: stamp for name, stamp in new.items() if before.get(name) == stamp}
@@ -171,7 +171,7 @@ class PublishedOutputs:
             self.note(name, "checkpoint", step)
         size = sum(self.published[name].bytes for name in names)
         common = os.path.commonpath(names) if len(names) > 1 else names[0]
-        self.tell("checkpoint", step=step, bytes=size, name=short(common))
+        self.tell("checkpoint", step=step, bytes=size, name=short_name(common))
         return True
 
     def note(self, name: str, kind: str, step: int) -> None:
@@ -185,17 +185,19 @@ class PublishedOutputs:
         kept = self.published.get(name)
         if kept and kept.stamp == stamp:
             return True
-        size = len(encoded(name)) + ENTRY_BYTES
+        size = len(encode_name(name)) + ENTRY_BYTES
         if not kept and (len(self.published) >= MOST_FILES or self.manifest_bytes + size > MOST_MANIFEST_BYTES):
             self.over[name] = stamp[0]
             return False
         source, partial = self.walk.source(name), os.path.join(self.out, PARTIAL)
         if not is_last and shutil.disk_usage(self.out).free < stamp[0] + SPARE_BYTES:
-            self.warn("outputs.no_room", "%s is published at the end: this disk has no room for a copy" % words(name))
+            self.warn(
+                "outputs.no_room", "%s is published at the end: this disk has no room for a copy" % readable_name(name)
+            )
             return False
         remove_file(partial)
         try:
-            digest, stamp = linked(source, partial, stamp) if is_last else copy_file(source, partial, stamp)
+            digest, stamp = link_or_copy(source, partial, stamp) if is_last else copy_file(source, partial, stamp)
             self.put(partial, name)
         except Moved:
             self.why[name] = "it was still being written"
@@ -203,7 +205,7 @@ class PublishedOutputs:
         except OSError as error:
             remove_file(partial)  # On a full disk an incomplete copy would take the room of the list.
             self.why[name] = error.strerror or str(error)
-            self.warn("outputs.unreadable", "%s cannot be published: %s" % (words(name), self.why[name]))
+            self.warn("outputs.unreadable", "%s cannot be published: %s" % (readable_name(name), self.why[name]))
             return False
         if not kept:
             self.manifest_bytes += size
@@ -234,7 +236,7 @@ class PublishedOutputs:
     def forget(self, name: str) -> None:
         """Remove a file from the list."""
         if self.published.pop(name, None):
-            self.manifest_bytes -= len(encoded(name)) + ENTRY_BYTES
+            self.manifest_bytes -= len(encode_name(name)) + ENTRY_BYTES
             self.is_changed = True
 
     def write(self) -> None:
@@ -243,7 +245,7 @@ class PublishedOutputs:
         with open(path + ".tmp", "w") as file:
             file.write('{"v": 1, "latest": %s, "best": null, "files": [' % json.dumps(self.latest))
             comma = "\n"
-            for name, entry in sorted((encoded(name), entry) for name, entry in self.published.items()):
+            for name, entry in sorted((encode_name(name), entry) for name, entry in self.published.items()):
                 values = (comma, name, entry.bytes, entry.sha256, entry.kind, entry.step)
                 file.write('%s{"name": "%s", "bytes": %d, "sha256": "%s", "kind": "%s", "step": %d}' % values)
                 comma = ",\n"
@@ -271,11 +273,11 @@ class PublishedOutputs:
         """Write one event for each file; if there are very many, one for all."""
         if len(self.new_files) <= MOST_EVENTS:
             for name, size, step in self.new_files:
-                self.tell("output", step=step, name=short(name), bytes=size)
+                self.tell("output", step=step, name=short_name(name), bytes=size)
         else:
             name, _, step = self.new_files[-1]
             size = sum(size for _, size, _ in self.new_files)
-            self.tell("output", step=step, name=short(name), bytes=size, files=len(self.new_files))
+            self.tell("output", step=step, name=short_name(name), bytes=size, files=len(self.new_files))
         self.new_files = []
 
     def sum_up(self, found: MatchedFiles) -> None:
@@ -296,7 +298,7 @@ class PublishedOutputs:
             sums = [new_bytes(path, self.began_wall) for _, path in paths]
             size = sum(size for _, size in sums)
             if any(files for files, _ in sums):
-                what = words(paths[0][0].partition("/")[2]) if len(paths) == 1 else rule
+                what = readable_name(paths[0][0].partition("/")[2]) if len(paths) == 1 else rule
                 self.left_behind.append((what, size))
                 if size >= WARN_BYTES or rule not in STAYS:  # A few bytes of cache are not worth a warning.
                     named.append("%s (%s bytes)" % (what, format(size, ",")))
@@ -322,19 +324,19 @@ class Moved(OSError):
     """A file was written, or replaced, while it was copied."""
 
 
-def encoded(name: str) -> str:
+def encode_name(name: str) -> str:
     """Return a name in the manifest's form: its bytes, percent-encoded."""
     return quote(os.fsencode(name), safe=PLAIN)
 
 
-def words(name: str) -> str:
+def readable_name(name: str) -> str:
     """Return a name for a message."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     """Return a name for an event."""
-    return encoded(name)[-400:]
+    return encode_name(name)[-400:]
 
 
 def digests_listed(path: str) -> dict[str, str]:
@@ -355,7 +357,7 @@ def copy_file(source: str, target: str, stamp: Stamp) -> tuple[str, Stamp]:
     return digest, stamp
 
 
-def linked(source: str, target: str, stamp: Stamp) -> tuple[str, Stamp]:
+def link_or_copy(source: str, target: str, stamp: Stamp) -> tuple[str, Stamp]:
     """Give a file a second name, or copy it if that is impossible, as on another disk; return its digest.
 
     A file that a surviving process still writes is copied up to its current size, if that part does not change.

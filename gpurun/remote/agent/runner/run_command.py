@@ -24,9 +24,9 @@ from gpurun.remote.agent.runner.elsewhere import MOST_NAMED
 from gpurun.remote.agent.runner.elsewhere import find_results as look_elsewhere
 from gpurun.remote.agent.runner.last_words import LastWords
 from gpurun.remote.agent.runner.left_running import end_left_running
-from gpurun.remote.agent.runner.masked import begun, forms_of, mask
+from gpurun.remote.agent.runner.masked import begun_form_bytes, forms_of, mask
 from gpurun.remote.agent.runner.progress_lines import Progress
-from gpurun.remote.agent.runner.published import PublishedOutputs, encoded, words
+from gpurun.remote.agent.runner.published import PublishedOutputs, encode_name, readable_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Log:
     def pass_on(self, end: int, is_last: bool = False) -> None:
         """Pass on the held output up to a place, except what may be the beginning of a secret (of several lines)."""
         ready = self.held[:end]
-        end -= 0 if is_last else max([0, *(begun(ready, form) for form in self.forms)])
+        end -= 0 if is_last else max([0, *(begun_form_bytes(ready, form) for form in self.forms)])
         self.put(self.held[:end])
         self.held = self.held[end:]
 
@@ -301,14 +301,14 @@ class RunningCommand:
             elsewhere = look_elsewhere(self.began_wall, passed_by, limit_s)
         except Exception as error:  # noqa: BLE001 - the command's own end must be reported in any case
             outputs.warn("outputs.not_looked_for", "%s: %s" % (type(error).__name__, error))
-            elsewhere = counted([])
+            elsewhere = count_files([])
         event = {
             "step": self.curve.progress.step,
-            "published": dict(counted((name, entry.bytes) for name, entry in outputs.published.items()), first=[]),
+            "published": dict(count_files((name, entry.bytes) for name, entry in outputs.published.items()), first=[]),
             "matched": dict(sorted(outputs.matched.items())[:MOST_NAMED]),
             "unmatched": self.unmatched(),
-            "unpublished": counted((encoded(name), size) for name, size, _ in outputs.unpublished),
-            "left_behind": counted(outputs.left_behind),
+            "unpublished": count_files((encode_name(name), size) for name, size, _ in outputs.unpublished),
+            "left_behind": count_files(outputs.left_behind),
             "elsewhere": elsewhere,
             "still_working": working,
         }
@@ -316,7 +316,7 @@ class RunningCommand:
         if self.order.get("sync_s"):  # So that the next box with this folder does not get them again.
             gone = [name for name in outputs.walk.before if not os.path.lexists(outputs.walk.source(name))]
             if gone:
-                self.events.tell("removed", names=list(bounded(map(encoded, sorted(gone)))))
+                self.events.tell("removed", names=list(names_for_event(map(encode_name, sorted(gone)))))
 
     def unmatched(self) -> list[str]:
         """Return the user's flags whose globs match no new file."""
@@ -379,14 +379,14 @@ def command_environment(root: str) -> dict[str, str]:
     return dict(os.environ, PATH=os.path.dirname(sys.executable) + os.pathsep + there, **more)
 
 
-def counted(files: Iterable[tuple[str, int]]) -> dict[str, Any]:
+def count_files(files: Iterable[tuple[str, int]]) -> dict[str, Any]:
     """Return the number of files, their total bytes, and the first few by name."""
     listed = list(files)
-    first = [{"name": words(name)[-MOST_CHARS:], "bytes": size} for name, size in listed[:MOST_NAMED]]
+    first = [{"name": readable_name(name)[-MOST_CHARS:], "bytes": size} for name, size in listed[:MOST_NAMED]]
     return {"files": len(listed), "bytes": sum(size for _, size in listed), "first": first}
 
 
-def bounded(names: Iterable[str]) -> Iterable[str]:
+def names_for_event(names: Iterable[str]) -> Iterable[str]:
     """Return as many of the names as fit into one line of events."""
     left = MOST_EVENT_BYTES
     for name in names:

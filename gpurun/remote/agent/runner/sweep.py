@@ -186,7 +186,7 @@ class Trial:
         if order["is_recipe"]:
             sets = [word for name, value in params.items() for word in ("--set", "%s=%s" % (name, value))]
             return [self.out if word == "{out}" else word for word in words] + sets
-        return [filled(word, params) for word in words]
+        return [fill_in(word, params) for word in words]
 
     def read(self) -> None:
         """Pass on the trial's output, each line with the trial's number before it, and parse it."""
@@ -401,7 +401,7 @@ class RunningSweep:
             return next((settings for settings in grid_of(self.order["space"]) if settings not in taken), None)
         for attempt in range(MOST_DRAWS):
             is_asked = self.sampler is not None and attempt < MOST_ASKED
-            params = self.sampler.ask() if self.sampler and is_asked else drawn(self.order, number, attempt)
+            params = self.sampler.ask() if self.sampler and is_asked else draw_settings(self.order, number, attempt)
             if params not in taken:
                 return params
         return None
@@ -588,7 +588,7 @@ def grid_of(space: dict[str, Any]) -> Iterator[Params]:
         yield dict(zip(space, values))  # noqa: B905 - Python 3.8 has no `strict`
 
 
-def drawn(order: dict[str, Any], number: int, attempt: int) -> Params:
+def draw_settings(order: dict[str, Any], number: int, attempt: int) -> Params:
     """Return random settings: the same for the same trial of the same sweep, on any machine."""
     dice = random.Random("%d:%d:%d" % (order["seed"], number, attempt))
     return {name: drawn_value(axis, dice) for name, axis in order["space"].items()}
@@ -606,7 +606,7 @@ def drawn_value(axis: Any, dice: random.Random) -> str:
     return text_of(min(high, max(low, round(found))) if axis["whole"] else found)
 
 
-def filled(word: str, params: Params) -> str:
+def fill_in(word: str, params: Params) -> str:
     """Return a word of a command with the values filled in."""
     for name, value in params.items():
         word = word.replace("{%s}" % name, value)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from gpurun.remote.agent.runner.cloned import git_environment
 from gpurun.remote.agent.runner.elsewhere import MOST_NAMED, find_results
 from gpurun.remote.agent.runner.matching import Walk, new_bytes
-from gpurun.remote.agent.runner.published import words
+from gpurun.remote.agent.runner.published import readable_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def unsaved(root: str, order: Dict[str, Any], is_whole: bool) -> Dict[str, Any]:
         for child, path in paths:
             _, size = new_bytes(path, since_wall)
             if size >= LARGE_BYTES:
-                left[words(child.partition("/")[2])] = size
+                left[readable_name(child.partition("/")[2])] = size
     found = find_results(since_wall, [root], LOOK_S if is_whole else 0.0)
     first = [{"name": name, "bytes": size} for name, size in sorted(left.items(), key=lambda item: -item[1])]
     return {
