@@ -37,7 +37,7 @@ def get_parameters_by_path(call: Call, world: World, rules: Rules, pass_on: Pass
 
 
 def get_products(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """Return two products of a machine type: its on-demand price, and a capacity block, which is another kind of sale."""
+    """Return two products of a machine type: the on-demand price, and a capacity block, another kind of sale."""
     if call.region not in _REGIONS_OF_PRICING:
         raise AwsError("UnknownEndpoint", "Pricing is not served here", 404)
     filters = {row["Field"]: row["Value"] for row in call.json.get("Filters", ())}
