@@ -20,7 +20,7 @@ _TOLD = {
 
 
 class Problem(Exception):
-    """An answer that is an error; its message is the documented one unless another is given."""
+    """An error answer; its default message is the documented one."""
 
     def __init__(self, status: int, code: str, message: str = "", suggestion: str = "Contact Support.") -> None:
         super().__init__(code)

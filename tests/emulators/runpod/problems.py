@@ -11,7 +11,7 @@ SOLD_OUT = (
 
 
 class Problem(Exception):
-    """An answer that is an error."""
+    """An error answer."""
 
     def __init__(self, status: int, detail: str, errors: list[str] | None = None) -> None:
         super().__init__(detail)
