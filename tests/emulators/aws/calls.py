@@ -24,7 +24,7 @@ _SCHEDULES = {"POST": "CreateSchedule", "DELETE": "DeleteSchedule", "GET": "GetS
 
 
 class Fault(Enum):
-    """What goes wrong with one request."""
+    """A fault of one request."""
 
     DROP_REQUEST = "the connection ends and nothing was done"
     DROP_ANSWER = "it is done, and the connection ends"

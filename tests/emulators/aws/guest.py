@@ -23,7 +23,7 @@ _CARDS = {
 
 @dataclass(frozen=True)
 class Machine:
-    """What an instance is booted with. The guest calls `on_poweroff` once if it powers itself off."""
+    """The data with which a guest is booted. The guest calls `on_poweroff` once if it powers itself off."""
 
     id: str
     type_id: str

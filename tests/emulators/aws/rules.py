@@ -1,4 +1,4 @@
-"""What the account has and may do: regions, images, prices, quotas, permissions, capacity. A test changes these."""
+"""The resources and the permissions of the account: regions, images, prices, quotas, capacity. A test changes them."""
 
 from __future__ import annotations
 

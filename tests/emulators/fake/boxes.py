@@ -11,9 +11,9 @@ from gpurun.core.records import Leftover, Order
 
 
 class Fault(StrEnum):
-    """What goes wrong with one call.
+    """A fault of one call.
 
-    A fault of the first group (NONE is none) prevents the effect of the call, or delays it. With a fault of the second,
+    The first group (except NONE, which is no fault) prevents or delays the effect of the call. With the second group,
     the answer or the effect is wrong.
     """
 

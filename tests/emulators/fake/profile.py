@@ -1,4 +1,4 @@
-"""Profiles of how each real provider behaves where money can be lost; docs/PROVIDERS.md has the facts behind them."""
+"""Profiles of the real providers, as far as their behaviour can lose money; docs/PROVIDERS.md has the facts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ _SETTLE_S = 120.0
 class Profile:
     """How one provider behaves in time and money.
 
-    `hidden_s`: how long every verb denies a new machine. `list_lag_s`: how far the list lags behind births and deaths.
-    `tomb_s`: how long it shows dead machines as such. `dying_s`: how long a termination takes. `late_s`: how long after
-    its sender gave up a late request arrives. `stale_s`: how old a stale answer is. `least_billed_s`: the shortest time
-    that is billed for a machine. `leaves`: the kinds of side resources that a token leaves. `tells_rate`: answers have
-    the price per hour. `tells_end`: answers have the time at which billing ended. `bill_lag_s`: how far the bill of a
-    machine lags behind; None if there is no such bill. `timer`: "boot" if the machine arms its dead-man timer when it
-    boots. `timer_needs_api`: this timer ends the machine through the API.
+    `hidden_s`: how long every verb denies a new machine.
+    `list_lag_s`: how far the list lags behind births and deaths.
+    `tomb_s`: how long the list shows dead machines as such.
+    `dying_s`: how long a termination takes.
+    `late_s`: how long a late request takes to arrive; its sender gives up after `timeout_s`.
+    `stale_s`: how old a stale answer is.
+    `least_billed_s`: the shortest time that is billed for a machine.
+    `leaves`: the kinds of side resources that a token leaves.
+    `tells_rate`: answers have the price per hour.
+    `tells_end`: answers have the time at which billing ended.
+    `bill_lag_s`: how far the bill of a machine lags behind; None if the provider has no such bill.
+    `timer`: "boot" if the machine arms its dead-man timer when it boots.
+    `timer_needs_api`: the timer ends the machine through the API.
     """
 
     name: str

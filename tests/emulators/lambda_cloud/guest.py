@@ -13,7 +13,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Machine:
-    """What a guest is booted with. The guest calls `on_poweroff` when its own operating system powers it off."""
+    """The data with which a guest is booted. It calls `on_poweroff` when its own operating system powers it off."""
 
     id: str
     hostname: str

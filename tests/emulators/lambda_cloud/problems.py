@@ -1,4 +1,4 @@
-"""The errors of the API, raised where they are found and answered in one place."""
+"""The errors of the API: the code that finds an error raises it, and the server answers with it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _STALE_S = 60.0
 
 
 class Fault(StrEnum):
-    """What goes wrong with one request."""
+    """A fault of one request."""
 
     DROP_REQUEST = "the connection ends before anything happens"
     DROP_RESPONSE = "it happens, and the connection ends"
@@ -68,7 +68,7 @@ class Lie:
 
 
 Trouble = Fault | Problem | Lie
-"""What can go wrong with a request. A Problem is the answer, and the request has no effect."""
+"""Everything that `fail` accepts. A Problem becomes the answer, and the request has no effect."""
 
 
 class Door(Handler):

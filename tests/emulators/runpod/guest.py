@@ -14,7 +14,7 @@ _ports = itertools.count(10_000)
 
 @dataclass(frozen=True)
 class Container:
-    """What a container is started with: the command and the environment of its first process, and its GPUs."""
+    """The data with which a container is started: command and environment of its first process, and its GPUs."""
 
     command: list[str]
     env: dict[str, str]

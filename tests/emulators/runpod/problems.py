@@ -1,4 +1,4 @@
-"""The errors of REST v2 (RFC 9457), raised where they are found and answered in one place."""
+"""The errors of REST v2 (RFC 9457): the code that finds an error raises it, and the server answers with it."""
 
 from __future__ import annotations
 

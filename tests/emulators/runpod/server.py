@@ -31,7 +31,7 @@ _ROUTES = [
 
 
 class Fault(StrEnum):
-    """What goes wrong with one request."""
+    """A fault of one request."""
 
     DROP_REQUEST = "the connection ends before anything happens"
     DROP_RESPONSE = "it happens, and the connection ends"
