@@ -1,4 +1,4 @@
-"""Conda for tests: the one that is installed, else a stand-in with conda's shape, a shell function over a program."""
+"""Conda for tests: the installed conda, or a stand-in that, like conda, is a shell function around a program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ for script in "$3"/etc/conda/activate.d/*.sh; do echo ". \\"$script\\""; done
 
 
 def conda_base(folder: Path) -> Path:
-    """Return where the conda of this machine is installed; where there is none, a stand-in that is made in a folder."""
+    """Return the folder in which conda is installed on this computer; without one, create a stand-in in `folder`."""
     if installed := shutil.which("conda"):
         return Path(installed).resolve().parents[1]
     base = folder / "conda"
@@ -45,7 +45,10 @@ def conda_base(folder: Path) -> Path:
 
 
 def make_environment(folder: Path) -> Path:
-    """Return an environment of this Python, which says a word when it is activated and exports CUDA_HOME."""
+    """Create an environment with this Python in `folder` and return it.
+
+    Its activation prints a line and exports CUDA_HOME.
+    """
     for name in ("conda-meta", "bin", "etc/conda/activate.d"):
         (folder / name).mkdir(parents=True)
     (folder / "conda-meta/history").touch()

@@ -1,4 +1,4 @@
-"""The hub of public data sets on this machine: its tree and its files, no more."""
+"""An emulator of the hub of public data sets: it serves the tree and the files of one data set, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def shard(tokens: bytes) -> bytes:
-    """Return a shard in llm.c's format, of tokens below 256."""
+    """Return a shard in llm.c's format; each byte is one token."""
     header = struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253)
     return header + b"".join(bytes([token, 0]) for token in tokens)
 
 
 class HubEmulator:
-    """One data set, `me/tokens`: its files by path, and what goes wrong with it."""
+    """A hub with one data set, `me/tokens`: its files by path, and attributes that make its answers go wrong."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
@@ -28,7 +28,7 @@ class HubEmulator:
         self.altered: dict[str, bytes] = {}
         self.redirect = ""
         self.refusals: list[int] = []
-        """The next requests for files are answered with these."""
+        """HTTP statuses for the next requests for a file, one each; 0 serves the file."""
         self.asked: list[str] = []
 
     def __enter__(self) -> Self:
@@ -44,7 +44,7 @@ class HubEmulator:
         self._thread.join()
 
     def tree(self) -> list[dict[str, Any]]:
-        """Return what the hub lists, each file of LFS with its digest."""
+        """Return the rows of the hub's file list; each file in LFS has its digest."""
         entries = [{"type": "file", "path": "README.md", "size": 3, "oid": "0" * 40}]
         for path, content in self.files.items():
             lfs = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
@@ -62,7 +62,7 @@ def _handler(hub: HubEmulator) -> type[BaseHTTPRequestHandler]:
             path = self.path.partition("?")[0]
             if path in (f"/api/datasets/me/tokens/revision/{name}" for name in ("main", COMMIT)):
                 return self.answer(json.dumps({"sha": COMMIT, "gated": hub.gated, "private": False}).encode())
-            if path == f"/api/datasets/me/tokens/tree/{COMMIT}":  # In two pages, as the hub tells many files.
+            if path == f"/api/datasets/me/tokens/tree/{COMMIT}":  # Two pages, because the hub splits a long list.
                 rows, half = hub.tree(), len(hub.tree()) // 2
                 if "cursor" in self.path:
                     return self.answer(json.dumps(rows[half:]).encode())

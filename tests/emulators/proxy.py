@@ -1,8 +1,9 @@
-"""A TCP proxy on loopback in front of any server: it delays, stalls, cuts, loses and corrupts what goes through it.
+"""A TCP proxy on loopback in front of any server: it can delay, stall, cut, lose and corrupt what passes through it.
 
     python -m tests.emulators.proxy PORT [--round-trip 0.1] [--cut-every 5]
 
-As a program it prints the port that it listens on; at the end of its standard input, how many bytes it has carried.
+Run as a program, it prints the port that it listens on. When its standard input ends, it prints how many bytes it
+has received from both sides.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from contextlib import suppress
 
 LOOPBACK = "127.0.0.1"
 _BLOCK_BYTES = 1 << 18
-# What may be under way in one direction: more than the SSH windows of all lanes together.
+# The most blocks in transit in one direction: more than the SSH windows of all lanes together.
 _MOST_BLOCKS = 512
 
 
 class Door:
-    """A listening socket, on a free port if none is given, with a thread that hands over every connection."""
+    """A listening socket with a thread that passes each new connection to `take`.
+
+    The default address is a free port on loopback.
+    """
 
     def __init__(self, take: Callable[[socket.socket], None], at: tuple[str, int] = (LOOPBACK, 0)) -> None:
         self._listener = socket.create_server(at, family=socket.AF_INET6 if ":" in at[0] else socket.AF_INET)
@@ -34,7 +38,7 @@ class Door:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more connections; those that are open stay."""
+        """Stop accepting connections; open connections stay open."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -49,10 +53,10 @@ class Door:
 
 
 class Proxy:
-    """Passes bytes on both ways, each `round_trip_s` / 2 late, until a method changes that.
+    """A proxy that forwards bytes in both directions, each `round_trip_s` / 2 late, until a method changes that.
 
-    With `cut_every_s` all connections are cut again and again. `sent_bytes` came from the near side, `brought_bytes`
-    from the far one. `at` is where it listens, `host` where the server is.
+    With `cut_every_s`, it cuts all connections at this interval. `sent_bytes` counts the bytes received from clients,
+    `brought_bytes` those from the server. `at` is the address that it listens on; `host` and `port` are the server's.
     """
 
     def __init__(
@@ -82,27 +86,27 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many there were so far."""
+        """Return how many connections the proxy has accepted so far."""
         return self._door.connections
 
     def stall(self) -> None:
-        """Pass nothing on any more, and keep every connection open."""
+        """Stop forwarding bytes, but keep every connection open."""
         self._flowing.clear()
 
     def flow(self) -> None:
-        """Pass everything on again."""
+        """Forward bytes again after a stall."""
         self._flowing.set()
 
     def lose(self) -> None:
-        """Take every byte from now on, and pass none of them on."""
+        """Drop every byte from now on, but keep the connections open."""
         self._losing = True
 
     def corrupt(self, blocks: int) -> None:
-        """Turn one bit over in each of the next blocks that pass."""
+        """Flip one bit in each of the next `blocks` blocks."""
         self._corrupting = blocks
 
     def cut(self) -> None:
-        """End every connection of now."""
+        """Shut down every connection that is open now."""
         self.cuts += 1
         ends, self._ends = self._ends, []
         for end in ends:
@@ -110,7 +114,7 @@ class Proxy:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Cut everything, and leave no thread behind."""
+        """Cut every connection and wait until all threads have ended."""
         self._door.close()
         self._closed.set()
         self.flow()
@@ -172,7 +176,7 @@ class Proxy:
 
 
 class _Both:
-    """The two ends of a connection, closed when both directions are at their end."""
+    """The two sockets of one connection through the proxy; both are closed once both directions have ended."""
 
     def __init__(self, *ends: socket.socket) -> None:
         self._ends, self._left, self._lock = ends, len(ends), threading.Lock()

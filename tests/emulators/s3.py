@@ -1,7 +1,7 @@
-"""S3 on this machine: moto keeps the objects; this door knows keys, regions, permissions, clocks, and the age of URLs.
+"""S3 on this computer: moto stores the objects; the emulator checks keys, regions, permissions, clocks and expiry.
 
-A test asks what came and went (`calls`), takes permissions away (`denied`), sets the service's clock (`ahead_s`), lets
-presigned URLs run out (`expire`), breaks answers off (`cut`), and alters what lies there (`alter`).
+A test can read the requests (`calls`), revoke permissions (`denied`), set the service's clock (`ahead_s`), let
+presigned URLs expire (`expire`), break off answers (`cut`), and alter stored objects (`alter`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEEDS = {"PUT": "s3:PutObject", "DELETE": "s3:DeleteObject", "GET": "s3:GetObje
 
 
 class Refused(Exception):
-    """A refusal."""
+    """The refusal of a request: its HTTP status, S3's error code, the message, and more XML for the body."""
 
     def __init__(self, status: int, code: str, message: str, more: str = "") -> None:
         super().__init__(code)
@@ -37,7 +37,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One request: what was asked of which object, how many bytes went in, whether it had a presigned URL."""
+    """One request: method, key, query, the size of its body, and whether its URL was presigned."""
 
     method: str
     key: str
@@ -47,7 +47,7 @@ class Call:
 
 
 class S3Emulator:
-    """One bucket, `shards`, of one account."""
+    """An emulated S3 with one bucket, `shards`, of one account."""
 
     def __init__(self, region: str = "us-east-1") -> None:
         self.region, self.denied, self.calls = region, set[str](), list[Call]()
@@ -95,7 +95,10 @@ class S3Emulator:
         return bytes(self.objects.get_object(BUCKET, key).value)
 
     def alter(self, key: str, content: bytes | None = None) -> None:
-        """Change an object's content under the same name, size and tag, which no checksum of S3's own would show."""
+        """Change an object's content but keep its ETag, so that no checksum of S3 shows the change.
+
+        Without `content`, flip one bit of the last byte.
+        """
         found = self.objects.get_object(BUCKET, key)
         old = bytes(found.value)
         tag = found.etag
@@ -103,27 +106,27 @@ class S3Emulator:
         found._etag = tag.strip('"')
 
     def expire(self, requests: int) -> None:
-        """Refuse the next so many requests with presigned URLs as too late."""
+        """Refuse the next `requests` requests with presigned URLs as expired."""
         self._expiring = requests
 
     def cut(self, answers: int) -> None:
-        """Break off the next so many answers with content in the middle."""
+        """Close the connection in the middle of the next `answers` answers of more than 1,000 bytes."""
         self._cuts = answers
 
     def fail(self, requests: int, status: int = 503, code: str = "SlowDown") -> None:
-        """Answer the next so many requests with 503, or with another refusal."""
+        """Refuse the next `requests` requests, by default with 503 SlowDown."""
         self._unavailable, self._failure = requests, (status, code)
 
     def deny_after(self, puts: int | None) -> None:
-        """Take so many more objects by URL, then none; None: as many as come."""
+        """Accept only `puts` more uploads by presigned URL and refuse the rest; None accepts any number."""
         self._puts_left = puts
 
     def deny_writing_of(self, ending: str) -> None:
-        """Let no object whose name ends so be written; "": all may be."""
+        """Refuse to write objects whose keys end with `ending`; "" refuses none."""
         self._protected = ending
 
     def lose_answer_to(self, name: str) -> None:
-        """Take the next object of that name, and lose the answer."""
+        """Store the next upload whose key ends with `name`, but close its connection without an answer."""
         self._lost = name
 
     def uploaded_bytes(self, prefix: str = "") -> int:
@@ -160,7 +163,7 @@ class S3Emulator:
         return [content]
 
     def _check(self, environ: dict[str, Any], query: dict[str, list[str]], bucket: str, key: str) -> None:
-        """Refuse by who asks, from which region and when, and what that user may do."""
+        """Refuse a request for its bucket, key id, region, time or permissions, or because a test requested it."""
         if self._unavailable:
             self._unavailable -= 1
             raise Refused(*self._failure, "Please reduce your request rate.")
@@ -187,7 +190,7 @@ class S3Emulator:
             raise Refused(403, "AccessDenied", words)
 
     def _check_pieces(self, method: str, query: dict[str, list[str]], body: bytes) -> None:
-        """Refuse unequal pieces of an upload as R2 does: once it is to be put together."""
+        """Refuse to complete an upload from pieces of unequal size, as R2 does, if `wants_equal_pieces`."""
         upload = query.get("uploadId", [""])[0]
         if method == "PUT" and upload:
             self._pieces[upload, int(query["partNumber"][0])] = len(body)

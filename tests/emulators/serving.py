@@ -1,4 +1,4 @@
-"""What every emulator is from outside: one account on one loopback address, where time passes and requests go wrong."""
+"""The common base of the emulators: each serves one account on a loopback address, with a clock and scripted faults."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _POLL_S = 0.02
 
 
 class Emulator:
-    """An account from `start` to `stop`. A subclass has its `world`, and says who serves it and how the user finds it.
+    """An account that exists from `start` to `stop`. A subclass provides `world`, `environment` and `_serve`.
 
-    With `tick_s` of None time passes only when somebody asks.
+    With `tick_s` None, time passes only when a request arrives or `tick` is called.
     """
 
     world: Any
@@ -34,7 +34,7 @@ class Emulator:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the variables that send gpurun here, with a good key."""
+        """Return the environment variables that point gpurun at this emulator, with a valid key."""
         raise NotImplementedError
 
     @property
@@ -67,31 +67,31 @@ class Emulator:
         self.stop()
 
     def fail(self, route: str, *faults: Any) -> None:
-        """Have the next requests of a route go wrong in these ways, one each; None lets one pass."""
+        """Let the next requests of a route fail with these faults, one per request; None lets a request succeed."""
         self.faults[route] += faults
 
     def next_fault(self, route: str) -> Any:
         return self.faults[route].pop(0) if self.faults[route] else None
 
     def tick(self) -> None:
-        """Bring the world to where it is by now."""
+        """Bring the world up to the present time of its clock."""
         with self.world.lock:
             self.world.tick()
 
     def _serve(self) -> Any:
-        """Return the server, bound to a free port of this machine."""
+        """Return the server, bound to a free port on loopback."""
         raise NotImplementedError
 
     def _let_time_pass(self) -> None:
-        """Let time pass even between requests."""
+        """Tick at the interval `tick_s`, so that time passes between requests too."""
         while not self.ended.wait(self._tick_s):
             self.tick()
 
 
 class HttpEmulator(Emulator):
-    """An emulator that speaks JSON itself. `requests` has the method, route and body of each request.
+    """An emulator that answers in JSON itself. `requests` has the method, route and body of each request.
 
-    `violations` are requests and answers that the provider's OpenAPI document does not allow.
+    `violations` lists where requests and answers break the provider's OpenAPI document.
     """
 
     handler: ClassVar[type[Handler]]
@@ -112,7 +112,7 @@ class HttpEmulator(Emulator):
 
 
 class Server(ThreadingHTTPServer):
-    """A free port of this machine, one thread for each request."""
+    """An HTTP server on a free port of 127.0.0.1, with one thread for each request."""
 
     daemon_threads = True
     block_on_close = False
@@ -122,11 +122,14 @@ class Server(ThreadingHTTPServer):
         self.emulator = emulator
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a client that hung up."""
+        """Ignore every error of a request, because a client may have closed its connection."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request, of any method, which a subclass answers; the time in the answer is the world's."""
+    """The handler of one request, of any method; a subclass answers it in `any_method`.
+
+    The Date header of the answer has the world's time.
+    """
 
     server: Server
 
@@ -152,11 +155,14 @@ class Handler(BaseHTTPRequestHandler):
         return super().date_time_string(int(self.server.emulator.world.clock.wall()))
 
     def log_message(self, *words: Any) -> None:
-        """Log nothing: `requests` has it all."""
+        """Log nothing, because `requests` records every request."""
 
 
 def route_of(routes: Sequence[tuple[str, str, str]], method: str, path: str) -> tuple[str, str, str]:
-    """Return a route's name, the id in it, and its path as the provider's document writes it; "none" for no route."""
+    """Return a route's name, the id in the path, and the path as the provider's document writes it.
+
+    The name is "none" if no route matches.
+    """
     for verb, pattern, name in routes:
         match = re.fullmatch(pattern, path)
         if verb == method and match:
@@ -165,7 +171,7 @@ def route_of(routes: Sequence[tuple[str, str, str]], method: str, path: str) -> 
 
 
 def json_of(raw: bytes) -> Any:
-    """Return a body as JSON; None where there is none, or nothing that can be read."""
+    """Return a body parsed as JSON; None if it is empty or cannot be parsed."""
     try:
         return json.loads(raw) if raw else None
     except ValueError:
@@ -173,7 +179,7 @@ def json_of(raw: bytes) -> Any:
 
 
 def serve_by_hand(emulate: Callable[..., Emulator], fake: Any, real: Callable[[Path], Any]) -> None:
-    """Run an emulator alone until Ctrl-C, once it has said how to point gpurun at it; `--fake` boots no machines."""
+    """Print the variables that point gpurun at an emulator, then run it until Ctrl-C; `--fake` boots no machines."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     with TemporaryDirectory() as folder:
         boot = fake if "--fake" in sys.argv[1:] else real(Path(folder))

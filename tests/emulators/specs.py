@@ -1,4 +1,4 @@
-"""The providers' OpenAPI documents, where they lie beside the checkout."""
+"""The providers' OpenAPI documents, which may be in a folder beside the checkout."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ ABSENT = "the provider's OpenAPI document does not lie beside this checkout"
 
 @cache
 def document(name: str) -> dict[str, Any] | None:
-    """Return a document by its file's name; None where it is not there."""
+    """Return the document in the file `name`; None if there is no such file."""
     path = FOLDER / name
     return json.loads(path.read_text()) if path.is_file() else None
 
 
 def differences(name: str, schema: dict[str, Any], value: Any) -> list[str]:
-    """Return how a value differs from a schema that may refer to the document's components; nothing without it."""
+    """Return where a value breaks a schema, which may refer to components of the document.
+
+    The list is empty if the document is missing.
+    """
     if document(name) is None:
         return []
     errors = _validator(name, json.dumps(schema)).iter_errors(value)

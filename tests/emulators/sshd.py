@@ -1,7 +1,7 @@
-"""A real sshd for this user, on a port of its own; `proxy` stands in front of it where the network is to be bad.
+"""A real sshd that runs as this user on a free port; a test puts `proxy` in front of it to emulate a bad network.
 
-The helper listens itself and gives every connection an sshd of its own (`sshd -i`, as inetd would): no port is guessed,
-and every process is known by its pid.
+The emulator itself listens and starts `sshd -i` for each connection, as inetd would. So no port is guessed, and the
+pid of every process is known.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 from tests.emulators.proxy import Door
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-# What an sshd of root insists on; a distribution makes it when its own sshd starts.
+# The folder that sshd requires under root; a distribution creates it when it starts its own sshd.
 _PRIVILEGE_SEPARATION = Path("/run/sshd")
 
 
 def missing() -> str:
-    """Return why no sshd can be run here; empty when one can."""
+    """Return why sshd cannot run here; "" if it can. As root, create the folder that sshd requires."""
     if SSHD is None:
         return "OpenSSH's server is not installed"
     if os.getuid() == 0 and not _PRIVILEGE_SEPARATION.is_dir():
@@ -37,7 +37,10 @@ def missing() -> str:
 
 
 class Sshd:
-    """Lets this user in with the given keys, and writes down all that happens; `options` are lines of sshd_config."""
+    """An SSH server that accepts this user with the given keys and logs at debug level.
+
+    `options` are lines of sshd_config.
+    """
 
     def __init__(
         self, folder: Path, *, host_keys: Sequence[Path], authorized_keys: Sequence[str], options: Sequence[str] = ()
@@ -71,11 +74,11 @@ class Sshd:
 
     @property
     def connections(self) -> int:
-        """Return how many there were so far."""
+        """Return how many connections the server has accepted so far."""
         return self._door.connections
 
     def close(self) -> None:
-        """Stop listening, and end every session."""
+        """Stop listening and kill every session."""
         self._door.close()
         for server in self._servers:
             with suppress(ProcessLookupError):
@@ -91,7 +94,7 @@ class Sshd:
 
 @contextmanager
 def key_agent(folder: Path, *keys: Path) -> Iterator[Path]:
-    """Yield the socket of a real ssh-agent that holds these keys and ends with the block."""
+    """Yield the socket of a real ssh-agent that holds these keys; the agent is killed at the end of the block."""
     at = folder / "agent.sock"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", at], stdout=subprocess.DEVNULL, start_new_session=True)
     try:

@@ -1,4 +1,4 @@
-"""Apptainer for tests: a stand-in that everybody has, and the real one where it is installed (`install.sh`)."""
+"""Apptainer for tests: a stand-in that runs everywhere, and the real program if it is installed (`install.sh`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LIBC = tuple(f"usr/lib/x86_64-linux-gnu/{name}" for name in ("libc.so.6", "ld-li
 
 @dataclass(frozen=True)
 class Images:
-    """An engine and what it can enter: an image with a Python that has torch, and one without any Python.
+    """An engine with two images: `good` has a Python with torch, `bare` has no Python.
 
-    `setup` and `bare_setup` are the lines by which a job finds the engine, and the engine what each image lacks.
-    `calls` has the words of each call of the stand-in.
+    `setup` and `bare_setup` are the shell lines that put the engine into PATH and configure it for `good` and `bare`.
+    `calls` is the file in which the stand-in records its calls; None for the real engine.
     """
 
     setup: str
@@ -30,12 +30,12 @@ class Images:
 
 
 def real_apptainer() -> str | None:
-    """Return the path of the real one; None where it is not installed."""
+    """Return the path of the real apptainer; None if it is not installed."""
     return shutil.which("apptainer", path=f"{os.environ['PATH']}:{OPT}")
 
 
 def stand_in(folder: Path, python: Path) -> Images:
-    """Return the stand-in with its images: folders whose bin/ has a few programs."""
+    """Create the stand-in and its images in `folder`. An image is a folder with a few programs in bin/."""
     (programs := folder / "engine").mkdir(parents=True)
     shutil.copy(HERE / "apptainer.sh", programs / "apptainer")
     (programs / "apptainer").chmod(0o755)
@@ -51,7 +51,10 @@ def stand_in(folder: Path, python: Path) -> Images:
 
 
 def real_images(folder: Path, python: Path) -> Images:
-    """Return the real engine with two files that it made of nearly empty trees; this system's programs are bound in."""
+    """Build two images with the real engine from nearly empty trees.
+
+    `good` runs with this system's programs bound in.
+    """
     program = real_apptainer()
     assert program is not None
     bound = f"/usr/bin,/usr/lib,{sys.base_prefix},{sys.prefix},{HERE.parents[2]}"

@@ -1,7 +1,7 @@
-"""AWS on this machine: moto's EC2 behind a door that adds what moto leaves out, above all what costs money.
+"""AWS on this computer: moto's EC2, with what moto leaves out, above all what costs money.
 
-A launch is idempotent by its client token; capacity, quotas and permissions run out; schedules fire; an instance is
-pending before it runs, has a guest, and ends by its own power-off. `AwsEmulator.meter` is what it all would cost.
+A launch is idempotent by its client token; capacity, quotas and permissions can run out; schedules fire. An instance
+is pending before it runs, has a guest, and ends when it powers itself off. `AwsEmulator.world.meter` adds up the cost.
 """
 
 from __future__ import annotations

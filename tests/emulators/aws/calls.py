@@ -1,4 +1,4 @@
-"""One request to AWS, whichever of its protocols it is in, and the answers and errors of each."""
+"""One request to AWS in any of its protocols, and the replies and errors of each protocol."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCHEDULES = {"POST": "CreateSchedule", "DELETE": "DeleteSchedule", "GET": "GetS
 
 
 class Fault(Enum):
-    """What goes wrong with one request."""
+    """A fault of one request."""
 
     DROP_REQUEST = "the connection ends and nothing was done"
     DROP_ANSWER = "it is done, and the connection ends"
@@ -40,7 +40,7 @@ class Fault(Enum):
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer: status, body, kind of body."""
+    """An answer: HTTP status, body and content type."""
 
     status: int
     body: bytes
@@ -48,7 +48,7 @@ class Reply:
 
 
 class AwsError(Exception):
-    """An error as AWS answers it."""
+    """An error that AWS returns."""
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
         super().__init__(f"{code}: {message}")
@@ -57,7 +57,7 @@ class AwsError(Exception):
 
 @dataclass
 class Call:
-    """Service, region, action and parameters; `form` is the query protocol's, `json` the others' body."""
+    """A parsed request. `form` has the parameters of the query protocol, `json` the body in the other protocols."""
 
     service: str
     region: str
@@ -68,7 +68,7 @@ class Call:
     environ: dict[str, Any]
 
     def texts(self, name: str) -> list[str]:
-        """Return the members of a list: `InstanceId.1`, `InstanceId.2`."""
+        """Return the values of a numbered list: `InstanceId.1`, `InstanceId.2`, ..."""
         numbered = re.compile(rf"{re.escape(name)}\.(\d+)")
         found = [(int(m[1]), value) for key, value in self.form.items() if (m := numbered.fullmatch(key))]
         return [value for _, value in sorted(found)]
@@ -85,7 +85,7 @@ class Call:
         self.set_form(kept)
 
     def set_form(self, form: dict[str, str]) -> None:
-        """Have moto read this form in place of the one that was sent."""
+        """Replace the form, also in the body that moto will read."""
         self.form = form
         body = urlencode(form).encode()
         self.environ["wsgi.input"] = io.BytesIO(body)
@@ -93,7 +93,7 @@ class Call:
 
 
 def read_call(environ: dict[str, Any]) -> Call:
-    """Understand a request from its signature's scope, its target and its body."""
+    """Parse a request: its signature has key, region and service; its body or headers have the action."""
     scope = _SCOPE.search(environ.get("HTTP_AUTHORIZATION", ""))
     key, region, service = (scope[1], scope[2], scope[3]) if scope else ("", "", "")
     body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
@@ -110,7 +110,7 @@ def read_call(environ: dict[str, Any]) -> Call:
 
 
 def error_reply(call: Call, error: AwsError) -> Reply:
-    """Return the error in the form of the service's protocol."""
+    """Return the error in the protocol of the service."""
     if call.service == "ec2":
         return Reply(error.status, _XML_EC2.format(error.code, escape(error.message)).encode())
     if call.form:
@@ -124,7 +124,7 @@ def json_reply(payload: Any) -> Reply:
 
 
 def ec2_reply(action: str, inner: str) -> Reply:
-    """Return EC2's answer, made of the XML of its members."""
+    """Return a successful reply of EC2 with this XML in it."""
     space = 'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
     text = f"<{action}Response {space}><requestId>emulated</requestId>{inner}</{action}Response>"
     return Reply(200, text.encode())

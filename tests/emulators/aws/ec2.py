@@ -1,4 +1,4 @@
-"""What EC2 does and moto does not."""
+"""Actions of EC2 that moto does not emulate well enough."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _QUOTA = re.compile(r"\((L-[0-9A-F]{8})\)")
 
 
 def answers(action: str) -> Callable[[Answer], Answer]:
-    """Have the function answer this action."""
+    """Return a decorator that registers a function as the answer to `action`."""
 
     def keep(function: Answer) -> Answer:
         ANSWERS[action] = function
@@ -39,7 +39,10 @@ def answers(action: str) -> Callable[[Answer], Answer]:
 
 @answers("RunInstances")
 def run_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """Launch once for each client token; refuse it without quota or capacity, or for a thing that is not there."""
+    """Launch one instance for each client token.
+
+    Raise AwsError if quota or capacity is missing, or the image or the machine type does not exist.
+    """
     token, form = call.form.get("ClientToken", ""), call.form
     if len(token) > _TOKEN_LIMIT or not token.isascii():
         raise AwsError("InvalidParameterValue", "ClientToken is not at most 64 ASCII characters")
@@ -74,15 +77,15 @@ def run_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: 
         user_data=user_data,
         gpu_count=_gpus(type_id),
         launched=world.clock.wall(),
-        # Without a maximum the price on demand is one.
+        # The default maximum is the on-demand price.
         spot_usd=form.get(f"{_SPOT}MaxPrice") or rules.usd(type_id, call.region) or "" if spot else "",
     )
     world.add(instance, rate)
     _tag_cards(world, instance, call)
-    # moto gives every instance a public address at once, and one of somebody else's.
+    # moto immediately shows a public address, which is not the guest's.
     body = re.sub(rb"<(ipAddress|dnsName|association)>.*?</\1>", b"", reply.body, flags=re.DOTALL)
-    # And it reads its own clock for the answer.
     body = _with_spot(body, world)
+    # moto takes the launch time from its own clock.
     launched = datetime.fromtimestamp(instance.launched, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z").encode()
     reply = Reply(200, re.sub(rb"(?<=<launchTime>).*?(?=</launchTime>)", launched, body))
     _tokens(world)[call.region, token] = (digest, reply)
@@ -91,7 +94,7 @@ def run_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: 
 
 @answers("DescribeInstances")
 def describe_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """List instances, if wanted by client token; what was made too recently is not seen yet."""
+    """List instances, also by client token; hide those that are too new."""
     here = [instance for instance in world.instances.values() if instance.region == call.region]
     named, filters = call.texts("InstanceId"), call.filters()
     hidden = {instance.id for instance in here if world.hidden(instance)}
@@ -113,7 +116,7 @@ def describe_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, 
 
 @answers("DescribeSpotInstanceRequests")
 def describe_spot_instance_requests(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """List the spot requests of launches, which moto does not keep."""
+    """List the requests of spot instances, which moto does not keep."""
     items = ""
     for name in call.texts("SpotInstanceRequestId"):
         instance = world.requests.get(name)
@@ -128,7 +131,7 @@ def describe_spot_instance_requests(call: Call, world: World, rules: Rules, pass
 
 @answers("TerminateInstances")
 def terminate_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """Begin to terminate; one that is not there, or not visible yet, is an error for the whole request."""
+    """Begin to terminate the instances; fail as a whole if one of them does not exist or is still hidden."""
     items = ""
     named = [world.instances.get(identifier) for identifier in call.texts("InstanceId")]
     for instance, identifier in zip(named, call.texts("InstanceId"), strict=True):
@@ -149,7 +152,7 @@ def terminate_instances(call: Call, world: World, rules: Rules, pass_on: PassOn,
 
 @answers("DeleteSecurityGroup")
 def delete_security_group(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """Delete the group, unless a network card of a machine that is not gone has it."""
+    """Delete the group, unless a network card of an instance that is not terminated uses it."""
     for instance in world.alive:
         for card in world._inner(instance).nics.values() if instance.region == call.region else ():
             if call.form.get("GroupId") in {group.id for group in card.group_set}:
@@ -176,7 +179,7 @@ def describe_subnets(call: Call, world: World, rules: Rules, pass_on: PassOn, li
 
 @answers("DescribeImages")
 def describe_images(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """List the images that AWS itself publishes."""
+    """List the requested images of AWS, with the disks and the platform that `rules` sets."""
     items = ""
     for identifier in call.texts("ImageId"):
         if not rules.knows_image(identifier, call.region):
@@ -217,7 +220,7 @@ def get_console_output(call: Call, world: World, rules: Rules, pass_on: PassOn, 
 
 
 def _with_spot(body: bytes, world: World) -> bytes:
-    """Add what moto leaves out of an instance: that it is spot, and the request that made it."""
+    """Add to each spot instance what moto leaves out: that it is spot, and the id of its spot request."""
     for request, instance in world.requests.items():
         name = f"<instanceId>{instance.id}</instanceId>"
         more = f"<instanceLifecycle>spot</instanceLifecycle><spotInstanceRequestId>{request}</spotInstanceRequestId>"
@@ -226,7 +229,7 @@ def _with_spot(body: bytes, world: World) -> bytes:
 
 
 def _tokens(world: World) -> dict[tuple[str, str], tuple[str, Reply]]:
-    """Return what was answered to each client token, by region."""
+    """Return the digest of the request and the reply, by region and client token."""
     remembered: dict[tuple[str, str], tuple[str, Reply]] = world.__dict__.setdefault("client_tokens", {})
     return remembered
 
@@ -246,7 +249,7 @@ def _check_form(call: Call, rules: Rules, user_data_bytes: int) -> None:
 
 
 def _zone(call: Call, world: World) -> str:
-    """Return the zone of the subnet that was named; the region's first where EC2 chooses."""
+    """Return the zone of the requested subnet; without one, the first zone of the region."""
     subnet = call.form.get("NetworkInterface.1.SubnetId") or call.form.get("SubnetId")
     if not subnet:
         return f"{call.region}a"
@@ -254,7 +257,10 @@ def _zone(call: Call, world: World) -> str:
 
 
 def _check_quota(call: Call, world: World, rules: Rules, type_id: str, *, spot: bool) -> None:
-    """Refuse what would exceed the vCPUs of its family, counted over all that is not gone."""
+    """Raise AwsError if a launch would exceed the vCPU quota of its family in the region.
+
+    Every instance that is not terminated counts.
+    """
 
     def code_of(kind: str) -> str:
         found = _QUOTA.search(quota_in_words(kind, call.region, spot=spot))
@@ -272,7 +278,7 @@ def _check_quota(call: Call, world: World, rules: Rules, type_id: str, *, spot: 
 
 
 def _rate_micros(call: Call, rules: Rules, type_id: str, zone: str, *, spot: bool) -> int:
-    """Return what an hour is billed: today's price, or the spot price, which must be within the bid."""
+    """Return the micro-dollars per hour: the on-demand price, or the spot price, which must not exceed the bid."""
     price = rules.spot(type_id, zone) if spot else rules.usd(type_id, call.region)
     if price is None:
         raise AwsError("Unsupported", f"Your requested instance type ({type_id}) is not supported in {zone}.")
@@ -283,7 +289,7 @@ def _rate_micros(call: Call, rules: Rules, type_id: str, zone: str, *, spot: boo
 
 
 def _tag_cards(world: World, instance: Launched, call: Call) -> None:
-    """Tag the network cards as the call asks, which moto leaves out."""
+    """Tag the network cards as the launch requests, because moto leaves these tags out."""
     for key, value in call.form.items():
         found = re.fullmatch(r"TagSpecification\.(\d+)\.ResourceType", key)
         if not found or value != "network-interface":
@@ -309,7 +315,7 @@ def _vcpus(type_id: str) -> int:
 
 
 def _gpus(type_id: str) -> int | None:
-    """Return how many GPUs a type has; None if there is no such type."""
+    """Return how many GPUs a machine type has; None if there is no such type."""
     if not _facts(type_id):
         return None
     info = _facts(type_id).get("GpuInfo")

@@ -1,4 +1,4 @@
-"""The door in front of moto: who may come in, what goes wrong, what is answered here and what is passed on."""
+"""The front of moto: it checks keys, injects faults, answers some actions itself and passes the others on to moto."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from tests.emulators.aws.rules import Rules
 from tests.emulators.aws.world import World
 from tests.emulators.serving import Emulator
 
-# moto would read thousands of images that nobody here boots.
+# Otherwise moto loads thousands of images that no test boots.
 os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
 KEY, SECRET = "AKIAEMULATED000EXAMPLE", "emulated-secret-access-key-0123456789"
-_one_at_a_time = threading.Lock()  # moto's state is the process's.
+_one_at_a_time = threading.Lock()  # moto's state belongs to the whole process.
 
 
 class AwsEmulator(Emulator):
-    """`world` is the truth, `calls` what was asked; `rules` says what there is and what is allowed."""
+    """An emulated AWS account. `world` is the truth; `rules` holds what exists and what is allowed.
+
+    `calls` has the action and region of each request, `launches` the parameters of each RunInstances.
+    """
 
     def __init__(self, *, clock: Clock | None = None, boot: Boot = FakeGuest, tick_s: float | None = 0.05) -> None:
         super().__init__(tick_s)
@@ -86,7 +89,7 @@ class AwsEmulator(Emulator):
         return [reply.body]
 
     def _answer(self, call: Call, fault: Fault | None) -> Reply:
-        """Answer a request, with moto's clockwork brought up to date before and after."""
+        """Answer a request; tick the world before and after it."""
         self.calls.append((call.action, call.region))
         _refuse(fault)
         self.rules.check(call, KEY)
@@ -102,7 +105,7 @@ class AwsEmulator(Emulator):
         return reply
 
     def _pass_on(self, call: Call) -> Reply:
-        """Return what moto answers."""
+        """Return moto's reply to the request."""
         head: dict[str, Any] = {}
 
         def start_response(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
@@ -124,13 +127,13 @@ class _Handler(WSGIRequestHandler):
 
 
 def _cut(environ: dict[str, Any]) -> list[bytes]:
-    """End the connection without an answer."""
+    """Close the connection without an answer."""
     environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
     raise ConnectionAbortedError
 
 
 def _refuse(fault: Fault | None) -> None:
-    """Raise the faults that end a request before anything was done."""
+    """Raise the faults that end a request before it has an effect."""
     if fault is Fault.THROTTLED:
         raise AwsError("RequestLimitExceeded", "Request limit exceeded.", 503)
     if fault is Fault.ERROR:

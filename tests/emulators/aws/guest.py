@@ -1,4 +1,4 @@
-"""What runs in an instance: a machine, real or only claimed."""
+"""The guest in an instance: a real machine, or only an address."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 
 _places = itertools.count(2)
 _TIMER = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) UTC")
-# How the cards of a machine type call themselves, and their memory.
+# The name of the GPU in each family of machine types, as nvidia-smi prints it, and its memory in MiB.
 _CARDS = {
     "g4dn": ("Tesla T4", 15360), "g5": ("NVIDIA A10G", 23028), "g6": ("NVIDIA L4", 23034),
     "g6e": ("NVIDIA L40S", 46068),
@@ -23,7 +23,7 @@ _CARDS = {
 
 @dataclass(frozen=True)
 class Machine:
-    """What an instance is booted with. `on_poweroff` is to be called once, when it ends by itself."""
+    """The data with which a guest is booted. The guest calls `on_poweroff` once if it powers itself off."""
 
     id: str
     type_id: str
@@ -33,7 +33,7 @@ class Machine:
 
 
 class Guest(Protocol):
-    """A machine that was booted."""
+    """A booted machine."""
 
     @property
     def host(self) -> str: ...
@@ -51,9 +51,9 @@ Boot = Callable[[Machine], Guest]
 
 
 class FakeGuest:
-    """A machine that is nothing but an address and the absolute timer of its user-data, kept by the emulator's clock.
+    """A guest that is only an address and the timer in its user-data, which follows the emulator's clock.
 
-    With `hung` the timer never goes off, as in a machine whose kernel has stopped.
+    With `hung` the timer never fires, as in a machine whose kernel has stopped.
     """
 
     def __init__(self, machine: Machine, *, hung: bool = False) -> None:
@@ -67,7 +67,7 @@ class FakeGuest:
             self.deadline = datetime.fromisoformat(timer[1]).replace(tzinfo=UTC).timestamp()
 
     def tick(self, now: float) -> None:
-        """Let the timer go off once its time has come."""
+        """Power the guest off if the time of its timer has come."""
         if self.alive and self.deadline is not None and now >= self.deadline:
             self.power_off()
 
@@ -80,7 +80,10 @@ class FakeGuest:
 
 
 def real_guest(folder: Path) -> Boot:
-    """Boot machines with a real sshd that apply their user-data; their consoles lie under the folder."""
+    """Return a function that boots machines with a real sshd, which apply their user-data.
+
+    Their consoles are in `folder`.
+    """
     from tests.emulators.guests import FakeGpu
     from tests.emulators.guests import Guest as RealGuest
 

@@ -1,4 +1,4 @@
-"""What the account has and may: regions, images, prices, quotas, permissions, capacity. A test turns these."""
+"""The resources and the permissions of the account: regions, images, prices, quotas, capacity. A test changes them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _DENIED = {"ec2": "UnauthorizedOperation", "sts": "AccessDenied", "iam": "Access
 
 @dataclass
 class Rules:
-    """`denied` holds IAM actions, `ec2:RunInstances`, or of one region only: `ec2:RunInstances@us-west-2`.
+    """The settings of an account.
 
-    `sold_out` names a machine type, or one in one zone: `p4d.24xlarge@us-east-1a`. Quotas are in vCPUs, by code.
+    `denied` holds IAM actions, such as `ec2:RunInstances`, or `ec2:RunInstances@us-west-2` for one region. `sold_out`
+    holds machine types, such as `p4d.24xlarge`, or `p4d.24xlarge@us-east-1a` for one zone. Quotas are vCPUs by code.
     """
 
     regions: list[str] = field(default_factory=lambda: ["us-east-1", "us-west-2", "eu-west-1"])
@@ -29,12 +30,12 @@ class Rules:
     ))  # fmt: skip
     valid_key: bool = True
     strangers: dict[str, str] = field(default_factory=dict)
-    """The accounts of other keys that AWS knows, which may do nothing here but ask who they are."""
+    """The account of each other key that AWS knows; such a key can only request its own identity."""
     image_gb: int = 45
     image_platform: str = "Linux/UNIX"
     image_product: str = ""
     image_more_gb: list[int] = field(default_factory=list)
-    """The disks of every image beside its first one."""
+    """The sizes of the further disks of every image."""
     images: list[str] = field(
         default_factory=lambda: [
             "oss-nvidia-driver-gpu-pytorch-2.7-ubuntu-22.04",
@@ -47,14 +48,14 @@ class Rules:
         ]
     )
     prices_usd: dict[str, str] = field(default_factory=dict)
-    """By machine type, or by type and region; the catalogue's where there is none here."""
+    """By machine type, or by type and region; all other prices are the catalogue's."""
     spot_usd: dict[str, str] = field(default_factory=dict)
-    """By zone, `p4d.24xlarge@us-east-1a`; a third of the price where there is none here."""
+    """By type and zone, `p4d.24xlarge@us-east-1a`; all other spot prices are a third of the on-demand price."""
     not_sold: set[str] = field(default_factory=set)
     no_default_vpc: bool = False
 
     def check(self, call: Call, key: str) -> None:
-        """Refuse a caller who may not do this at all."""
+        """Raise AwsError for a call with a wrong key, or one that IAM denies."""
         if call.key in self.strangers and call.action == "GetCallerIdentity":
             return
         if not self.valid_key or call.key != key:
@@ -67,18 +68,18 @@ class Rules:
             raise AwsError(_DENIED.get(call.service, "AccessDeniedException"), words + encoded, 403)
 
     def image_of(self, name: str, region: str) -> str:
-        """Return the id that an image's name stands for in a region."""
+        """Return the id of the image with this name in a region."""
         return "ami-" + hashlib.sha256(f"{name} {region}".encode()).hexdigest()[:17]
 
     def parameters(self, region: str) -> dict[str, str]:
-        """Return AWS's own public parameters of images."""
+        """Return the public parameters by which AWS publishes the ids of its images."""
         return {f"{_DLAMI}{name}/latest/ami-id": self.image_of(name, region) for name in sorted(self.images)}
 
     def knows_image(self, identifier: str, region: str) -> bool:
         return identifier in self.parameters(region).values()
 
     def usd(self, type_id: str, region: str) -> str | None:
-        """Return the on-demand price; None for what is not sold there."""
+        """Return the on-demand price per hour; None if the type is not sold in the region."""
         if {type_id, f"{type_id}@{region}"} & self.not_sold:
             return None
         named = self.prices_usd.get(f"{type_id}@{region}") or self.prices_usd.get(type_id)
@@ -86,7 +87,7 @@ class Rules:
         return named or (f"{rows[0] / 1e6:.10f}" if rows else None)
 
     def spot(self, type_id: str, zone: str) -> str | None:
-        """Return the spot price in a zone."""
+        """Return the spot price per hour in a zone; None if the type is not sold there."""
         price = self.usd(type_id, zone[:-1])
         return self.spot_usd.get(f"{type_id}@{zone}") or (f"{float(price) / 3:.6f}" if price else None)
 

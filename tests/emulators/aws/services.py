@@ -1,4 +1,7 @@
-"""What the services beside EC2 do and moto does not: public parameters, prices, quotas, schedules."""
+"""Actions of services other than EC2 that moto does not emulate well enough.
+
+They are public parameters, prices, quotas, schedules and identities.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def get_parameters_by_path(call: Call, world: World, rules: Rules, pass_on: Pass
 
 
 def get_products(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """Return a list of JSON texts: the on-demand price, and a capacity block's, which is another kind of sale."""
+    """Return two products of a machine type: the on-demand price, and a capacity block, another kind of sale."""
     if call.region not in _REGIONS_OF_PRICING:
         raise AwsError("UnknownEndpoint", "Pricing is not served here", 404)
     filters = {row["Field"]: row["Value"] for row in call.json.get("Filters", ())}
@@ -52,7 +55,7 @@ def get_service_quota(call: Call, world: World, rules: Rules, pass_on: PassOn, l
 
 
 def create_schedule(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """Make a schedule; its role must be there and trust the service, and a past moment fires at once."""
+    """Create a schedule whose role exists and trusts the service; a schedule in the past fires immediately."""
     from moto.iam.models import iam_backends
 
     arn = call.json["Target"]["RoleArn"]
@@ -64,7 +67,7 @@ def create_schedule(call: Call, world: World, rules: Rules, pass_on: PassOn, lie
 
 
 def get_caller_identity(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """Let moto describe the emulated account; of another one give no more than its number."""
+    """Let moto describe the emulated account; return a made-up user for a key of another account."""
     if call.key not in rules.strangers:
         return pass_on(call)
     number = rules.strangers[call.key]

@@ -1,6 +1,6 @@
-"""The instances over time: pending, running, ending, ended; what each costs; and the schedules that end them.
+"""The instances over time: their states, what each costs, and the schedules that end them.
 
-moto holds what a caller sees of an instance; when that changes is decided here, by one clock.
+moto holds what a caller sees of an instance; this module decides, by one clock, when that changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BY_USER = "Client.UserInitiatedShutdown"
 
 @dataclass
 class Launched:
-    """One instance. `shutdown` is what its own power-off means."""
+    """One instance. `shutdown` is what its own power-off does: "stop" or "terminate"."""
 
     id: str
     region: str
@@ -44,12 +44,12 @@ class Launched:
 
 
 def spot_request(identifier: str) -> str:
-    """Return the id of the request by which a spot instance was made."""
+    """Return the id of the request that created a spot instance."""
     return f"sir-{identifier[2:10]}"
 
 
 class World:
-    """All instances of the one account. Every method is called under `lock`, but for a guest's own power-off."""
+    """All instances of the account. Call every method under `lock`; only a guest's own power-off needs no lock."""
 
     def __init__(self, clock: Clock, boot: Boot) -> None:
         self.clock, self.boot = clock, boot
@@ -63,16 +63,16 @@ class World:
 
     @property
     def requests(self) -> dict[str, Launched]:
-        """Return the spot requests, each with its instance."""
+        """Return the spot instances by the id of their spot request."""
         return {spot_request(instance.id): instance for instance in self.instances.values() if instance.spot_usd}
 
     @property
     def alive(self) -> list[Launched]:
-        """Return what is billed, or was stopped and still has its disk: the oracle of a test."""
+        """Return all instances that are not terminated, whatever an answer shows: the truth for a test."""
         return [instance for instance in self.instances.values() if instance.state != "terminated"]
 
     def add(self, instance: Launched, rate_micros: int) -> None:
-        """Bill from now on an instance that moto has just made."""
+        """Show an instance that moto has just created as pending, and begin to bill it."""
         self.instances[instance.id] = instance
         inner = self._inner(instance)
         inner.launch_time = datetime.fromtimestamp(self.clock.wall(), UTC)
@@ -82,11 +82,11 @@ class World:
         self.meter.start(instance.id, rate_micros, 1, LEAST_BILLED_S)
 
     def hidden(self, instance: Launched) -> bool:
-        """Return whether it was made so recently that no answer shows it yet."""
+        """Return whether the instance is so new that no answer shows it yet."""
         return self.clock.wall() - instance.launched < self.hidden_s
 
     def end(self, identifier: str, code: str = BY_USER) -> None:
-        """Begin to terminate an instance, unless it is ending or ended already."""
+        """Begin to terminate an instance, unless it is already ending or ended."""
         instance = self.instances[identifier]
         if instance.state in ("shutting-down", "terminated"):
             return
@@ -97,11 +97,11 @@ class World:
         self.tick()
 
     def interrupt(self, identifier: str) -> None:
-        """Take a spot instance away, as AWS does."""
+        """Interrupt a spot instance, as AWS does."""
         self.end(identifier, "Server.SpotInstanceTermination")
 
     def tick(self) -> None:
-        """Let happen what is due."""
+        """Carry out everything that is due by now."""
         now = self.clock.wall()
         self._fire(now)
         for instance in list(self.instances.values()):
@@ -118,7 +118,7 @@ class World:
                 self._forget(instance)
 
     def close(self) -> None:
-        """End every guest."""
+        """Kill every guest."""
         for instance in self.instances.values():
             if instance.guest is not None:
                 instance.guest.kill()
@@ -132,7 +132,7 @@ class World:
             card.public_ip = instance.guest.host
 
     def _hears(self, identifier: str) -> Callable[[], None]:
-        """Return what a guest calls when it powers itself off: noted now, obeyed with the next tick."""
+        """Return the callback for a guest's own power-off, which it notes; the next tick carries it out."""
         return lambda: self._powered_off.append(identifier)
 
     def _obey_poweroff(self, identifier: str) -> None:
@@ -154,7 +154,7 @@ class World:
         self._say(instance, "terminated", code)
 
     def _forget(self, instance: Launched) -> None:
-        """Drop an instance from every answer."""
+        """Remove an instance from moto, so that no answer shows it any more."""
         reservations = self._backend(instance.region).reservations
         for name, held in list(reservations.items()):
             if any(inner.id == instance.id for inner in held.instances):
@@ -172,7 +172,7 @@ class World:
         inner.state_reason = StateReason(f"{code}: {code.partition('.')[2]}" if code else "", code)
 
     def _fire(self, now: float) -> None:
-        """Have the one-time schedules that are due end their instances, and themselves if they were made so."""
+        """Let each schedule that is due end its instances; delete it if it was created to delete itself."""
         from moto.scheduler.models import scheduler_backends
 
         for region, backend in scheduler_backends[ACCOUNT].items():
@@ -189,7 +189,7 @@ class World:
                         group.schedules.pop(schedule.name, None)
 
     def _inner(self, instance: Launched) -> Any:
-        """Return moto's own record of an instance."""
+        """Return moto's record of an instance."""
         for held in self._backend(instance.region).reservations.values():
             for inner in held.instances:
                 if inner.id == instance.id:

@@ -1,4 +1,4 @@
-"""The simulated cloud, for tests and the soak; it is in no registry."""
+"""The simulated cloud for tests and the soak; gpurun's registry of providers does not contain it."""
 
 from tests.emulators.fake.boxes import Box, Fault, Thing
 from tests.emulators.fake.cloud import FakeCloud

@@ -1,4 +1,4 @@
-"""What there is in the simulated cloud: the faults that a call can have, the boxes and the side resources."""
+"""The contents of the simulated cloud: boxes, side resources, and the faults that a call can have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from gpurun.core.records import Leftover, Order
 
 
 class Fault(StrEnum):
-    """What goes wrong with one call: in the first group it does nothing yet; in the second its answer is wrong."""
+    """A fault of one call.
+
+    The first group (except NONE, which is no fault) prevents or delays the effect of the call. With the second group,
+    the answer or the effect is wrong.
+    """
 
     NONE = "made"
     DROPPED = "dropped"
@@ -38,7 +42,7 @@ class Fault(StrEnum):
 
 @dataclass
 class Box:
-    """One machine that really exists; times are true seconds. `ends_s` is its own timer's, once that is armed."""
+    """A machine that really exists; times are true seconds. `ends_s` is when its timer fires; None: it is not armed."""
 
     id: str
     order: Order
@@ -52,12 +56,12 @@ class Box:
     asked_s: float | None = None
     died_s: float | None = None
     answered: bool = False
-    """Whether it has answered to those who rent it."""
+    """Whether it has answered its user."""
 
 
 @dataclass
 class Thing:
-    """One side resource that really exists until it is removed."""
+    """A side resource that really exists until it is removed."""
 
     leftover: Leftover
     made_s: float
@@ -65,7 +69,7 @@ class Thing:
 
 
 def thing_of(provider: str, kind: str, order: Order, made_s: float) -> Thing:
-    """Return the side resource of a kind that an order leaves: one for each token."""
+    """Return the side resource of this kind that an order leaves behind; there is one for each token."""
     leftover = Leftover(
         provider=provider,
         kind=kind,
@@ -78,5 +82,5 @@ def thing_of(provider: str, kind: str, order: Order, made_s: float) -> Thing:
 
 
 def revoked() -> SetupError:
-    """Return the refusal that the user of a withdrawn key gets."""
+    """Return the error that a caller gets once its key is revoked."""
     return SetupError("key.revoked", "The key is not accepted any more.", hint="Make a new one.")

@@ -1,7 +1,7 @@
-"""A cloud that gives the trouble of real ones, in virtual time, with a meter of its own that is always right.
+"""A simulated cloud with the faults of real ones, in virtual time; its own meter is always right.
 
-A `Profile` says how one real provider behaves; a script or a nemesis says which call goes wrong, and how. What exists,
-what it costs and when a dead-man timer fires follow from true time alone, whatever gpurun believes.
+A `Profile` holds how one real provider behaves; a script or a nemesis decides which call gets which fault. Which
+machines exist, what they cost and when a timer fires depend only on true time, whatever gpurun believes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ CALL_S = 0.2
 
 @dataclass
 class FakeCloud:
-    """Six verbs, side resources and a timer; every call takes a little virtual time.
+    """A cloud with six verbs, side resources and a timer; every call takes a little virtual time.
 
-    `script` holds the next faults of a verb; where it has none, `nemesis` is asked (verb in, fault out). `passing` is
-    called around each verb, and may raise to kill the caller. In `outages` (true seconds) nobody gets an answer, in
-    `refusals` no end is granted, whoever asks, in `denials` no verb knows what has answered; a list takes `list_s`.
-    `account` is the mark of the key's owner, `laptop` the clock of the caller where it may be set apart.
+    `script` holds the next faults of each verb; when none is left, `nemesis` returns the fault of a verb. `passing` is
+    called before and after each call, and may raise to kill the caller. In `outages` (true seconds) no call gets an
+    answer; in `refusals` no termination is granted, not even to a timer that needs the API; in `denials` no verb knows
+    a machine that has answered its user. A list takes `list_s`. `account` is the mark of the key's account; `laptop` is
+    the caller's clock if it may differ from true time.
     """
 
     profile: Profile
@@ -49,22 +50,25 @@ class FakeCloud:
     _epoch: float = 0.0
 
     def __post_init__(self) -> None:
-        """Take the true time from the clock as it stands now; what becomes of it later is a laptop's own."""
+        """Take the true time from `clock` now; a later change of its wall time affects only the laptop."""
         self.name, self.traits = self.profile.name, self.profile.traits
         self._epoch = self.clock.wall() - self.clock.monotonic()
 
     def verify(self) -> Account:
-        """Whose key it is."""
+        """Return the account of the key."""
         self._ends("verify", self._begins("verify"))
         return Account(provider=self.name, identity="simulated")
 
     def offers(self, need: GpuNeed, known: Sequence[Offer] = ()) -> list[Offer]:
-        """Return what is in stock, whatever is needed."""
+        """Return the whole stock, whatever is needed."""
         self._ends("offers", self._begins("offers"))
         return list(self.stock)
 
     def create(self, order: Order) -> Instance:
-        """Make a box, as far as the fault of this call lets it; side resources come first and stay in any case."""
+        """Create a box, as far as the fault of this call permits.
+
+        The side resources are created first, and stay even if no box is created.
+        """
         fault = self._begins("create")
         self._leave_things(order)
         if fault is Fault.FULL:
@@ -88,7 +92,7 @@ class FakeCloud:
         return instance.model_copy(update={"token": "gr-other-1"}) if fault is Fault.OF_ANOTHER else instance
 
     def find(self, token: str | None) -> list[Instance]:
-        """List the boxes of a token, or all, oldest first."""
+        """List the boxes of a token, oldest first; None lists all boxes."""
         fault = self._begins("find")
         self.clock.sleep(self.list_s)
         at_s = self._view_s(fault) - self.profile.list_lag_s
@@ -97,7 +101,7 @@ class FakeCloud:
         return [] if fault is Fault.DENIED else [self._told(box, at_s, "find") for box in shown]
 
     def read(self, instance_id: str) -> Instance:
-        """Read one box; what is hidden, or was never made, is GONE."""
+        """Return one box; its state is GONE if it is hidden or never existed."""
         fault = self._begins("read")
         at_s = self._view_s(fault)
         box = next((box for box in self.boxes if box.id == instance_id), None)
@@ -111,7 +115,7 @@ class FakeCloud:
         return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
 
     def destroy(self, instance_id: str) -> None:
-        """Begin a box's end; what is still hidden is not found, and lives on."""
+        """Begin the end of a box; while the box is hidden, the call has no effect."""
         fault = self._begins("destroy")
         if self._is_in(self.refusals, self.now):
             raise Unknown("503 the request could not be processed")
@@ -122,7 +126,7 @@ class FakeCloud:
         self._ends("destroy", fault)
 
     def leftovers(self, token: str | None) -> list[Leftover]:
-        """List the side resources of a token, or all."""
+        """List the side resources of a token; None lists all."""
         fault = self._begins("leftovers")
         at_s = self._view_s(fault)
         there = [t.leftover for t in self.things if t.made_s <= at_s and (t.removed_s is None or t.removed_s > at_s)]
@@ -130,7 +134,7 @@ class FakeCloud:
         return [] if fault is Fault.DENIED else [thing for thing in there if token in (None, thing.token)]
 
     def remove(self, leftover: Leftover) -> None:
-        """Remove a side resource, unless a machine still uses it."""
+        """Remove a side resource; raise Unknown while a machine of its token lives."""
         fault = self._begins("remove")
         if any(box.order.token == leftover.token for box in self.alive):
             raise Unknown("DependencyViolation")
@@ -140,7 +144,7 @@ class FakeCloud:
         self._ends("remove", fault)
 
     def charges(self, instance_id: str, from_wall: float, to_wall: float) -> Charge | None:
-        """Return the bill of one box, which lags by some minutes; None if it has none."""
+        """Return the bill of one box, which lags by `bill_lag_s`; None if there is none yet."""
         self._ends("charges", self._begins("charges"))
         lag_s = self.profile.bill_lag_s
         box = next((box for box in self.boxes if box.id == instance_id), None)
@@ -150,22 +154,22 @@ class FakeCloud:
 
     @property
     def clock_ahead_s(self) -> float:
-        """Return how far the laptop's clock is ahead of true time."""
+        """Return by how many seconds the laptop's clock is ahead of true time."""
         return (self.laptop or self.clock).wall() - self.clock.monotonic() - self._epoch
 
     def ask_time(self) -> None:
-        """Ask nothing: the time is known here."""
+        """Do nothing, because the true time is known here."""
 
     def account_mark(self) -> str:
-        """Whose key it is."""
+        """Return the mark of the key's account."""
         return self.account
 
     def guard_folder(self, instance: Instance) -> str:
-        """Return the folder where a box's timer keeps its time; "" without a timer."""
+        """Return the folder where the timer of a box keeps its deadline; "" if this cloud has no timer."""
         return "" if self.profile.timer == "none" else "/var/lib/gpurun"
 
     def bring_forward(self, instance_id: str, at_wall: float) -> float | None:
-        """Set a box's timer to an earlier time; return the time it has then, None where no working timer is armed."""
+        """Move the timer of a box to an earlier wall time and return when it now fires; None if no timer is armed."""
         for box in self.alive:
             if box.id == instance_id and box.ends_s is not None:
                 box.ends_s = min(box.ends_s, max(self.now, at_wall - self._epoch))
@@ -173,39 +177,39 @@ class FakeCloud:
         return None
 
     def kill_guards(self) -> None:
-        """Disarm every machine's timer, as its root can."""
+        """Disarm the timer of every machine, as root on a machine can."""
         for box in self.alive:
             box.ends_s = None
 
     @property
     def now(self) -> float:
-        """Return true seconds."""
+        """Return the true time in seconds."""
         return self.clock.monotonic()
 
     @property
     def alive(self) -> list[Box]:
-        """Return what really lives now."""
+        """Return the boxes that are alive now."""
         self._come_true()
         return [box for box in self.boxes if box.died_s is None or box.died_s > self.now]
 
     def metered(self, token: str | None = None) -> Micros:
-        """Return what the cloud will bill up to now, for a token or for all."""
+        """Return what the cloud will bill up to now for a token; None adds up all boxes."""
         self._come_true()
         return total(*(self.bill(box) for box in self.boxes if token in (None, box.order.token)))
 
     def take(self) -> None:
-        """Take every box away, as a provider may at any time."""
+        """End every box, as a provider may at any time."""
         for box in self.alive:
             self._end(box, self.now)
 
     def bill(self, box: Box, by_s: float | None = None) -> Micros:
-        """Return what one box costs up to then, or up to now, by the billing unit and the least that is billed."""
+        """Return what one box costs up to `by_s` (default: now), by the billing unit and the minimum that is billed."""
         by_s = self.now if by_s is None else by_s
         until_s = by_s if box.died_s is None else min(box.died_s, by_s)
         return cost_of(box.rate, max(until_s - box.born_s, self.profile.least_billed_s), self.profile.billing_unit_s)
 
     def _begins(self, verb: str) -> Fault:
-        """Begin a call and return its fault; raise those that keep it from arriving."""
+        """Begin a call and return its fault; raise the faults that prevent the call from arriving."""
         self.passing(f"before {verb}")
         self.clock.sleep(CALL_S)
         self._come_true()
@@ -222,7 +226,7 @@ class FakeCloud:
         return fault
 
     def _ends(self, verb: str, fault: Fault) -> None:
-        """End a call that had its effect; raise the faults that hide this from the caller."""
+        """End a call that took effect; raise the faults that hide the effect from the caller."""
         self.passing(f"after {verb}")
         if fault is Fault.LOST:
             self._time_out(verb)
@@ -239,11 +243,11 @@ class FakeCloud:
         return any(start <= at_s < end for start, end in times)
 
     def _view_s(self, fault: Fault) -> float:
-        """Return the moment that an answer is about."""
+        """Return the moment that an answer describes."""
         return self.now - self.profile.stale_s if fault is Fault.STALE else self.now
 
     def _make(self, order: Order, fault: Fault, at_s: float) -> Box:
-        """Make a box born at that moment; where tokens are idempotent, return the one that the token has."""
+        """Create a box born at `at_s`; if the provider is idempotent, return the box that the token already has."""
         same = next((box for box in self.boxes if box.order.token == order.token), None)
         if same is not None and self.profile.idempotent:
             return same
@@ -264,18 +268,18 @@ class FakeCloud:
         return box
 
     def _deadline_s(self, box: Box) -> float:
-        """Return when its timer fires: at the deadline by a true clock, or a lease after it was up if that is first."""
+        """Return when the timer of a box fires: at the deadline, or a lease after its boot if that is earlier."""
         by_wall = box.order.deadline_wall - self._epoch
         by_lease = box.up_s + box.order.lease_s if box.order.lease_s else by_wall
         return max(box.up_s, min(by_wall, by_lease))
 
     def _end(self, box: Box, at_s: float) -> None:
-        """Begin its end; asking again changes nothing."""
+        """Begin the end of a box; a second call changes nothing."""
         if box.died_s is None:
             box.asked_s, box.died_s = at_s, at_s + self.profile.dying_s
 
     def _come_true(self) -> None:
-        """Let happen what was due: requests that arrive late, and timers that fire."""
+        """Carry out what is due: requests that arrive late, and timers that fire."""
         for at_s, order in [due for due in self._late if due[0] <= self.now]:
             self._late.remove((at_s, order))
             self._make(order, Fault.LATE, at_s)
@@ -284,23 +288,26 @@ class FakeCloud:
                 self._end(box, self._when_granted(box.ends_s))
 
     def _when_granted(self, at_s: float) -> float:
-        """Return when a timer's end is granted: one that needs the API asks until outages and refusals are over."""
+        """Return when a timer that fires at `at_s` ends its machine.
+
+        A timer that needs the API retries until outages, refusals and denials are over.
+        """
         times = [*self.outages, *self.refusals, *self.denials]
         while self.profile.timer_needs_api and self._is_in(times, at_s):
             at_s = max(end for start, end in times if start <= at_s < end)
         return at_s
 
     def _is_denied(self, box: Box) -> bool:
-        """Return whether every verb denies this box just now, though it lives and has answered."""
+        """Return whether every verb denies this box now, although it has answered its user."""
         return box.answered and self._is_in(self.denials, self.now)
 
     def _is_listed(self, box: Box, at_s: float) -> bool:
-        """Return whether a list as of that moment has it; some clouds list their dead for long."""
+        """Return whether a list as of `at_s` contains the box; some clouds list dead machines for a long time."""
         born = at_s >= box.born_s + self.profile.hidden_s and not self._is_denied(box)
         return born and (box.died_s is None or at_s < box.died_s + self.profile.tomb_s)
 
     def _told(self, box: Box, at_s: float, verb: str) -> Instance:
-        """Return a box as an answer shows it at a moment."""
+        """Return the box as an answer of `verb` shows it at `at_s`."""
         state = InstanceState.RUNNING if at_s >= box.up_s else InstanceState.PENDING
         if box.asked_s is not None and at_s >= box.asked_s:
             state = InstanceState.STOPPING
@@ -325,7 +332,7 @@ class FakeCloud:
         )
 
     def _told_rate(self, box: Box, verb: str) -> Micros | None:
-        """Return the rate that a verb gives, which a test may let differ from verb to verb."""
+        """Return the price per hour in an answer of `verb`; a test can override this to let verbs differ."""
         return box.rate if self.profile.tells_rate else None
 
     def _leave_things(self, order: Order) -> None:

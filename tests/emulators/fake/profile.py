@@ -1,4 +1,4 @@
-"""How each real provider behaves, as far as money can be lost by it; docs/PROVIDERS.md has the facts behind it."""
+"""Profiles of the real providers, as far as their behaviour can lose money; docs/PROVIDERS.md has the facts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ _SETTLE_S = 120.0
 
 @dataclass(frozen=True)
 class Profile:
-    """One provider's manners in time and money.
+    """How one provider behaves in time and money.
 
-    `hidden_s`: how long every verb denies what was just made. `list_lag_s`: how long the list lags behind births and
-    deaths; `tomb_s`: how long it shows the dead as such. `late_s`: when a request arrives whose sender gave up.
-    `stale_s`: how old an old view is. `least_billed_s`: the least that is billed for a machine, however short its life.
-    `tells_end`: it tells when a machine's billed time was over. `bill_lag_s`: by how much its bill of a machine lags
-    behind, where it tells one.
-    `timer`: who arms the dead-man timer, the machine's own boot or nobody.
+    `hidden_s`: how long every verb denies a new machine.
+    `list_lag_s`: how far the list lags behind births and deaths.
+    `tomb_s`: how long the list shows dead machines as such.
+    `dying_s`: how long a termination takes.
+    `late_s`: how long a late request takes to arrive; its sender gives up after `timeout_s`.
+    `stale_s`: how old a stale answer is.
+    `least_billed_s`: the shortest time that is billed for a machine.
+    `leaves`: the kinds of side resources that a token leaves.
+    `tells_rate`: answers have the price per hour.
+    `tells_end`: answers have the time at which billing ended.
+    `bill_lag_s`: how far the bill of a machine lags behind; None if the provider has no such bill.
+    `timer`: "boot" if the machine arms its dead-man timer when it boots.
+    `timer_needs_api`: the timer ends the machine through the API.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Boots one guest, says how to log in, and waits: python -m tests.emulators.guests [--pod]."""
+"""Boot one guest, print how to log in, and wait: python -m tests.emulators.guests [--pod]."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.emulators.guests import FakeGpu, Guest, missing, whole
 
 
 def main() -> int:
-    """Run until Ctrl-C, or until the guest has ended by itself."""
+    """Run one guest until Ctrl-C, or until it ends by itself."""
     if missing():
         print(missing(), file=sys.stderr)
         return 1

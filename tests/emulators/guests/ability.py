@@ -1,4 +1,4 @@
-"""What kind of guest this machine can run, found out by trying."""
+"""Checks of which kind of guest this computer can run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _TOOLS = ("ssh-keygen", "setsid", "awk")
 
 
 def sshd() -> str:
-    """Return the whole path of sshd, by which it must be started; empty if there is none."""
+    """Return the absolute path of sshd, with which it must be started; "" if it is not installed."""
     return shutil.which("sshd", path=os.environ.get("PATH", os.defpath) + _SYSTEM_FOLDERS) or ""
 
 
 @cache
 def missing() -> str:
-    """Return why no guest can be booted here, as a reason to skip a test; empty when one can."""
+    """Return why no guest can be booted here, as a reason to skip a test; "" if one can."""
     if sys.platform != "linux":
         return "emulated machines need Linux"
     if not sshd():
@@ -31,7 +31,7 @@ def missing() -> str:
 
 @cache
 def whole() -> str:
-    """Return why guests are plain processes here and no machines of their own; empty when they are machines."""
+    """Return why a guest here is only a group of processes and not a whole machine; "" if it is a machine."""
     if missing():
         return missing()
     if os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""Addresses in 127.0.0.0/8 that no other guest on this machine has, whichever test runs it."""
+"""Addresses in 127.0.0.0/8 that no other guest on this computer has, whichever test runs the guest."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _choice = random.SystemRandom()
 
 
 def take(address: str | None = None) -> tuple[str, socket.socket]:
-    """Take an address; return it with the claim to it, which holds while any process has the claim open.
+    """Take an address; return it with its claim, which holds while any process has the claim open.
 
-    The claim is a name in the kernel's abstract socket space, so that nothing has to be cleaned up after a crash.
-    Raise OSError if the requested address is in use.
+    The claim is a name in the kernel's abstract socket space, so that a crash leaves nothing to clean up. Raise OSError
+    if the requested address is in use.
     """
     if address is not None:
         return address, _claim(address)

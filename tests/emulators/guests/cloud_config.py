@@ -1,4 +1,4 @@
-"""Reads user-data as cloud-init does, as far as clouds' users of this kind go; refuses or tells of everything else."""
+"""A reader of user-data that understands a part of cloud-init's keys, and refuses or reports all others."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class CloudConfig:
-    """What user-data asks for. The defaults are cloud-init's own, but that no RSA host key is made: it takes long."""
+    """The settings in user-data. The defaults are cloud-init's, but without an RSA host key, which takes too long."""
 
     ssh_deletekeys: bool = True
     ssh_genkeytypes: tuple[str, ...] = ("ecdsa", "ed25519")
     ssh_keys: dict[str, str] = field(default_factory=dict)
-    """Host key files: `ed25519_private` and `ed25519_public`, and other types alike."""
+    """Contents of host key files by name, such as `ed25519_private` and `ed25519_public`."""
     ssh_authorized_keys: tuple[str, ...] = ()
     disable_root: bool = True
     ssh_pwauth: bool = False
@@ -41,11 +41,11 @@ class CloudConfig:
     script: str = ""
     """User-data that is itself a program; run once, after sshd."""
     complaints: tuple[str, ...] = ()
-    """What was not understood, for the console."""
+    """Lines for the console about what was not understood."""
 
 
 def read(user_data: str, *, strict: bool = False) -> CloudConfig:
-    """Understand user-data. With `strict`, raise ValueError where otherwise the console would only complain."""
+    """Parse user-data; report what is not emulated in `complaints`, or raise ValueError if `strict`."""
     if not user_data.strip():
         return CloudConfig()
     if user_data.startswith("#!"):
@@ -57,7 +57,7 @@ def read(user_data: str, *, strict: bool = False) -> CloudConfig:
 
 
 def _known(user_data: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys that are understood, in the shapes of CloudConfig, and complaints of the others."""
+    """Return the known keys with values in the shapes of CloudConfig, and a complaint about each other key."""
     import yaml
 
     if user_data.split("\n", 1)[0].strip() != "#cloud-config":
@@ -101,7 +101,7 @@ def _host_keys(value: Any) -> dict[str, str]:
 
 
 def _shell(value: Any) -> str:
-    """Return the script that cloud-init makes of commands: a list is quoted, a text is left as it is."""
+    """Return the script that cloud-init makes of commands: it quotes a list and keeps a text as it is."""
     if not isinstance(value, list):
         raise ValueError("it is no list of commands")
     lines = [shlex.join(map(str, item)) if isinstance(item, list) else str(item) for item in value]

@@ -1,4 +1,4 @@
-"""Applies user-data inside a guest, in cloud-init's order; failures go to the console, and the boot continues."""
+"""The application of user-data inside a guest, in cloud-init's order; a failure is printed and the boot continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.emulators.guests.spec import Spec
 
 
 def before_sshd(spec: Spec, *, first_boot: bool) -> None:
-    """Run bootcmd; on the first boot write files and host keys too."""
+    """Run bootcmd; on the first boot, also write the files and the host keys."""
     assert spec.cloud is not None
     config, root = spec.cloud, spec.root
     for complaint in config.complaints if first_boot else ():
@@ -26,7 +26,10 @@ def before_sshd(spec: Spec, *, first_boot: bool) -> None:
 
 
 def let_in(config: CloudConfig, user: tuple[Path, int, int], name: str) -> None:
-    """Give the user the keys of the user-data, and root the user's; a root that may not log in answers with a word."""
+    """Add the keys of the user-data for the user, and all of the user's keys for root.
+
+    With `disable_root`, a login as root only prints a refusal. Root gets no keys if this process runs as the user.
+    """
     home, uid, gid = user
     add_keys(home, uid, gid, config.ssh_authorized_keys)
     if uid == os.geteuid():
@@ -39,7 +42,7 @@ def let_in(config: CloudConfig, user: tuple[Path, int, int], name: str) -> None:
 
 
 def after_sshd(spec: Spec, *, first_boot: bool) -> None:
-    """Run runcmd and the script, on the first boot alone."""
+    """Run runcmd and the script, on the first boot only."""
     assert spec.cloud is not None
     if first_boot:
         _run("runcmd", spec.cloud.runcmd, spec)
@@ -47,7 +50,7 @@ def after_sshd(spec: Spec, *, first_boot: bool) -> None:
 
 
 def _run(name: str, text: str, spec: Spec) -> None:
-    """Run a program of the user-data to its end, by its own first line."""
+    """Write a program of the user-data to the disk and run it to its end."""
     if not text:
         return
     program = spec.root / "var/lib/cloud" / name
@@ -73,7 +76,7 @@ def _write_file(file: WrittenFile, root: Path) -> None:
 
 
 def _host_keys(config: CloudConfig, folder: Path) -> None:
-    """Make the host keys that ssh_genkeytypes names, unless some were given."""
+    """Write the given host keys; if there are none, generate those that ssh_genkeytypes names."""
     for kind in config.ssh_genkeytypes if not config.ssh_keys else ():
         file = folder / f"ssh_host_{kind}_key"
         if config.ssh_deletekeys:

@@ -1,4 +1,4 @@
-"""The guest's file system: this machine's own beneath a layer of memory that takes what the guest writes."""
+"""The guest's file system: this computer's files under a layer in memory that takes the guest's writes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 from tests.emulators.guests import kernel
 
-# Where this machine's files are nobody's business: the guest begins with empty folders, by these permissions.
+# Folders that are empty in a new guest, with their permissions: it must not see this computer's files there.
 _OWN = {"root": 0o711, "home": 0o755, "tmp": 0o1777, "run": 0o755, "workspace": 0o777}
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
 
 
 def assemble(place: Path, *, size_mb: int, kept: Sequence[str]) -> Path:
-    """Mount the guest's root below `place` and return it; OSError where this machine does not allow it.
+    """Mount the guest's root below `place` and return it; raise OSError where this computer does not allow it.
 
-    The mounts are seen in this process's mount namespace alone and end with it. `kept` are folders that the guest
-    sees, read-only, though they lie where its own folders are or on another disk.
+    Only this process's mount namespace has the mounts, and they end with it. The guest may write `size_mb`; 0 sets no
+    limit. `kept` are folders that the guest sees read-only, although they are on another disk or below its own folders.
     """
     kernel.mount("", "/", flags=kernel.RECURSIVE | kernel.PRIVATE)
     kernel.mount("tmpfs", str(place), "tmpfs", data=f"mode=755,size={size_mb}m" if size_mb else "mode=755")
@@ -48,7 +48,7 @@ def _own_folder(where: Path, what: Path, mode: int) -> None:
 
 
 def _devices(where: Path, what: Path) -> None:
-    """Make the devices that every program needs, with terminals and shared memory of the guest's own, and no other."""
+    """Create the devices that every program needs, with separate terminals and shared memory for the guest."""
     _own_folder(where, what, 0o755)
     for name in filter(lambda name: os.path.exists(f"/dev/{name}"), _DEVICES):
         (where / name).touch()

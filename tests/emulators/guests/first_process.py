@@ -13,13 +13,13 @@ from tests.emulators.guests.furnish import home_of
 from tests.emulators.guests.spec import Spec
 
 HALT, POWER_OFF, REBOOT = 37, 38, 39
-"""Signals that end the machine, as systemd takes them (SIGRTMIN+3 to +5); also the exit codes of the init."""
+"""Signals that end the machine, as in systemd (SIGRTMIN+3 to +5); the init exits with these numbers, too."""
 _ENDS = {HALT, POWER_OFF, REBOOT}
 _GRACE_S = 0.5
 
 
 def run(spec: Spec, *, first_boot: bool) -> None:
-    """Begin a new life on the guest's disk, in a process of its own. Never returns."""
+    """Turn this process into the first process of a guest that begins a life on its disk. Never return."""
     os.setsid()
     os.chdir(spec.root)
     (spec.root / "run/sshd.pid").unlink(missing_ok=True)
@@ -30,7 +30,7 @@ def run(spec: Spec, *, first_boot: bool) -> None:
 
 
 def _become(spec: Spec) -> None:
-    """Turn into the container's program."""
+    """Replace this process with the container's program."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     start = str(spec.root / "start.sh")
@@ -43,7 +43,7 @@ def _become(spec: Spec) -> None:
 
 
 def _be_init(spec: Spec, first_boot: bool) -> None:
-    """Boot in a child, collect the dead, end the machine when asked."""
+    """Boot in a child, reap dead processes, and end the machine when a signal requests it."""
     kernel.adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *_ENDS})
     if os.fork() == 0:
@@ -63,7 +63,7 @@ def _be_init(spec: Spec, first_boot: bool) -> None:
 
 
 def _collect_dead() -> bool:
-    """Wait for those that have ended; return whether any child is left."""
+    """Reap the children that have ended; return whether any child is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             continue
@@ -73,7 +73,7 @@ def _collect_dead() -> bool:
 
 
 def _boot(spec: Spec, first_boot: bool) -> None:
-    """Do what cloud-init and the system's own start do."""
+    """Do what cloud-init and the start of the system do."""
     assert spec.cloud is not None
     state = spec.root / "run/systemd"
     for stale in [*state.glob("transient/*"), *state.glob("*.pid")]:

@@ -1,4 +1,4 @@
-"""Fills a guest's file system: users, sshd, the programs that are not this machine's own. Runs inside, once."""
+"""Functions that fill a guest's file system: users, sshd, and its own programs. They run once, inside the guest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.emulators.guests.spec import PATH, Spec
 
 _SHIMS = Path(__file__).with_name("shims")
-# Where a program lies in a real machine; a timer may name it by its whole path.
+# The paths of a program on a real machine; a timer may use its absolute path.
 _PLACES = {
     "systemctl": ("usr/bin/systemctl", "usr/sbin/poweroff", "usr/sbin/halt", "usr/sbin/reboot"),
     "shutdown": ("usr/sbin/shutdown",),
@@ -25,12 +25,12 @@ _PYTORCH = "opt/pytorch/bin/python"
 
 
 def shims() -> dict[str, str]:
-    """Return the texts of the guest's own programs; to be called while this machine's files are still all visible."""
+    """Return the guest's own programs, texts by name; call this while all files of this computer are visible."""
     return {file.name: file.read_text(encoding="utf-8") for file in _SHIMS.iterdir()}
 
 
 def furnish(spec: Spec, programs: dict[str, str]) -> None:
-    """Make the guest's root a machine's: afterwards it only has to be booted."""
+    """Fill the guest's root with all that a machine needs before it boots."""
     root = spec.root
     for name, places in _PLACES.items():
         for place in places:
@@ -52,12 +52,12 @@ def furnish(spec: Spec, programs: dict[str, str]) -> None:
 
 
 def home_of(spec: Spec) -> tuple[Path, int, int]:
-    """Return the home, id and group of the user who logs in, who is made if missing."""
+    """Return the home, uid and gid of the user who logs in; create the user if missing."""
     return add_user(spec.user) if spec.whole else (spec.root / "home", os.geteuid(), os.getegid())
 
 
 def _furnish_processes(root: Path, spec: Spec) -> None:
-    """Make the folders of a guest that is plain processes, and a session that begins in its home."""
+    """Create the folders of a guest of plain processes, and the program that starts each session in its home."""
     for folder in ("home", "tmp", "run", "var/lib"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in _session_env(spec).items())
@@ -73,9 +73,9 @@ exec sh ${{SSH_ORIGINAL_COMMAND:+-c}} "${{SSH_ORIGINAL_COMMAND:--l}}"
 
 
 def _furnish_machine(root: Path, spec: Spec, programs: dict[str, str]) -> None:
-    """Set up what only a machine with a root of its own has: users, names, and programs that are taken away."""
+    """Set up what only a whole machine has: names, sudo and python3; remove the programs that its faults name."""
     write(root / "etc/hosts", "127.0.0.1 localhost\n::1 localhost\n")
-    # No name is ever resolved: what the guest runs cannot reach a real cloud by mistake.
+    # Without name resolution, no program in the guest can reach a real cloud by mistake.
     write(root / "etc/resolv.conf", "")
     write(root / "etc/machine-id", f"{uuid.uuid4().hex}\n")
     (root / "usr/local/lib/guest").mkdir(parents=True, exist_ok=True)
@@ -93,12 +93,12 @@ def _furnish_machine(root: Path, spec: Spec, programs: dict[str, str]) -> None:
 
 
 def install(place: Path, text: str) -> None:
-    """Put a program there, whatever lay there before."""
+    """Write a program, in place of any file at this path."""
     write(place, text, 0o755)
 
 
 def write(place: Path, content: str | bytes, mode: int = 0o644) -> None:
-    """Replace a file, never following a link that leads elsewhere."""
+    """Replace a file; a link is replaced itself, and its target stays."""
     place.parent.mkdir(parents=True, exist_ok=True)
     place.unlink(missing_ok=True)
     place.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -106,7 +106,7 @@ def write(place: Path, content: str | bytes, mode: int = 0o644) -> None:
 
 
 def add_user(name: str) -> tuple[Path, int, int]:
-    """Return the user's home, id and group; who is missing is made, with a locked password and sudo without one."""
+    """Return a user's home, uid and gid; create a missing user with a locked password and sudo without a password."""
     users = [line.split(":") for line in Path("/etc/passwd").read_text(encoding="utf-8").splitlines()]
     known = next((line for line in users if line[0] == name), None)
     if known is None:
@@ -125,7 +125,7 @@ def add_user(name: str) -> tuple[Path, int, int]:
 
 
 def add_keys(home: Path, uid: int, gid: int, keys: Sequence[str], options: str = "") -> None:
-    """Let the holders of these keys log in."""
+    """Add keys, each with `options`, to the authorized_keys of a user."""
     if not keys:
         return
     folder, file = home / ".ssh", home / ".ssh" / "authorized_keys"
@@ -138,8 +138,8 @@ def add_keys(home: Path, uid: int, gid: int, keys: Sequence[str], options: str =
 
 
 def _session_env(spec: Spec) -> dict[str, str]:
-    """Return a session's environment, which no init of its own gives it."""
-    guards = ("GPURUN_GUARD_FOLDER", "GPURUN_GUARD_SSH_FOLDER")  # A session knows them as little as in a machine.
+    """Return the environment of a session in a guest of plain processes, where no init sets it."""
+    guards = ("GPURUN_GUARD_FOLDER", "GPURUN_GUARD_SSH_FOLDER")  # A session on a machine does not have them either.
     kept = {name: value for name, value in spec.base_env.items() if name not in guards}
     return {**kept, **spec.session_env}
 
@@ -158,14 +158,14 @@ def _python_script(spec: Spec) -> str:
 
 
 def _give_pytorch(root: Path, spec: Spec) -> None:
-    """Put a Python with torch, the one that runs the tests, where clouds' images have theirs."""
+    """Install the Python that runs the tests, which has torch, at the path of the Python in clouds' images."""
     (root / _PYTORCH).unlink(missing_ok=True)
     if not spec.faults.python3_missing:
         install(root / _PYTORCH, _python_script(spec))
 
 
 def _configure_sshd(root: Path, spec: Spec) -> None:
-    """Configure an sshd that takes keys only, on the guest's own address, with none of this machine's host keys."""
+    """Configure an sshd that accepts only keys, on the guest's own address, without this computer's host keys."""
     folder = root / "etc/ssh"
     folder.mkdir(parents=True, exist_ok=True)
     for key in folder.glob("ssh_host_*"):

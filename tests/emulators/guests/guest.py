@@ -1,4 +1,4 @@
-"""A guest as its owner sees it: booted, watched, tormented and killed."""
+"""One guest as its owner controls it: booted, watched, disturbed and killed."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _END_LIMIT_S = 20.0
 class Guest:
     """One emulated machine with a real sshd.
 
-    A virtual machine (Lambda, AWS) when there is no `entrypoint`: user-data is applied at every boot, `poweroff` works.
-    A container (RunPod) with one: `entrypoint` is PID 1, restarted with the same disk whenever it ends; `poweroff`
-    does not work in it, as in a real one. It dies with the process that booted it.
+    Without an `entrypoint` it is a virtual machine (Lambda, AWS): user-data is applied at every boot, and `poweroff`
+    works. With an `entrypoint` it is a container (RunPod): this program is PID 1, and is restarted with the same disk
+    whenever it ends; `poweroff` does not work, as in a real container. A guest dies with the process that booted it.
     """
 
     host: str
-    """Where it listens: an address of its own in 127.0.0.0/8."""
+    """The address on which it listens: one in 127.0.0.0/8 that no other guest has."""
     port: int
-    """What was asked for; but 2222 for one below 1024 where the tests are not run by root."""
+    """The requested port; 2222 in place of a port below 1024 if root does not run the tests."""
     user: str
-    """Who logs in: the user asked for; but the user who runs the tests when it is no whole machine."""
+    """The user who logs in: the requested user, or the user who runs the tests if it is not a whole machine."""
 
     @classmethod
     def boot(
@@ -62,14 +62,14 @@ class Guest:
         strict: bool = False,
         python_path: Sequence[Path] = (),
     ) -> Guest:
-        """Start a machine and return at once; `wait_ready` waits for its sshd.
+        """Start a machine and return immediately; `wait_ready` waits for its sshd.
 
-        `folder` is the owner's: the console lies there, and nothing of the guest's disk. `authorized_keys` are lines of
-        the user's authorized_keys (the key that a cloud injects; a container takes PUBLIC_KEY from its `env`).
-        `on_poweroff` is called once, from another thread, after the guest has died by its own poweroff and not by
-        `kill`; likewise `on_halt`. `strict` raises ValueError for user-data that real cloud-init knows and this one
-        does not; without it the console tells. `python_path` goes in front of the path of /opt/pytorch/bin/python, the
-        Python with torch.
+        `folder` belongs to the owner and gets the console. sshd listens on `address` and `port`; without an address, on
+        a free one. `authorized_keys` are lines of the user's authorized_keys, as a cloud injects them; a container gets
+        PUBLIC_KEY in its `env` instead. `on_poweroff` is called once, from another thread, after the guest has died by
+        its own poweroff and not by `kill`; likewise `on_halt` after a halt. With `strict`, raise ValueError for
+        user-data that is not understood; otherwise the console reports it. `python_path` goes in front of the module
+        path of /opt/pytorch/bin/python, the Python with torch.
         """
         if reason := ability.missing():
             raise GuestFailed(reason)
@@ -101,7 +101,7 @@ class Guest:
             return cls(spec, folder / "console.log", claim.fileno(), {"poweroff": on_poweroff, "halt": on_halt})
 
     def __init__(self, spec: Spec, console: Path, claim: int, on_end: Mapping[str, Callable[[], None] | None]) -> None:
-        """Use `boot`."""
+        """Start the guest of `spec`; only `boot` may call this."""
         self.host, self.port, self.user = spec.host, spec.port, spec.user
         self._spec, self._console, self._on_end = spec, console, on_end
         self._mounts, self._namespace = -1, ""
@@ -133,12 +133,12 @@ class Guest:
 
     @property
     def alive(self) -> bool:
-        """Return whether it is booting or runs, as frozen and deaf ones do."""
+        """Return whether the guest boots or runs; a frozen or deaf guest is alive."""
         return not (self._killed or self._ended.is_set())
 
     @property
     def ready(self) -> bool:
-        """Return whether its sshd listens."""
+        """Return whether the guest's sshd listens."""
         if not (self.alive and self._up.is_set()) or self._deaf:
             return False
         try:
@@ -154,18 +154,18 @@ class Guest:
 
     @property
     def pids(self) -> list[int]:
-        """The ids, as this machine has them, of all processes in the guest."""
+        """Return the ids of all processes in the guest, as this computer numbers them."""
         if not self._spec.whole:
             return sorted(set(self._everything()) - {self._room.pid})
         return [pid for pid in self._everything() if processes.apart(pid)]
 
     @property
     def root(self) -> Path:
-        """The guest's own `/`, to look into from outside while it lives."""
+        """Return the path of the guest's `/` outside the guest; it is valid while the guest lives."""
         return Path(f"/proc/{self._room.pid}/root") if self._spec.whole else self._spec.root
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Wait until sshd listens. Raise GuestFailed with the console when it died or the time is over."""
+        """Wait until sshd listens. Raise GuestFailed with the console if the guest dies or the time is over."""
         end = time.monotonic() + timeout_s
         while not self.ready:
             if not self.alive or time.monotonic() > end:
@@ -173,15 +173,15 @@ class Guest:
             time.sleep(_TICK_S)
 
     def wait_dead(self, timeout_s: float = 60.0) -> None:
-        """Wait until it has died and its callback has returned. Raise GuestFailed when the time is over."""
+        """Wait until the guest has died and its callback has returned. Raise GuestFailed if the time is over."""
         if not self._finished.wait(None if timeout_s == float("inf") else timeout_s):
             raise GuestFailed(f"it lives on:\n{self.log[-4000:]}")
 
     def kill(self) -> None:
-        """End the whole guest at once: processes, mounts, disk. Return when they are gone; may be repeated."""
+        """End the guest with its processes, mounts and disk; return when they are gone. A second call is harmless."""
         with self._lock:
             self._killed = True
-        if not self._spec.whole:  # Held, so that it does not restart what is killed; and it adopts what loses a parent.
+        if not self._spec.whole:  # The stopped room restarts nothing, and still adopts orphans.
             self._room.send_signal(signal.SIGSTOP)
             self._sweep()
         self._room.kill()
@@ -189,7 +189,7 @@ class Guest:
             raise GuestFailed(f"it cannot be ended:\n{self.log[-4000:]}")
 
     def reboot(self) -> None:
-        """Kill all its processes and boot again with the same disk, as a restart by the provider does."""
+        """Kill all processes and boot again with the same disk, as a restart by the provider does."""
         old = set(self.pids)
         self._ask(REBOOT)
         for _ in self._patiently("it does not restart"):
@@ -197,7 +197,7 @@ class Guest:
                 return
 
     def freeze(self) -> None:
-        """Stop every process: connections stay and nobody answers, as when the network has died."""
+        """Stop every process: connections stay open without an answer, as when the network has died."""
         for _ in self._patiently("it cannot be frozen"):
             running = [pid for pid in self.pids if not processes.is_stopped(pid)]
             if not running:
@@ -205,11 +205,11 @@ class Guest:
             processes.send(running, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let the processes of a frozen guest go on."""
+        """Let the processes of a frozen guest continue."""
         processes.send(self.pids, signal.SIGCONT)
 
     def deaf(self) -> None:
-        """Cut every connection and refuse new ones; what else runs in the guest goes on."""
+        """Kill every sshd: connections are cut and new ones refused, while all other processes continue."""
         self._deaf = True
         for _ in self._patiently("its sshd cannot be ended"):
             servers = [pid for pid in self.pids if processes.command(pid).startswith("sshd")]
@@ -219,7 +219,7 @@ class Guest:
             processes.send(servers, signal.SIGKILL)
 
     def hear(self) -> None:
-        """Let a deaf guest accept connections again."""
+        """Start sshd again in a deaf guest."""
         if self._spec.whole:
             first = next(pid for pid in self.pids if processes.number_inside(pid) == 1)
             spaces = ["--mount", "--uts", "--ipc", "--pid", "--root", "--wd"]
@@ -239,7 +239,7 @@ class Guest:
         self._room.stdin.flush()
 
     def _watch(self) -> None:
-        """Follow the room until it ends, clear away what is left, and tell the observer."""
+        """Follow the room until it ends, remove what it left, and call the callback for this end."""
         how = "died"
         assert self._room.stdout is not None
         for line in self._room.stdout:
@@ -265,14 +265,14 @@ class Guest:
         self._finished.set()
 
     def _hold_namespace(self) -> None:
-        """Keep the name of the guest's mounts from being given to another guest before the last process is found."""
+        """Hold the mount namespace open, so that no other guest gets its name before the last process is found."""
         if self._spec.whole:
-            with suppress(OSError):  # It ends already, and its processes with it.
+            with suppress(OSError):  # The guest has already ended.
                 self._mounts = os.open(f"/proc/{self._room.pid}/ns/mnt", os.O_RDONLY)
                 self._namespace = os.readlink(f"/proc/self/fd/{self._mounts}")
 
     def _everything(self) -> list[int]:
-        """Return all processes of the guest, and those that hold it."""
+        """Return all processes of the guest, including the room."""
         if self._ended.is_set():
             return []
         if self._spec.whole:
@@ -280,7 +280,7 @@ class Guest:
         return [*processes.descendants(self._room.pid), *processes.with_mark(self._spec.place)]
 
     def _sweep(self) -> None:
-        """Kill until nothing is left, and look once more: who is changing parents may be overlooked."""
+        """Kill processes until two looks in a row find none; a look can miss a process that is changing its parent."""
         looks = 0
         for _ in self._patiently("processes of it cannot be ended"):
             left = set(self._everything()) - ({self._room.pid} if not self._spec.whole else set())
@@ -290,7 +290,7 @@ class Guest:
             processes.send(left, signal.SIGKILL)
 
     def _patiently(self, what: str) -> Iterator[None]:
-        """Try again and again, with short pauses, until GuestFailed."""
+        """Yield again and again with short pauses; raise GuestFailed when the time is over."""
         end = time.monotonic() + _END_LIMIT_S
         while time.monotonic() < end:
             yield

@@ -1,4 +1,4 @@
-"""The few system calls that Python 3.11 has no name for. Linux only; each raises OSError."""
+"""System calls that Python 3.11 does not have. Linux only; each raises OSError if it fails."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Leave these namespaces of the parent for new ones."""
+    """Move this process into new namespaces of these kinds."""
     _call("unshare", flags)
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """Mount a file system; `kind` and `data` as mount(8) has them after -t and -o."""
+    """Mount a file system; `kind` and `data` are what mount(8) takes after -t and -o."""
     texts = [text.encode() or None for text in (source, target, kind, data)]
     _call("mount", texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
 
 
 def bind(source: str, target: str, *, read_only: bool = False) -> None:
-    """Show a file or folder in a second place too."""
+    """Show a file or folder at a second path too."""
     mount(source, target, flags=BIND)
     if read_only:
         mount("", target, flags=BIND | REMOUNT | READ_ONLY)
 
 
 def unmount(target: str) -> None:
-    """Take a mount away, in use or not."""
+    """Detach a mount, even if it is in use."""
     _call("umount2", target.encode(), _DETACH)
 
 
 def fork_bound() -> int:
-    """Fork a child that is killed when this thread ends, also if that happens before the child has asked for it."""
+    """Fork a child that is killed when this thread ends, even before the child has requested that."""
     alive, held = os.pipe()
     child = os.fork()
     if child:
         os.close(alive)
-        return child  # `held` stays open for as long as this process lives: files are closed before death is told.
+        return child  # `held` stays open until this process dies, which closes files before it signals its children.
     os.close(held)
     _call("prctl", _SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
     if select.select([alive], [], [], 0)[0]:

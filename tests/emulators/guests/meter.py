@@ -1,4 +1,4 @@
-"""The billing oracle: what a provider would bill, kept apart from everything that gpurun believes."""
+"""An independent count of what a provider would bill, whatever gpurun believes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HOUR_S = 3600
 
 @dataclass
 class _Stretch:
-    """A machine's time at one rate. `stopped_wall` is None while it is billed."""
+    """A period of a machine at one price per hour. `stopped_wall` is None while the period lasts."""
 
     started_wall: Fraction
     micros_per_hour: int
@@ -22,7 +22,7 @@ class _Stretch:
 
 @dataclass
 class _Account:
-    """One machine's stretches, and how its provider rounds: up to `unit_s`, never less than `least_s`."""
+    """One bill of a machine: its periods, and how the provider rounds, up to `unit_s` and to at least `least_s`."""
 
     unit_s: int
     least_s: int
@@ -33,7 +33,7 @@ class _Account:
         return self.stretches[-1].stopped_wall is None
 
     def micros(self, now: Fraction) -> int:
-        """Return the bill so far, rounded up to the unit at the last rate, then to the micro-dollar."""
+        """Return the bill so far: its time rounded up to the unit at the last price, its sum up to the micro-dollar."""
         lengths = [max(Fraction(0), (s.stopped_wall or now) - s.started_wall) for s in self.stretches]
         used_s = sum(lengths, Fraction(0))
         billed_s = max(Fraction(ceil(used_s / self.unit_s) * self.unit_s), Fraction(self.least_s))
@@ -43,10 +43,10 @@ class _Account:
 
 
 class Meter:
-    """Counts what every machine costs, in integer micro-dollars. May be asked from any thread.
+    """A count of what every machine costs, in integer micro-dollars. Any thread may call it.
 
-    Each start after a stop is a new bill with its own rounding and minimum, as clouds have it. `clock_wall` tells
-    seconds; times are kept exactly, so that nothing is lost to floating point.
+    Each start after a stop is a new bill with its own rounding and minimum, as in clouds. `clock_wall` returns seconds;
+    times are kept as exact fractions, so that floating point loses nothing.
     """
 
     def __init__(self, clock_wall: Callable[[], float]) -> None:
@@ -63,13 +63,13 @@ class Meter:
             self._accounts.setdefault(id, []).append(account)
 
     def stop(self, id: str) -> None:
-        """End the billing of a machine; nothing happens if it is not billed."""
+        """End the billing of a machine; do nothing if it is not billed."""
         with self._lock:
             if self._is_running(id):
                 self._accounts[id][-1].stretches[-1].stopped_wall = self._now()
 
     def set_rate(self, id: str, micros_per_hour: int) -> None:
-        """Change what a machine costs from now on. Raise KeyError if it is not billed."""
+        """Change a machine's price per hour from now on. Raise KeyError if it is not billed."""
         with self._lock:
             if not self._is_running(id):
                 raise KeyError(id)
@@ -78,7 +78,7 @@ class Meter:
             account.stretches.append(_Stretch(now, micros_per_hour))
 
     def total_micros(self, id: str | None = None) -> int:
-        """Return what one machine, or all, have cost until now. A machine that was never billed has cost nothing."""
+        """Return what one machine, or all with None, have cost until now; 0 for a machine that was never billed."""
         with self._lock:
             now = self._now()
             chosen = self._accounts.values() if id is None else [self._accounts.get(id, [])]

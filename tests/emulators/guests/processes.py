@@ -1,4 +1,4 @@
-"""Finds processes in /proc: those of a namespace, the descendants of a process, those with a mark."""
+"""Functions that find processes in /proc: those of a namespace, the descendants of a process, those with a mark."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ _PROC = Path("/proc")
 
 
 def living() -> set[int]:
-    """All processes that are no zombies."""
+    """Return all processes that are not zombies."""
     return {pid for pid, (state, _) in _table().items() if state not in "ZX"}
 
 
 def lives(pid: int, proc: Path = _PROC) -> bool:
-    """Whether a process exists, by this machine's /proc or another's, and is no zombie."""
+    """Return whether a process exists, by this computer's /proc or another, and is not a zombie."""
     return _stat(pid, proc)[0] not in "ZX"
 
 
 def in_namespace(mounts: str) -> list[int]:
-    """The processes that see these mounts, by the name of their mount namespace."""
+    """Return the processes in the mount namespace with this name."""
     return [pid for pid in living() if _link(pid, "mnt") == mounts]
 
 
 def apart(pid: int) -> bool:
-    """Return whether a process is in another process namespace than this one."""
+    """Return whether a process is in another PID namespace than this process."""
     return _link(pid, "pid") not in ("", _link(os.getpid(), "pid"))
 
 
 def number_inside(pid: int) -> int:
-    """The number that a process has in its own namespace; 0 if it has ended."""
+    """Return the number of a process in its own PID namespace; 0 if it has ended."""
     with suppress(OSError):
         for line in (_PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("NSpid:"):
@@ -41,9 +41,9 @@ def number_inside(pid: int) -> int:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """The living children of a process, and theirs, and so on.
+    """Return all living descendants of a process.
 
-    One that loses its parent while the list is made may be missing: where that matters, ask again.
+    A process that loses its parent during the call may be missing; where this matters, call again.
     """
     table, found = _table(), {ancestor}
     while more := {pid for pid, (_, parent) in table.items() if parent in found} - found:
@@ -52,7 +52,7 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def with_mark(mark: str) -> list[int]:
-    """The processes whose environment has the guest's mark."""
+    """Return the processes whose environment has the guest's mark."""
     marked, entry = [], f"GUEST_MARK={mark}".encode()
     for pid in living():
         with suppress(OSError):
@@ -62,31 +62,31 @@ def with_mark(mark: str) -> list[int]:
 
 
 def command(pid: int) -> str:
-    """The short name of a process's program; empty if it has ended."""
+    """Return the short name of a process's program; "" if it has ended."""
     with suppress(OSError):
         return (_PROC / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").strip()
     return ""
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is held by SIGSTOP, or has ended."""
+    """Return whether a process is stopped, or has ended."""
     return _stat(pid)[0] in "TtZX"
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
-    """Signal processes, of which some may have ended."""
+    """Send a signal to processes; some of them may have ended."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def _table() -> dict[int, tuple[str, int]]:
-    """The state and the parent of every process."""
+    """Return the state and the parent of every process."""
     return {int(name): _stat(int(name)) for name in os.listdir(_PROC) if name.isdigit()}
 
 
 def _stat(pid: int, proc: Path = _PROC) -> tuple[str, int]:
-    """A process's state and its parent; that of a dead one if there is none."""
+    """Return the state and the parent of a process; ("X", 0) if there is no such process."""
     try:
         state, parent = (proc / str(pid) / "stat").read_text(encoding="latin-1").rpartition(")")[2].split()[:2]
     except OSError:

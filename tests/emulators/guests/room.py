@@ -1,7 +1,7 @@
-"""The process that holds one guest: its namespaces, its disk, and one life of it after the other.
+"""The process that holds one guest: its namespaces, its disk, and its lives, one after the other.
 
-Its owner sends a `Spec` and keeps the pipe open; when the pipe or the owner ends, so does the guest. The owner gets
-a line `up` once there is a disk, then one of how the guest ended.
+Its owner sends a `Spec` and keeps the pipe open; when the pipe or the owner ends, the guest ends too. The owner gets
+a line `up` once the disk is ready, then a line with how the guest ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENDS = {first_process.HALT: "halt", first_process.POWER_OFF: "poweroff"}
 
 
 def main() -> None:
-    """Hold the guest that comes in by standard input; with --try, find out whether it could be a whole machine here."""
+    """Hold the guest whose Spec arrives on standard input; --try tests whether a whole machine is possible here."""
     if sys.argv[1:] == ["--try"]:
         with tempfile.TemporaryDirectory() as folder:
             _leave()
@@ -60,7 +60,7 @@ def _leave() -> None:
 
 
 def _move_in(spec: Spec) -> None:
-    """Make this process's view of the machine the guest's."""
+    """Move this process into the guest's namespaces and root, and fill its file system."""
     programs = furnish.shims()
     if spec.whole:
         _leave()
@@ -76,7 +76,7 @@ def _move_in(spec: Spec) -> None:
 
 
 def _hold(spec: Spec, owner: int) -> str:
-    """Run one life after the other until the owner or the machine ends; return how it ended."""
+    """Start one life after another until the owner or the machine ends; return how it ended."""
     first_boot = True
     while True:
         life = _start_life(spec, first_boot)
@@ -98,7 +98,10 @@ def _hold(spec: Spec, owner: int) -> str:
 
 
 def _wait(spec: Spec, owner: int, ended: int) -> str:
-    """Wait for a life to be over: it has `ended`, a `reboot` is asked for, or it is `abandoned`."""
+    """Wait until a life is over, and return why.
+
+    "ended": the first process ended; "reboot": the owner requests a reboot; "abandoned": the owner is gone.
+    """
     while True:
         ready, _, _ = select.select([0, owner, ended], [], [])
         word = os.read(0, 1) if 0 in ready else None
@@ -113,7 +116,7 @@ def _wait(spec: Spec, owner: int, ended: int) -> str:
 
 
 def _start_life(spec: Spec, first_boot: bool) -> int:
-    """Return the id of a process that ends when the guest's first process does, with the same code."""
+    """Start the guest's first process; return the id of a process that ends with it and with the same exit code."""
     life = kernel.fork_bound()
     if life:
         return life
@@ -132,9 +135,9 @@ def _start_life(spec: Spec, first_boot: bool) -> int:
 
 
 def _fork_into_own_pids() -> None:
-    """Return in process 1 of a new process namespace; the process that called waits for it and ends as it ends.
+    """Return in process 1 of a new PID namespace; the calling process waits for process 1 and exits with its code.
 
-    SIGTERM ends that process only after all of the namespace, so that nothing of it is left to hold an address.
+    On SIGTERM the calling process ends only after the whole namespace, so that nothing in it still holds an address.
     """
     kernel.unshare(kernel.NEW_PIDS)
     first = kernel.fork_bound()
@@ -151,7 +154,10 @@ def _fork_into_own_pids() -> None:
 
 
 def _end_descendants() -> None:
-    """Kill what is left of a life without namespaces; who changes parents meanwhile is found by the next look."""
+    """Kill what is left of a life without namespaces, until two looks in a row find nothing.
+
+    A look can miss a process that is changing its parent.
+    """
     looks = 0
     while looks < 2:
         left = processes.descendants(os.getpid())

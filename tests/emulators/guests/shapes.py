@@ -1,4 +1,4 @@
-"""What a guest is made of: its GPUs as nvidia-smi shows them, and what is to go wrong with it."""
+"""The GPUs of a guest, as nvidia-smi shows them, and the faults of a guest."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 
 class GuestFailed(Exception):
-    """A guest could not be booted, or did not become ready; the message ends with its console."""
+    """The error of a guest that cannot be booted, does not become ready or does not end."""
 
 
 @dataclass(frozen=True)
 class FakeGpu:
-    """One line of the guest's nvidia-smi. Memory in MiB as nvidia-smi tells it: an A100 80GB says 81920."""
+    """One GPU in the guest's nvidia-smi. Memory is in MiB as nvidia-smi prints it: an A100 80GB has 81920."""
 
     name: str = "NVIDIA A100-SXM4-80GB"
     memory_mib: int = 81920
@@ -21,15 +21,15 @@ class FakeGpu:
 
 @dataclass(frozen=True)
 class Faults:
-    """What is wrong with a guest from its first boot on."""
+    """The faults that a guest has from its first boot on."""
 
     sshd_delay_s: float = 0.0
-    """The address is up so long before sshd listens: a connection is refused."""
+    """How long sshd does not listen after the boot, so that a connection is refused."""
     wrong_host_key: bool = False
-    """The guest shows a host key of its own, whatever it was given."""
+    """The guest shows a random host key, whatever key it was given."""
     python3_missing: bool = False
     """No python3 on the PATH (nor /opt/pytorch)."""
     zstd_missing: bool = False
     """No zstd program on the PATH."""
     disk_mb: int = 0
-    """The whole disk of the guest, in MB, for what it writes itself; 0 for plenty."""
+    """The size in MB of the disk for the guest's own writes; 0 sets no limit."""

@@ -1,4 +1,4 @@
-"""What a guest's owner tells the process that runs it."""
+"""The description of a guest that its owner sends to the process that runs it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tests.emulators.guests.cloud_config import CloudConfig
 from tests.emulators.guests.shapes import FakeGpu, Faults
 
 REBOOT, LISTEN = b"r", b"l"
-"""What an owner may ask for later: a new life; another sshd, for a guest that cannot be entered from outside."""
+"""Later commands of the owner: reboot; start another sshd in a guest of plain processes."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One guest, whole."""
+    """Everything that describes one guest."""
 
     place: str
-    """A folder of this machine that is the guest's own: where its disk is mounted, or else the disk itself."""
+    """A folder of this computer that only this guest uses: its disk is mounted there, or the folder is its disk."""
     whole: bool
-    """Whether it is a machine with a root of its own, and not only a group of processes."""
+    """Whether it is a machine with its own root, and not only a group of processes."""
     host: str
     port: int
     user: str
@@ -32,16 +32,16 @@ class Spec:
     env: Mapping[str, str]
     """The entrypoint's environment."""
     session_env: Mapping[str, str]
-    """What every SSH session is given."""
+    """Variables that every SSH session gets."""
     gpus: Sequence[FakeGpu]
     boot_delay_s: float
     faults: Faults
     sshd: str
     python: str
-    """The interpreter that /opt/pytorch/bin/python becomes."""
+    """The interpreter that /opt/pytorch/bin/python runs."""
     python_path: Sequence[str]
     kept: Sequence[str]
-    """Folders of this machine that the guest sees, read-only, even where its own files hide them."""
+    """Folders of this computer that the guest sees read-only, even below folders of its own."""
     owner_pid: int
 
     @property
@@ -50,12 +50,12 @@ class Spec:
 
     @property
     def root(self) -> Path:
-        """The guest's `/`, as its own processes name it."""
+        """Return the guest's `/`, as its own processes name it."""
         return Path("/") if self.whole else Path(self.place)
 
     @property
     def base_env(self) -> dict[str, str]:
-        """The environment of whatever the guest starts by itself."""
+        """Return the environment of every program that the guest itself starts."""
         if self.whole:
             return {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8"}
         root = self.place
@@ -66,7 +66,7 @@ class Spec:
             "LANG": "C.UTF-8",
             "GUEST_ROOT": root,
             "GUEST_MARK": root,
-            # The dead-man texts write below a machine's /etc and /var: here they are told where that is.
+            # A guard writes to /etc and /var of its machine; these variables lead it into this guest's folder.
             "GPURUN_GUARD_FOLDER": f"{root}/var/lib/gpurun",
             "GPURUN_GUARD_SSH_FOLDER": f"{root}/etc/ssh",
         }

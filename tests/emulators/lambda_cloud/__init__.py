@@ -1,4 +1,4 @@
-"""Lambda Cloud as its documents describe it, on this machine: REST v1, its two rate limits, its bill, its faults."""
+"""Lambda Cloud on this computer, by its documentation: REST v1, its two rate limits, its bill, and its faults."""
 
 from __future__ import annotations
 

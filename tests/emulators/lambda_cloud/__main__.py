@@ -1,6 +1,6 @@
 """Run the emulator alone, for use by hand: it prints how to point gpurun at it, and ends with Ctrl-C.
 
-python -m tests.emulators.lambda_cloud [--fake]      (--fake: machines that are nothing but an address)
+python -m tests.emulators.lambda_cloud [--fake]      (--fake: machines that are only an address)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the emulated Lambda rents out: machine types with a price and the regions that have some, settable by a test."""
+"""The machine types that the emulated Lambda rents out, with prices and regions; a test can change them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REGIONS = {
 
 @dataclass
 class Kind:
-    """One machine type. `cents` pays for an hour of the whole machine; `card` is its GPU as nvidia-smi has it."""
+    """One machine type. `cents` is the hourly price of the whole machine; `card` is the GPU's name in nvidia-smi."""
 
     name: str
     gpus: int
@@ -40,7 +40,7 @@ class Kind:
 
 
 def usual_kinds() -> dict[str, Kind]:
-    """A few types as they are sold; two of them in one region only, one in none."""
+    """Return a few machine types. Two are available in one region only, and one in none."""
     everywhere, a100 = list(REGIONS), "NVIDIA A100-SXM4-40GB"
     kinds = [
         Kind("cpu_4x_general", 0, "N/A", "", 0, 20, 4, 16, 512, ["us-east-1"]),

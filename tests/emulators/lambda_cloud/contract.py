@@ -1,4 +1,4 @@
-"""Requests and answers held against Lambda's OpenAPI document, where that lies beside the checkout."""
+"""Checks of requests and answers against Lambda's OpenAPI document, if it is beside the checkout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SPEC = "lambda-v1.openapi.json"
 
 
 def request_errors(method: str, path: str, query: set[str], body: Any) -> list[str]:
-    """Return what the document does not allow in a request, unknown names included."""
+    """Return what the document does not allow in a request, including unknown names."""
     operation = _operation(method, path)
     if operation is None:
         return []
@@ -26,7 +26,7 @@ def request_errors(method: str, path: str, query: set[str], body: Any) -> list[s
 
 
 def answer_errors(method: str, path: str, status: int, body: Any) -> list[str]:
-    """Return how an answer differs from the document; one whose status the document lacks is not judged."""
+    """Return where an answer breaks the document; nothing if the document lacks the answer's status."""
     operation = _operation(method, path)
     response = operation["responses"].get(str(status)) if operation else None
     if response is None:

@@ -1,4 +1,4 @@
-"""The application behind the wire: every route, and the switches that a test turns."""
+"""The emulated account behind the HTTP server: every route, and the switches that a test sets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ KEY = "secret_gpurun-test_0123456789abcdef0123456789abcdef.0123456789abcdef"
 
 
 class LambdaEmulator(HttpEmulator):
-    """`nulls`: what is not known yet is null, which the document does not allow and the real service does."""
+    """An emulated Lambda account.
+
+    With `nulls`, unknown values are null, which the document does not allow but the real service sends.
+    """
 
     handler = Door
 
@@ -28,7 +31,7 @@ class LambdaEmulator(HttpEmulator):
         self.world = World(clock or SystemClock(), boot)
         self.limits = Limits(self.world.clock)
         self.api_keys = {KEY}
-        self.denied: set[tuple[str, str]] = set()  # A key and a route that it may not take.
+        self.denied: set[tuple[str, str]] = set()  # A key and a route that it must not use.
         self.retry_after = ""
         self.nulls = False
 
@@ -41,19 +44,19 @@ class LambdaEmulator(HttpEmulator):
         return {"LAMBDA_API_BASE_URL": self.base_url, "LAMBDA_API_KEY": KEY}
 
     def check_request(self, method: str, path: str, query: set[str], body: Any) -> None:
-        """Refuse what the document does not allow, and keep it as a violation."""
+        """Refuse a request that breaks the document, and record each violation."""
         errors = contract.request_errors(method, path, query, body)
         self.violations += [f"request {error}" for error in errors]
         if errors:
             raise wrong("; ".join(errors))
 
     def check_answer(self, method: str, path: str, status: int, payload: Any) -> None:
-        """Keep as a violation what the document does not allow, but for nulls: a fault of this emulator."""
+        """Record where an answer breaks the document, which is a fault of this emulator; `nulls` permits null."""
         plain = _without_nulls(payload) if self.nulls else payload
         self.violations += [f"answer {error}" for error in contract.answer_errors(method, path, status, plain)]
 
     def answer(self, route: str, identifier: str, body: Any, age_s: float) -> Any:
-        """Return the data that answers a request."""
+        """Return the data that answers a request, as of `age_s` ago for a list or a read."""
         world = self.world
         with world.lock:
             world.tick()

@@ -1,4 +1,4 @@
-"""What runs behind an instance: a machine, real or only claimed."""
+"""The guest behind an instance: a real machine, or only an address."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine is booted with. `on_poweroff` is to be called when its own operating system ends it."""
+    """The data with which a guest is booted. It calls `on_poweroff` when its own operating system powers it off."""
 
     id: str
     hostname: str
@@ -26,7 +26,7 @@ class Machine:
 
 
 class Guest(Protocol):
-    """A booted machine with an address; its sshd may come later."""
+    """A booted machine with an address; its sshd may start later."""
 
     @property
     def host(self) -> str: ...
@@ -38,7 +38,7 @@ Boot = Callable[[Machine], Guest]
 
 
 class FakeGuest:
-    """A machine that is nothing but an address; a test may let its operating system power it off."""
+    """A guest that is only an address; a test can power it off from inside."""
 
     def __init__(self, machine: Machine) -> None:
         number = next(_numbers)
@@ -55,10 +55,10 @@ class FakeGuest:
 
 
 def real_guest(folder: Path, *, sshd_delay_s: float = 0.0, python_path: Sequence[Path] = ()) -> Boot:
-    """Boot machines with a real sshd that apply their user-data; their consoles lie under the folder.
+    """Return a function that boots machines with a real sshd, which apply their user-data.
 
-    With `sshd_delay_s` the instance is active for so long before anybody answers there. RuntimeError where machines
-    have no address of their own: Lambda tells no port.
+    Their consoles are in `folder`. `sshd_delay_s` is how long sshd waits after the boot, while the instance is already
+    active. The function raises RuntimeError where guests are not whole machines, because Lambda's answers have no port.
     """
     from tests.emulators.guests import FakeGpu, Faults, whole
     from tests.emulators.guests import Guest as RealGuest

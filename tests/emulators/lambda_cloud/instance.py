@@ -1,4 +1,4 @@
-"""One emulated instance: what was asked for, and what it was at every moment of its life."""
+"""One emulated instance: its request, and its status at every moment of its life."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OPTIONAL = ("name", "ip", "private_ip", "hostname", "jupyter_token", "jupyter_u
 
 @dataclass
 class Instance:
-    """An instance and its history. What it is made of is fixed at its launch, its price too."""
+    """An instance and its history. Its parts and its price are fixed at the launch."""
 
     id: str
     body: dict[str, Any]
@@ -30,7 +30,7 @@ class Instance:
 
     @property
     def status(self) -> str:
-        """Return its status by the last change; `gone` once it has left the list."""
+        """Return the present status; `gone` after the instance has left the list."""
         return self.history[-1][1]
 
     @property
@@ -38,7 +38,7 @@ class Instance:
         return self.history[-1][0]
 
     def status_at(self, wall: float) -> str:
-        """Return its status at a moment; `gone` before its launch, too."""
+        """Return the status at a moment; also `gone` before the launch."""
         return next((status for begun, status in reversed(self.history) if begun <= wall), "gone")
 
     def become(self, status: str, wall: float) -> None:
@@ -46,7 +46,7 @@ class Instance:
 
     def machine(self) -> Machine:
         def power_off() -> None:
-            self.powered_off = True  # Only noted here, since this may be any thread.
+            self.powered_off = True  # Only noted here, because any thread may call this.
 
         return Machine(
             id=self.id,
@@ -60,7 +60,10 @@ class Instance:
         )
 
     def as_json(self, status: str, *, nulls: bool) -> dict[str, Any]:
-        """Return it as an answer shows it in this status; what is not known yet is absent, or null with `nulls`."""
+        """Return the instance as an answer shows it in this status.
+
+        Values that are not known yet are missing, or null with `nulls`.
+        """
         fields: dict[str, Any] = {
             "id": self.id,
             "status": status,

@@ -1,4 +1,4 @@
-"""The errors of the API, raised where they are found and answered in one place."""
+"""The errors of the API: the code that finds an error raises it, and the server answers with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOLD = {
 
 
 class Problem(Exception):
-    """An answer that is an error; its message is the documented one unless another is given."""
+    """An error answer; its default message is the documented one."""
 
     def __init__(self, status: int, code: str, message: str = "", suggestion: str = "Contact Support.") -> None:
         super().__init__(code)

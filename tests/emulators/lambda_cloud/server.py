@@ -1,4 +1,4 @@
-"""The wire: routes, keys, rate limits, and the faults that a test asks for."""
+"""The HTTP server: routes, keys, rate limits, and the faults that a test requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STALE_S = 60.0
 
 
 class Fault(StrEnum):
-    """What goes wrong with one request."""
+    """A fault of one request."""
 
     DROP_REQUEST = "the connection ends before anything happens"
     DROP_RESPONSE = "it happens, and the connection ends"
@@ -62,17 +62,17 @@ _EDGE = b"<!DOCTYPE html><html><head><title>Attention Required! | Cloudflare</ti
 
 @dataclass(frozen=True)
 class Lie:
-    """The request takes effect, and this data is the answer instead of its own."""
+    """A fault: the request takes effect, but its answer contains this data instead of its own."""
 
     data: Any
 
 
 Trouble = Fault | Problem | Lie
-"""What can go wrong with a request. A Problem is answered as it stands, before anything happens."""
+"""Everything that `fail` accepts. A Problem becomes the answer, and the request has no effect."""
 
 
 class Door(Handler):
-    """One request to Lambda."""
+    """The handler of one request to Lambda."""
 
     @property
     def emulator(self) -> LambdaEmulator:
@@ -110,7 +110,7 @@ class Door(Handler):
         self._reply(fault, status, payload)
 
     def _injected(self, fault: Trouble | None, raw: bytes) -> Problem | None:
-        """Return the error that a test wants answered before anything is looked at."""
+        """Return the error that a test requested in place of any handling; None if it requested none."""
         if isinstance(fault, Problem):
             return fault
         if fault is Fault.ECHO:
@@ -119,7 +119,7 @@ class Door(Handler):
         return _REFUSALS.get(fault) if isinstance(fault, Fault) else None
 
     def _admit(self, route: str) -> None:
-        """Check the key, then the rates."""
+        """Raise a Problem for a wrong key, a denied route, a request over the rate limits, or an unknown route."""
         scheme, _, given = self.headers.get("Authorization", "").partition(" ")
         if scheme == "Basic":
             given = base64.b64decode(given).decode().partition(":")[0]
@@ -135,7 +135,7 @@ class Door(Handler):
             raise Problem(404, "global/not-found")
 
     def _reply(self, fault: Trouble | None, status: int, payload: Any) -> None:
-        """Answer, unless that is what goes wrong."""
+        """Send the answer, changed by the fault."""
         if fault is Fault.DROP_RESPONSE:
             return
         if fault is Fault.HANG_AFTER:

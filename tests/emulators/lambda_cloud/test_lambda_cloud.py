@@ -1,4 +1,4 @@
-"""The emulator itself, asked as anybody would ask it: what it refuses, what it limits, what it bills."""
+"""Tests of the emulated Lambda over HTTP: its refusals, its limits and its bill."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def cloud(clock: VirtualClock) -> Iterator[LambdaEmulator]:
-    """An account with one key, and time that stands still."""
+    """Yield an account with one key; only the test lets time pass."""
     with LambdaEmulator(clock=clock, tick_s=None) as emulator:
         emulator.limits.gap_s = emulator.limits.launch_gap_s = 0.0
         emulator.world.add_key("mine", "ssh-ed25519 AAAAmine")
@@ -34,7 +34,7 @@ def cloud(clock: VirtualClock) -> Iterator[LambdaEmulator]:
 
 
 def ask(cloud: LambdaEmulator, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    """Send one request; return the status, and the data or the error's code (the text itself, if it is not JSON)."""
+    """Send one request; return the status with the data or the error's code, or with the text if it is not JSON."""
     parts = urlsplit(cloud.base_url)
     connection = HTTPConnection(parts.hostname or "", parts.port, timeout=5)
     sent = {"Authorization": f"Bearer {KEY}", "User-Agent": "gpurun-test", **headers}
@@ -124,7 +124,7 @@ def test_the_bill_is_whole_minutes_from_active_to_terminated(cloud: LambdaEmulat
     world = cloud.world
     world.boot_s, world.terminating_s = 600.0, 20.0
     name = launch(cloud)
-    clock.sleep(700)  # Nobody asks meanwhile: it was active for 100 s of them.
+    clock.sleep(700)  # It boots for 600 s and is active for 100 s, although no request arrives meanwhile.
     assert ask(cloud, "GET", f"/instances/{name}")[1]["status"] == "active"
     ask(cloud, "POST", "/instance-operations/terminate", {"instance_ids": [name]})
     clock.sleep(3_600)

@@ -1,4 +1,4 @@
-"""The account: its instances in time, its keys, and what is billed. No HTTP here."""
+"""The account: its instances over time, its keys, and its bill, without HTTP."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MINUTE_S = 60
 
 
 class World:
-    """Instances that are really there, by a clock; what a list or a read tells of them may be old.
+    """Instances that really exist, by a clock; a list or a read may show an older state.
 
-    All methods are called under `lock`. `meter` is Lambda's bill: whole minutes, from the first `active` until it is
-    terminated. `widest` counts from the launch on, for a judge that does not trust the bill to begin so late.
+    Call all methods under `lock`. `meter` is Lambda's bill: whole minutes, from the first `active` until it is
+    terminated. `widest` counts from the launch, for a test that does not trust the bill to begin so late.
     """
 
     def __init__(self, clock: Clock, boot: Boot) -> None:
@@ -37,19 +37,19 @@ class World:
         self.never_boots = False
         self.terminating_s, self.terminated_s = 0.0, 1.0
         self.list_lag_s = self.read_lag_s = 0.0
-        self.deaf_terminates = 0  # So many requests for an end are answered as if obeyed, and are not.
-        self.capacity_left: int | None = None  # So many launches succeed, whatever the list of types says.
+        self.deaf_terminates = 0  # How many terminations are answered as done but have no effect.
+        self.capacity_left: int | None = None  # How many launches succeed, whatever the list of types shows.
         self.price_factor = Fraction(1)
-        self.given_kind: str | None = None  # What is made instead of what was asked for.
+        self.given_kind: str | None = None  # The type that is launched in place of the requested one.
         self.keeps_tags = True
         self.keys_in_use_stay = False
         self.takes_a_key_twice = True
-        self._moment: float | None = None  # The moment that is being accounted for, when it is not now.
+        self._moment: float | None = None  # The moment of the change that is being billed; None is now.
         self.meter, self.widest = Meter(self._wall), Meter(self._wall)
 
     @property
     def alive(self) -> list[Instance]:
-        """Return what has not ended, whatever an answer says: the oracle of a test."""
+        """Return the instances that have not ended, whatever an answer shows: the truth for a test."""
         return [instance for instance in self.instances.values() if instance.status not in ("terminated", "gone")]
 
     def add_key(self, name: str, public_key: str) -> dict[str, str]:
@@ -112,7 +112,7 @@ class World:
         return made
 
     def listed(self, age_s: float = 0.0) -> list[tuple[Instance, str]]:
-        """Return every instance that a list shows, with its status, as of some time ago."""
+        """Return every instance in a list that is `age_s` or `list_lag_s` old, with its status."""
         then = self.clock.wall() - max(self.list_lag_s, age_s)
         seen = [(instance, instance.status_at(then)) for instance in self.instances.values()]
         return [(instance, status) for instance, status in seen if status != "gone"]
@@ -125,7 +125,7 @@ class World:
         return instance, status
 
     def terminate(self, identifiers: list[str]) -> list[Instance]:
-        """Terminate all of them; none where one is not there."""
+        """Terminate all of these instances; raise a Problem and terminate none if one does not exist."""
         found = [self.instances.get(identifier) for identifier in identifiers]
         there = [instance for instance in found if instance is not None and instance.status != "gone"]
         if len(there) < len(identifiers):
@@ -138,24 +138,24 @@ class World:
         return there
 
     def ail(self, instance: Instance, status: str = "unhealthy") -> None:
-        """Show it from now on as unhealthy, or in another status; it is billed on."""
+        """Show an instance as unhealthy, or in another status, from now on; its billing continues."""
         instance.become(status, self.clock.wall())
 
     def tick(self) -> None:
-        """Bring every instance to where it is by now."""
+        """Bring every instance up to the present time."""
         now = self.clock.wall()
         for instance in self.instances.values():
             if instance.status == "booting" and not self.never_boots and now >= instance.launched + self.boot_s:
                 self._activate(instance, instance.launched + self.boot_s)
             if instance.powered_off and instance.status == "active":
-                self.ail(instance)  # An alert, and no end: it is billed on.
+                self.ail(instance)  # Lambda only shows an alert, and continues to bill.
             if instance.status == "terminating" and now >= instance.since + self.terminating_s:
                 self._pass_on(instance, "terminated", instance.since + self.terminating_s)
             if instance.status == "terminated" and now >= instance.since + self.terminated_s:
                 instance.become("gone", instance.since + self.terminated_s)
 
     def close(self) -> None:
-        """Switch everything off."""
+        """Kill every guest."""
         for instance in self.alive:
             self._kill(instance)
 

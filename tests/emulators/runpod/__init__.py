@@ -1,4 +1,4 @@
-"""RunPod as its documents describe it, on this machine: REST v2, as much GraphQL as gpurun asks, and its faults."""
+"""RunPod on this computer, by its documentation: REST v2, the GraphQL that gpurun uses, and its faults."""
 
 from __future__ import annotations
 

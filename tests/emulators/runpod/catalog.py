@@ -1,4 +1,4 @@
-"""What the emulated RunPod rents out: kinds with a price, a largest number and a stock, all settable by a test."""
+"""The GPUs and CPUs that the emulated RunPod rents out, with prices and stock; a test can change them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ DATA_CENTERS = {"US-KS-2": "US Kansas 2", "EU-RO-1": "EU Romania 1"}
 
 
 def single(amount: Decimal) -> float:
-    """Return an amount as RunPod sends it: its document says `format: float`, which is single precision."""
+    """Return an amount as RunPod sends it: in single precision, because its document says `format: float`."""
     return float(struct.unpack("f", struct.pack("f", amount))[0])
 
 
 @dataclass
 class GpuKind:
-    """One kind of GPU; prices are dollars for one GPU-hour, stock by cloud is NONE, LOW, MEDIUM or HIGH."""
+    """One kind of GPU. Prices are dollars per GPU-hour; the stock in each cloud is NONE, LOW, MEDIUM or HIGH."""
 
     id: str
     name: str
@@ -50,7 +50,7 @@ class GpuKind:
 
 @dataclass
 class CpuKind:
-    """One CPU flavour; the price is dollars for one vCPU-hour."""
+    """One CPU flavour. The price is dollars per vCPU-hour."""
 
     id: str
     name: str

@@ -1,4 +1,4 @@
-"""Requests and answers held against RunPod's OpenAPI document, where that lies beside the checkout."""
+"""Checks of requests and answers against RunPod's OpenAPI document, if it is beside the checkout."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ BODY_FIELDS = frozenset(
     )
 )  # fmt: skip
 GPU_FIELDS = frozenset(("id", "count", "allowedCudaVersions", "minCudaVersion", "minRamPerGpu", "minVcpuCountPerGpu"))
-NEWER_FIELDS = ("entrypoint", "cmd")  # On RunPod's page of creating a pod, not yet in the document.
+NEWER_FIELDS = ("entrypoint", "cmd")  # RunPod's page on creating a pod has them; the document does not have them yet.
 
 
 def against(schema: str, value: Any) -> list[str]:
-    """Return how a value differs from a schema of the document; nothing without a document."""
+    """Return where a value breaks a schema of the document; nothing without the document."""
     return differences(SPEC, {"$ref": f"#/components/schemas/{schema}"}, value)
 
 
 def unknown_query(method: str, path: str, names: set[str]) -> list[str]:
-    """Return the names in a query that the document does not have for this path."""
+    """Return an error for each name in a query that the document does not have for this path."""
     whole = document(SPEC)
     if whole is None:
         return []
@@ -39,7 +39,10 @@ def unknown_query(method: str, path: str, names: set[str]) -> list[str]:
 
 
 def body_errors(body: Any, refused: frozenset[str]) -> list[str]:
-    """Return why the body of a create is refused, in the words of the real validator."""
+    """Return why the body of a create is refused, in the words of the real validator.
+
+    `refused` are fields that this version of the service does not know.
+    """
     if not isinstance(body, dict):
         return ["$: got something else than an object"]
     extra = sorted((set(body) - BODY_FIELDS) | (set(body) & refused))

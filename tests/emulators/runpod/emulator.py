@@ -1,4 +1,4 @@
-"""The application behind the wire: every route, the keys, and the switches that a test turns."""
+"""The emulated account behind the HTTP server: every route, the keys, and the switches that a test sets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _WRITES = {"create", "update", "delete", "action"}
 
 
 class RunPodEmulator(HttpEmulator):
-    """`refused_fields` are those of a create that this version of the service does not know."""
+    """An emulated RunPod account.
+
+    `refused_fields` are fields of a create that this version of the service does not know.
+    """
 
     handler = Door
 
@@ -31,7 +34,7 @@ class RunPodEmulator(HttpEmulator):
         self.refused_fields: frozenset[str] = frozenset()
         self.page_size: int | None = None
         self.retry_after = "1"
-        self.revoked = False  # The account's own key, not those of its pods.
+        self.revoked = False  # Whether the account's own key is revoked; the keys of its pods are not.
         self.denied: set[str] = set()
 
     @property
@@ -43,10 +46,10 @@ class RunPodEmulator(HttpEmulator):
         return {"RUNPOD_API_BASE_URL": self.base_url, "RUNPOD_API_KEY": FULL_KEY}
 
     def tick(self) -> None:
-        self.world.tick()  # It locks itself, for it boots containers without.
+        self.world.tick()  # It takes the lock itself, and boots containers without the lock.
 
     def answer(self, route: str, identifier: str, query: dict[str, str], body: Any, own: str | None) -> tuple[int, Any]:
-        """Answer one request with a status and a body."""
+        """Return the status and the body that answer a request."""
         with self.world.lock:
             match route:
                 case "create":
@@ -140,12 +143,15 @@ class RunPodEmulator(HttpEmulator):
             return {"errors": [{"message": str(error), "extensions": {"code": "BAD_USER_INPUT"}}]}
 
     def _checked(self, schema: str, value: Any) -> Any:
-        """Return an answer; keep as a violation what the document does not allow: a fault of this emulator."""
+        """Return an answer; record where it breaks the document, which is a fault of this emulator."""
         self.violations += [f"answer {schema}: {error}" for error in contract.against(schema, value)]
         return value
 
     def check_key(self, route: str, identifier: str, key: str) -> str | None:
-        """Return whose key it is: None for the account's own, else the one pod that it may end."""
+        """Return None for a key of the account, or the id of the one pod that a pod's key may end.
+
+        Raise a Problem if the key is wrong or does not permit the route.
+        """
         if key == FULL_KEY and self.revoked:
             raise Problem(401, "invalid bearer token")
         if key == FULL_KEY and route in self.denied:

@@ -1,4 +1,4 @@
-"""As much of RunPod's GraphQL as gpurun and its guard use: a real parser, four fields, real errors."""
+"""The part of RunPod's GraphQL that gpurun and its guard use: a parser, four fields, and RunPod's errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TOKEN = re.compile(r'\s*(?:,\s*)*("(?:[^"\\\n]|\\.)*"|-?\d+(?:\.\d+)?|[A-Za-z_]
 
 
 class QueryError(Exception):
-    """What stands in errors[0].message."""
+    """An error whose text is the answer's errors[0].message."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Field:
 
 
 class Parser:
-    """A document of one operation without variables or fragments."""
+    """A parser for a document of one operation without variables or fragments."""
 
     def __init__(self, document: str) -> None:
         self.tokens: list[str] = []
@@ -107,7 +107,7 @@ class Parser:
 
 
 def execute(document: str, world: World, own_pod: str | None) -> dict[str, Any]:
-    """Return the data that a document asks for; a pod-scoped key (`own_pod`) may end its own pod and read nothing."""
+    """Return the data that a document requests. A pod's key (`own_pod`) may only terminate its own pod."""
     kind, fields = Parser(document).operation()
     known = {"query": {"myself": _myself, "gpuTypes": _gpu_types}, "mutation": {"podRentInterruptable": _rent}}
     data: dict[str, Any] = {}
@@ -167,7 +167,7 @@ def _gpu_types(world: World, arguments: dict[str, Any]) -> Any:
 
 
 def _check_fields(order: dict[str, Any], known: set[str], kind: str) -> None:
-    """Refuse unknown names; what both inputs say of hosts is a String and a Boolean, as other clients send it."""
+    """Raise QueryError for unknown names; minCudaVersion must be a String and supportPublicIp a Boolean."""
     for name in set(order) - known - {"minCudaVersion", "supportPublicIp"}:
         raise QueryError(f'Field "{name}" is not defined by type "{kind}".')
     if not isinstance(order.get("minCudaVersion", ""), str):

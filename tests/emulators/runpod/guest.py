@@ -1,4 +1,4 @@
-"""What runs behind a pod: a container, real or only claimed."""
+"""The guest behind a pod: a real container, or only an address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ports = itertools.count(10_000)
 
 @dataclass(frozen=True)
 class Container:
-    """What a container is started with: the command of its first process, and that process's environment."""
+    """The data with which a container is started: command and environment of its first process, and its GPUs."""
 
     command: list[str]
     env: dict[str, str]
@@ -24,7 +24,7 @@ class Container:
 
 
 class Guest(Protocol):
-    """A running container; `alive` turns false when its first process ends."""
+    """A running container; `alive` becomes false when its first process ends."""
 
     @property
     def host(self) -> str: ...
@@ -42,7 +42,7 @@ Boot = Callable[[Container], Guest]
 
 
 class FakeGuest:
-    """A container that is nothing but an address; a test may let its first process end."""
+    """A guest that is only an address; a test can end its first process."""
 
     def __init__(self, container: Container) -> None:
         self.container = container
@@ -53,7 +53,10 @@ class FakeGuest:
 
 
 def real_guest(folder: Path) -> Boot:
-    """Start containers with a real sshd that really run their command; their consoles lie under the folder."""
+    """Return a function that starts containers with a real sshd, which run their command.
+
+    Their consoles are in `folder`.
+    """
     from tests.emulators.guests import FakeGpu
     from tests.emulators.guests import Guest as RealGuest
 

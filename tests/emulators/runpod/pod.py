@@ -1,4 +1,4 @@
-"""One emulated pod: what was asked for, what became of it, and what it has been billed for."""
+"""One emulated pod: its request, its history, and its bill."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STOPPED_DISK_USD = Decimal("0.20") / 730
 
 @dataclass
 class Span:
-    """A stretch of time that is billed at a rate, in dollars an hour; it is open until `end` is known."""
+    """A period that is billed at one rate, in dollars per hour; it is open while `end` is None."""
 
     part: str
     begin: float
@@ -39,7 +39,7 @@ class Span:
 
 @dataclass
 class Pod:
-    """A pod and its history. `rate` is dollars an hour for the whole machine, disk not counted."""
+    """A pod and its history. `rate` is dollars per hour for the whole machine, without the disk."""
 
     id: str
     body: dict[str, Any]
@@ -60,7 +60,7 @@ class Pod:
     locked: bool = False
 
     def bill(self, now: float, **rates: Decimal) -> None:
-        """Close what is being billed, and open these parts instead."""
+        """End all open spans, and begin to bill these parts."""
         for span in self.spans:
             span.end = now if span.end is None else span.end
         self.spans += [Span(part, now, rate) for part, rate in rates.items()]
@@ -70,7 +70,7 @@ class Pod:
 
     @property
     def micros_per_hour(self) -> int:
-        """Return what it costs now, disk and all."""
+        """Return what the pod costs per hour now, including the disk."""
         return int(
             (sum((span.rate for span in self.spans if span.end is None), Decimal(0)) * 1_000_000).to_integral_value()
         )
@@ -80,7 +80,7 @@ class Pod:
         return any(span.end is None for span in self.spans)
 
     def bills(self, part: str) -> bool:
-        """Return whether gpu, cpu or disk is billed now."""
+        """Return whether this part (gpu, cpu or disk) is billed now."""
         return any(span.end is None and span.part == part for span in self.spans)
 
     @property
@@ -92,7 +92,7 @@ class Pod:
         return dict(self.body.get("env", {}))
 
     def container(self, gpu_memory_gb: int) -> Container:
-        """Return what its container runs, with what RunPod adds to the environment."""
+        """Return what the pod's container runs, with the variables that RunPod adds to the environment."""
         gpu = self.body.get("gpu", {})
         gpus = gpu.get("count", 1) if gpu else 0
         added = {

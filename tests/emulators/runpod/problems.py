@@ -1,4 +1,4 @@
-"""The errors of REST v2 (RFC 9457), raised where they are found and answered in one place."""
+"""The errors of REST v2 (RFC 9457): the code that finds an error raises it, and the server answers with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SOLD_OUT = (
 
 
 class Problem(Exception):
-    """An answer that is an error."""
+    """An error answer."""
 
     def __init__(self, status: int, detail: str, errors: list[str] | None = None) -> None:
         super().__init__(detail)

@@ -1,4 +1,4 @@
-"""The wire: routes, rate limits, and the faults that a test asks for."""
+"""The HTTP server: routes, rate limits, and the faults that a test requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ROUTES = [
 
 
 class Fault(StrEnum):
-    """What goes wrong with one request."""
+    """A fault of one request."""
 
     DROP_REQUEST = "the connection ends before anything happens"
     DROP_RESPONSE = "it happens, and the connection ends"
@@ -61,7 +61,7 @@ _REFUSALS = {
 
 
 class Door(Handler):
-    """One request to RunPod."""
+    """The handler of one request to RunPod."""
 
     def any_method(self) -> None:
         emulator, parts = cast("RunPodEmulator", self.server.emulator), urlsplit(self.path)
@@ -101,7 +101,7 @@ class Door(Handler):
         self.send(status, kind, b"" if payload is None else json.dumps(payload).encode(), extra)
 
     def _refuse_first(self, fault: Fault | None, size: int, raw: bytes) -> None:
-        """Raise what is refused before the application sees it."""
+        """Raise the Problem of a fault, or of a request that the service refuses before it reads the key."""
         if fault in _REFUSALS:
             raise Problem(*_REFUSALS[fault])
         if fault is Fault.SECRET_ECHO:

@@ -1,4 +1,4 @@
-"""The account: its pods in time, what they cost, who may do what to them. No HTTP here."""
+"""The account: its pods over time, what they cost, and which changes are allowed, without HTTP."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.emulators.runpod.problems import SOLD_OUT, Problem
 
 
 class World:
-    """Pods that are really there, by a clock; what a list or a read shows of them may lag behind.
+    """Pods that really exist, by a clock; a list or a read may show an older state.
 
-    All methods are called under `lock`, but for a container's boot.
+    Call all methods under `lock`, except `tick` and `close`, which take it; containers boot without it.
     """
 
     def __init__(self, clock: Clock, boot: Boot) -> None:
@@ -30,11 +30,11 @@ class World:
         self.customer = f"user_{secrets.token_hex(8)}"
         self.balance = Decimal("100")
         self.provision_s, self.start_s = 0.0, 0.0
-        self.terminated_s = 1.0  # How long a dead pod is told as TERMINATED before it is a 404.
+        self.terminated_s = 1.0  # How long a read shows a dead pod as TERMINATED before it answers 404.
         self.list_lag_s = self.delete_lag_s = self.read_lag_s = 0.0
         self.never_boots = False
-        self.has_old_drivers = False  # Whether who asks for no CUDA version gets a host that cannot start the image.
-        self.deaf_deletes = 0  # So many requests for an end are answered as if obeyed, and are not.
+        self.has_old_drivers = False  # Whether a pod without a minimum CUDA version never starts.
+        self.deaf_deletes = 0  # How many terminations are answered as done but have no effect.
         self.price_factor = Decimal(1)
         self.told_gpu: str | None = None
         self.bill_lag_s = 0.0
@@ -42,7 +42,7 @@ class World:
 
     @property
     def alive(self) -> list[Pod]:
-        """Return what is billed, whatever an answer says: the oracle of a test."""
+        """Return the pods that are billed, whatever an answer shows: the truth for a test."""
         return [pod for pod in self.pods.values() if pod.billed]
 
     def create(self, body: dict[str, Any], *, bid: Decimal | None = None) -> Pod:
@@ -111,7 +111,7 @@ class World:
             raise Problem(409, "pod is locked")
 
     def tick(self) -> None:
-        """Bring every pod to where it is by now, and begin the boots that are due."""
+        """Bring every pod up to the present time, and boot the containers that are due."""
         with self.lock:
             now = self.clock.wall()
             due = []
@@ -129,7 +129,7 @@ class World:
             self._boot(pod)
 
     def billing(self, wanted: str | None, since: float, until: float) -> list[dict[str, Any]]:
-        """Return records by the hour of what is billed already."""
+        """Return hourly records of what is billed already; `wanted` is a pod's id, or None for all pods."""
         now = self.clock.wall() - self.bill_lag_s
         records = []
         hour = datetime.fromtimestamp(since, UTC).replace(minute=0, second=0, microsecond=0)
@@ -145,7 +145,7 @@ class World:
         return records
 
     def close(self) -> None:
-        """Switch everything off."""
+        """End every pod."""
         with self.lock:
             for pod in self.pods.values():
                 if pod.status != "TERMINATED":
@@ -153,7 +153,7 @@ class World:
                     self._end(pod, self.clock.wall())
 
     def _boot(self, pod: Pod) -> None:
-        """Start a container; one whose pod ended meanwhile is switched off again."""
+        """Start a container; kill it if its pod has ended meanwhile."""
         try:
             kind = self.gpus.get(pod.body.get("gpu", {}).get("id", ""))
             guest = self.boot(pod.container(kind.memory if kind else 0))
@@ -194,7 +194,7 @@ class World:
         return now - pod.created >= self.list_lag_s
 
     def _price(self, body: dict[str, Any], bid: Decimal | None) -> Decimal:
-        """Return what a pod costs an hour; raise a Problem where there is none to be had."""
+        """Return a pod's price in dollars per hour; raise a Problem if it cannot be rented."""
         cloud = body.get("cloud", "SECURE").lower()
         if "cpu" in body:
             flavour = self.cpus.get(body["cpu"]["id"])

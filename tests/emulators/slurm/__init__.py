@@ -1,7 +1,8 @@
 """A scripted Slurm: sbatch, srun, squeue, scancel, sinfo, scontrol and sacct as programs; its jobs are real processes.
 
-It keeps what the contract rests on: one job of a name at a time under `--dependency=singleton`, an end by `--time` and
-by `--deadline`, whole minutes, COMPLETING before a terminal state, and the death of all that a job has started.
+It keeps the promises that gpurun depends on: jobs of the same name run one at a time under `--dependency=singleton`;
+`--time` and `--deadline` end a job, in whole minutes; a job is COMPLETING before its terminal state; and every process
+that it started dies with it.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ PROGRAM = Path(__file__).with_name("programs.py")
 NAMES = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol", "sacct")
 ROOT = "0"
 REASONS: dict[str, list[str]] = json.loads(Path(__file__).with_name("reasons.json").read_text())
-"""Why the real Slurm refuses a job or lets it wait, as `make full` compares it (tests/lifecycle/test_slurm_says.py)."""
+"""Why the real Slurm refuses a job or lets it wait; `make full` checks this (tests/lifecycle/test_slurm_says.py)."""
 _CARDS = r"gpu(:\w+)?:\d+(\(S:[\d-]+\))?"
 LINE_OF_SINFO = re.compile(
     r"\w+\*?\|(up|down|drain|inactive)\|(infinite|(\d+-)?[\d:]+)\|(idle|mix|alloc|drain|drng|down|comp)\*?\|\d+\|"
     rf"(\(null\)|{_CARDS}(,{_CARDS})*)"
 )
-"""One line of what the real sinfo prints in gpurun's columns."""
+"""One line of the real sinfo with the columns that gpurun requests."""
 
 
 def form_of(sentence: str) -> str:
-    """Return a pattern of a sentence on record, {} being any name."""
+    """Return a regular expression for a recorded sentence, in which {} stands for any name."""
     return re.escape(sentence).replace(r"\{\}", r"[\w,-]+")
 
 
 def is_recorded(knob: str, text: str) -> bool:
-    """Return whether the real Slurm says what a test makes the scripted one say."""
+    """Return whether the real Slurm prints this text of a knob; True for a knob that prints nothing."""
     if knob == "sinfo":
         return all(LINE_OF_SINFO.fullmatch(line) for line in text.splitlines())
     if knob not in ("refuse", "hold") or text in ("", "DEADLINE"):
@@ -48,9 +49,9 @@ def is_recorded(knob: str, text: str) -> bool:
 
 
 class ScriptedSlurm:
-    """A cluster in a folder; `knobs` are files by which a test makes it misbehave (`programs.py` names them).
+    """A cluster in a folder. `knobs` are files by which a test makes it misbehave (`programs.py` lists them).
 
-    `profile` is what a login shell on its nodes reads.
+    `profile` is the file that a login shell on its nodes reads.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,7 +60,7 @@ class ScriptedSlurm:
         (self.state / "jobs").mkdir()
         self.profile = self.state / "home" / ".bash_profile"
         self.profile.parent.mkdir()
-        # What /etc/profile made of it is a node's own: these programs would not be found there.
+        # A login shell gets its PATH from the node's /etc/profile, which does not have these programs.
         self.profile.write_text(f'PATH="{self.bin}:{os.environ["PATH"]}"\n')
         for name in NAMES:
             program = self.bin / name
@@ -68,44 +69,44 @@ class ScriptedSlurm:
 
     @property
     def cluster(self) -> Cluster:
-        """Return its table in config.toml."""
+        """Return the cluster's table in config.toml."""
         return Cluster(name="lab", host="local", workdir=str(self.work), python=sys.executable)
 
     @property
     def table(self) -> str:
-        """Return that table as text."""
+        """Return the same table as TOML."""
         return f'[slurm.lab]\nhost = "local"\nworkdir = "{self.work}"\npython = "{sys.executable}"\n'
 
     def set(self, knob: str, value: str = "") -> None:
-        """Make it misbehave, in words that the real one has."""
+        """Set a knob, so that the cluster misbehaves; assert that the real Slurm prints such a text."""
         assert is_recorded(knob, value), f"{value!r} is not on record as Slurm's"
         (self.state / knob).write_text(value)
 
     def clear(self, knob: str) -> None:
-        """Make it behave again."""
+        """Remove a knob, so that the cluster behaves again."""
         (self.state / knob).unlink(missing_ok=True)
 
     @property
     def jobs(self) -> list[str]:
-        """Return every job that was ever submitted."""
+        """Return the numbers of all jobs that were ever submitted."""
         return sorted(path.name for path in (self.state / "jobs").iterdir())
 
     def options_of(self, job: str) -> list[str]:
-        """Return the options that sbatch received."""
+        """Return the options that sbatch received for a job."""
         return (self.state / "jobs" / job / "argv").read_text().splitlines()
 
     def cancel(self, job: str, by: str = ROOT) -> None:
-        """Cancel a job, whether it runs or waits, as this user of the cluster."""
+        """Cancel a running or waiting job as the user with the number `by`."""
         (self.state / "jobs" / job / "cancelled").write_text(by)
 
     def end_job(self, job: str, word: str) -> None:
-        """Have a job end as its time limit does, and wait until all that it started is gone."""
+        """End a running job in the state `word`, and wait until every process that it started is gone."""
         (self.state / "jobs" / job / "over").write_text(word)
         while not (self.state / "jobs" / job / "ended").exists():
             time.sleep(0.05)
 
     def end(self) -> None:
-        """End every job's processes, whatever became of it."""
+        """Cancel every job, so that no process is left."""
         for keeper in (self.state / "jobs").glob("*/keeper"):
             with suppress(ProcessLookupError, ValueError):
                 os.kill(int(keeper.read_text()), signal.SIGTERM)
@@ -113,7 +114,7 @@ class ScriptedSlurm:
 
 @contextmanager
 def scripted_slurm(folder: Path) -> Iterator[ScriptedSlurm]:
-    """Yield a cluster whose programs are the first in PATH."""
+    """Yield a cluster whose programs come first in PATH."""
     made, before = ScriptedSlurm(folder), os.environ["PATH"]
     os.environ["PATH"] = f"{made.bin}:{before}"
     try:
@@ -124,7 +125,7 @@ def scripted_slurm(folder: Path) -> Iterator[ScriptedSlurm]:
 
 
 def missing_books() -> str:
-    """Return why the real Slurm with its accounting cannot be tried here; "" where it can."""
+    """Return why the real Slurm with its accounting cannot run here; "" if it can."""
     needed = ("slurmdbd", "mariadbd", "mariadb-install-db")
     lacks = [name for name in needed if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     install = "apt-get install slurm-wlm munge slurmdbd mariadb-server environment-modules"
@@ -132,7 +133,7 @@ def missing_books() -> str:
 
 
 def missing() -> str:
-    """Return why the real Slurm cannot be tried here; "" where it can."""
+    """Return why the real Slurm cannot run here; "" if it can."""
     needed = ("slurmctld", "slurmd", "munged", "sbatch")
     lacks = [name for name in needed if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     if lacks:

@@ -1,4 +1,4 @@
-"""The real Slurm on loopback: a slurmctld and two slurmd, which the tests start and end, with accounting if asked."""
+"""The real Slurm on loopback: a slurmctld and two slurmd, on request with accounting; the tests start and end them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PartitionName=closed Nodes=n1,n2 State=DOWN
 PartitionName=leaving Nodes=n1 State=DRAIN
 PartitionName=tier Nodes=n1 AllowQos=low State=UP
 """
-# Files that are always there stand for cards: Slurm counts them, and no job opens one.
+# Files that always exist stand for GPUs: Slurm counts them, and no job opens them.
 GRES = """NodeName=n1 Name=gpu Type=a100 File=/dev/null Cores=0
 NodeName=n1 Name=gpu Type=a100 File=/dev/zero Cores=1
 NodeName=n1 Name=gpu Type=v100 File=/dev/full
@@ -91,7 +91,7 @@ PidFile={root}/slurmdbd.pid
 
 
 class Engine:
-    """A cluster of two nodes on this machine; its daemons are ended by their processes."""
+    """A cluster of two nodes on this computer. Its daemons are children of this process and die when `stack` closes."""
 
     def __init__(self, root: Path, stack: ExitStack, *, has_books: bool = False) -> None:
         self.root, self._stack = root, stack
@@ -107,8 +107,8 @@ class Engine:
         )
         (root / "gres.conf").write_text(GRES)
         books = BOOKS.format(root=root, port=ports[3]) if has_books else NO_BOOKS
-        # A node kills what is in a job's cgroup, whose path has the job's number and nothing of its cluster: two
-        # engines that run beside each other end each other's jobs, unless they count from different numbers.
+        # A node kills everything in a job's cgroup, and the cgroup's path has the job's number but not its cluster:
+        # two engines at the same time would end each other's jobs if they did not count from different numbers.
         first_job = 10_000 + secrets.randbelow(60_000_000)
         conf = CONF.format(root=root, host=socket.gethostname(), ports=ports, first_job=first_job)
         self.conf.write_text(conf + books)
@@ -124,7 +124,7 @@ class Engine:
         self.nodes = [self.start("slurmd", "-D", "-N", name, "-f", str(self.conf)) for name in ("n1", "n2")]
 
     def _open_books(self, port: int, sql: int) -> None:
-        """Start MariaDB and slurmdbd, and write down who may compute there: root, under a QOS with a limit."""
+        """Start MariaDB and slurmdbd, and register root as a user with two QOS, one of which has limits."""
         data, conf = self.root / "mariadb", self.root / "slurmdbd.conf"
         made = ["mariadb-install-db", f"--datadir={data}", "--user=root", "--auth-root-authentication-method=normal"]
         subprocess.run([*made, "--skip-test-db"], check=True, capture_output=True)
@@ -150,14 +150,14 @@ class Engine:
             self.ask("sacctmgr", "-i", *words)
 
     def ask(self, *argv: str, is_checked: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a program of Slurm's against this cluster."""
+        """Run one of Slurm's programs against this cluster."""
         environment = {**os.environ, "SLURM_CONF": str(self.conf)}
         reply = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
         assert not (is_checked and reply.returncode), f"{argv}: {reply.stdout}{reply.stderr}"
         return reply
 
     def start(self, *argv: str) -> subprocess.Popen[bytes]:
-        """Start a daemon that stays a child of this process."""
+        """Start a daemon as a child of this process."""
         environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin", "SLURM_CONF": str(self.conf)}
         with open(self.root / f"{argv[0]}.out", "ab") as log:
             child = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -166,14 +166,14 @@ class Engine:
         return child
 
     def stop_controller(self, seconds: float) -> None:
-        """Stop the controller and start it again after so long."""
+        """Stop the controller and start it again after `seconds`."""
         self.controller.send_signal(signal.SIGTERM)
         self.controller.wait()
         CLOCK.sleep(seconds)
         self.controller = self.start("slurmctld", "-D", "-f", str(self.conf))
 
     def break_node(self) -> None:
-        """End the node's daemon and all that runs for its jobs, as a power cut does, and nothing else."""
+        """Kill the first node's daemon and every process in the shared folder, with its slurmstepd: a power cut."""
         self.nodes[0].send_signal(signal.SIGKILL)
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with suppress(OSError):
@@ -185,7 +185,7 @@ class Engine:
                 os.kill(int(pid), signal.SIGKILL)
 
     def mend_node(self) -> None:
-        """Start the daemon of the broken node again, and wait until it takes jobs."""
+        """Restart the daemon of the first node, and wait until the node is idle."""
         self.nodes[0].wait()
         self.nodes[0] = self.start("slurmd", "-D", "-N", "n1", "-f", str(self.conf))
         for _ in ticks(CLOCK, 0.5, 60):
@@ -193,7 +193,7 @@ class Engine:
                 return
 
     def break_second_node(self) -> None:
-        """Break the node that has neither the pilot nor the agent in the same way."""
+        """Kill the daemon and the job's processes of the second node, which has neither the pilot nor the agent."""
         self.nodes[1].send_signal(signal.SIGKILL)
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -210,11 +210,11 @@ class Engine:
 
 @contextmanager
 def running(root: Path, *, has_books: bool = False) -> Iterator[Engine]:
-    """Yield the cluster once its nodes are idle; `SLURM_CONF` leads commands to it. `has_books`: with accounting."""
+    """Yield a cluster once its nodes are idle; its programs come first in PATH. `has_books` adds accounting."""
     root.mkdir()
     with ExitStack() as stack:
         engine = Engine(root, stack, has_books=has_books)
-        # A child's environment passes no variable of Slurm's on: the commands are found through PATH.
+        # gpurun does not pass Slurm's variables to its children, so these programs in PATH set SLURM_CONF.
         programs = root / "bin"
         programs.mkdir()
         for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol", "srun", "sacct", "sacctmgr"):
@@ -242,7 +242,7 @@ def running(root: Path, *, has_books: bool = False) -> Iterator[Engine]:
 
 
 def booked(engine: Engine, job: str) -> tuple[str, int]:
-    """Return a job's state and seconds in accounting, once it is over there."""
+    """Return a job's state and seconds from accounting, once its end is recorded there."""
     for _ in ticks(CLOCK, 0.5, 30):
         words = engine.ask("sacct", "-X", "-n", "-P", "-o", "State,ElapsedRaw,End", "-j", job).stdout.strip().split("|")
         if len(words) == 3 and words[2] != "Unknown":

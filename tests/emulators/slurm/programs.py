@@ -1,9 +1,10 @@
 """The scripted Slurm's programs: `programs.py STATE sbatch|srun|squeue|scancel|sinfo|scontrol|sacct|job ...`.
 
-Files in STATE that a test sets: `away` (no controller answers), `hold` (nothing starts, its text is why; with DEADLINE
-it is over), `requeue` (what runs is put back into the queue, once), `lose` (sbatch makes the job and its answer is
-lost), `refuse` (its text is why sbatch refuses), `sinfo` (what that prints), `start` (when a job
-is expected to start), `over` (the OverTimeLimit), `name` (the cluster's), `books` (it has accounting).
+A test sets files in STATE. `away`: no controller answers. `hold`: no job starts, and the text is the reason; with the
+text DEADLINE a waiting job ends in this state. `requeue`: a running job is put back into the queue, once. `lose`:
+sbatch creates the job, but its answer is lost. `refuse`: sbatch refuses for this reason. `sinfo`: the output of sinfo.
+`start`: when a job is expected to start. `over`: the OverTimeLimit. `name`: the cluster's name. `books`: the cluster
+has accounting.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ LONG = [
 ]
 COMPLETING_S = 0.2
 OWNER = "1000"
-"""The number of the user whose jobs they are."""
+"""The number of the user who owns the jobs."""
 SAYS: dict[str, str] = json.loads(Path(__file__).with_name("sentences.json").read_text())
-"""What the real programs say, as `make full` compares it (tests/lifecycle/test_slurm_says.py)."""
+"""The sentences of the real programs; `make full` checks them (tests/lifecycle/test_slurm_says.py)."""
 
 
 def sbatch(state: Path, words: list[str]) -> int:
@@ -105,7 +106,7 @@ def sbatch(state: Path, words: list[str]) -> int:
 
 
 def job(state: Path, number: str) -> int:
-    """Wait for the job's turn, run it, and end all that it has started."""
+    """Wait for the job's turn, run it, and end every process that it started."""
     folder = state / "jobs" / number
     (folder / "keeper").write_text(str(os.getpid()))
     signal.signal(signal.SIGTERM, lambda *_: (folder / "cancelled").write_text(OWNER))
@@ -121,7 +122,7 @@ def job(state: Path, number: str) -> int:
 
 
 def waited(state: Path, folder: Path, rivals: list[Path]) -> str:
-    """Wait for the job's turn; return the state if it is over before that, else ""."""
+    """Wait for the job's turn; return "", or the job's last state if it ends before its turn."""
     while (state / "hold").exists() or any(not (other / "ended").exists() for other in rivals):
         if (folder / "cancelled").exists():
             return "CANCELLED"
@@ -132,7 +133,7 @@ def waited(state: Path, folder: Path, rivals: list[Path]) -> str:
 
 
 def run(state: Path, folder: Path) -> str:
-    """Run the job to its end; return its last state."""
+    """Run the job to its end, and return its last state."""
     (folder / "started").write_text(str(time.time()))
     with open(text(folder, "output"), "ab") as log:
         child = subprocess.Popen(
@@ -171,25 +172,25 @@ def run(state: Path, folder: Path) -> str:
 
 
 def shown(folder: Path) -> str:
-    """Return the number of a job as squeue shows it: `N_K` for one of an array."""
+    """Return a job's number as squeue shows it: `N_K` for a job of an array."""
     return text(folder, "array") or folder.name
 
 
 def of_array(folder: Path) -> dict[str, str]:
-    """Return the variables by which a job of an array knows its place."""
+    """Return the variables with which a job of an array knows its place; empty for other jobs."""
     whole, _, place = text(folder, "array").partition("_")
     return {"SLURM_ARRAY_JOB_ID": whole, "SLURM_ARRAY_TASK_ID": place} if place else {}
 
 
 def meant(state: Path, number: str) -> list[Path]:
-    """Return the jobs of a number: all of an array by their common number, else the job of that number."""
+    """Return the jobs that a number names: all jobs of that array, or the job with that number."""
     all_of = sorted((state / "jobs").iterdir(), key=lambda folder: int(folder.name))
     found = [folder for folder in all_of if number in (shown(folder), text(folder, "array").partition("_")[0])]
     return found or [folder for folder in all_of if folder.name == number]
 
 
 def shebang(script: str) -> list[str]:
-    """Return the program of a script's first line, by which slurmd starts it."""
+    """Return the interpreter in a script's first line, with which slurmd starts the script."""
     try:
         with open(script) as file:
             return file.readline().removeprefix("#!").split()
@@ -198,14 +199,17 @@ def shebang(script: str) -> list[str]:
 
 
 def srun(state: Path, words: list[str]) -> int:
-    """Run a command once for each node of a job, where a failure ends the others; or run one step from afar."""
+    """Run a command once for each node of a job, and end all of them if one fails.
+
+    With --jobid, run one step in a running job.
+    """
     pairs, command = getopt.getopt(words, "", LONG)
     options = dict(pairs)
     if "--jobid" in options:
         return step(state, options, command)
     nodes, tasks = int(options["--nodes"]), list[subprocess.Popen[bytes]]()
     assert str(nodes) == os.environ["SLURM_JOB_NUM_NODES"]
-    signal.signal(signal.SIGTERM, lambda *_: [task.kill() for task in tasks])  # srun forces the end at once.
+    signal.signal(signal.SIGTERM, lambda *_: [task.kill() for task in tasks])  # As srun does, kill them all.
     for node in range(nodes):
         more = {"SLURM_NODEID": str(node), "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURMD_NODENAME": f"n{node + 1}"}
         tasks.append(subprocess.Popen(command, env={**os.environ, **more}, stdin=subprocess.DEVNULL))
@@ -220,7 +224,7 @@ def srun(state: Path, words: list[str]) -> int:
 
 
 def step(state: Path, options: dict[str, str], command: list[str]) -> int:
-    """Run a command on the node of a job that runs."""
+    """Run a command on the node of a running job."""
     assert ":" not in command, "srun takes a lone colon for the end of a component"
     folder = state / "jobs" / options["--jobid"]
     is_over = any((folder / name).exists() for name in ("completing", "ended"))
@@ -231,7 +235,7 @@ def step(state: Path, options: dict[str, str], command: list[str]) -> int:
         steps.write(" ".join(command) + "\n")
     own = {"SLURM_JOB_ID": folder.name, **of_array(folder)}
     task = subprocess.Popen(command, cwd=options["--chdir"], env={**os.environ, **own}, start_new_session=True)
-    while task.poll() is None:  # It is a process of the job's, and ends with it.
+    while task.poll() is None:  # A step ends with its job.
         if (folder / "completing").exists():
             os.killpg(task.pid, signal.SIGKILL)
         time.sleep(0.02)
@@ -279,7 +283,7 @@ def squeue(state: Path, words: list[str]) -> int:
     if options["-o"] == "%P":
         print("main")
         return 0
-    if "-p" in options:  # Two of others' wait before the user's own.
+    if "-p" in options:  # Two jobs of other users wait before the user's own.
         waits = [name for name in known if not (state / "jobs" / name / "started").exists()]
         waiting = [shown(state / "jobs" / name) for name in sorted(waits, key=int)]
         start = text(state, "start") or "N/A"
@@ -313,7 +317,7 @@ def scancel(state: Path, words: list[str]) -> int:
     options = dict(pairs)
     for number in numbers:
         jobs = meant(state, number)
-        if name := options.get("--signal"):  # To all that its steps have started, and not to its first program.
+        if name := options.get("--signal"):  # To every process that its steps started, but not to the batch script.
             tasks = [int(pid) for job in jobs for pid in text(job, "tasks").splitlines()]
             for pid in {process for task in tasks for process in (task, *descendants(task))}:
                 with suppress(ProcessLookupError):
@@ -329,7 +333,7 @@ def scancel(state: Path, words: list[str]) -> int:
 
 
 def sacct(state: Path, words: list[str]) -> int:
-    """Print how jobs ended, as accounting has it, and who cancelled one."""
+    """Print the states of jobs from accounting, and which user cancelled a job."""
     pairs, _ = getopt.getopt(words, "XnPo:j:", LONG)
     options = dict(pairs)
     if not (state / "books").exists():

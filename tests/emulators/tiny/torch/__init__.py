@@ -1,4 +1,4 @@
-"""Just enough of a torch for the agent's question which Python has one."""
+"""A stand-in for torch with only what the agent uses to find out which Python has torch."""
 
 __version__ = "2.13.0+tiny"
 

@@ -1,5 +1,8 @@
-"""A trainer without torch that keeps the real one's formats: it starts in milliseconds, so that a run can be repeated
-hundreds of times. Each step takes `train.step_s`; it saves every ten steps, resumes, and saves and stops on SIGTERM."""
+"""A trainer without torch that keeps the real trainer's formats. It starts in milliseconds, so that a test can repeat
+a run hundreds of times.
+
+Each step takes `train.step_s` seconds. It saves every ten steps, resumes, and on SIGTERM saves and stops.
+"""
 
 import argparse
 import hashlib
@@ -45,7 +48,7 @@ def main() -> int:
         parser.add_argument(name, type=Path, required=True)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, on_term)
-    if os.environ.get("RANK", "0") != "0":  # The first process reports and saves; this one trains along.
+    if os.environ.get("RANK", "0") != "0":  # Only the first process reports and saves; this one waits for it.
         step_s = json.loads(args.recipe.read_text())["train"].get("step_s", 0.002)
         events = args.out / "events.jsonl"
         while not wanted_stop and not (events.exists() and '"stop"' in events.read_text()):
@@ -59,7 +62,7 @@ def main() -> int:
         with open(out / "events.jsonl", "a") as events:
             events.write(json.dumps({"kind": kind, "wall": now, "elapsed_s": now - began, "step": step, **more}) + "\n")
 
-    # Every start leaves a mark: two trainers for one run would be two marks without a resume between them.
+    # Each start adds a line: two lines without a resume between them mean that one run had two trainers.
     with open(out / "starts", "a") as starts:
         starts.write(f"{os.getpid()}\n")
     done = json.loads((out / "MANIFEST.json").read_text())["latest"] if (out / "MANIFEST.json").exists() else 0

@@ -1,6 +1,6 @@
-"""torchrun as the tests need it: the processes of one node, which know by torchrun's own variables who they are.
+"""A stand-in for torchrun: it starts the processes of one node and gives each its RANK and LOCAL_RANK.
 
-Instead of trainer/network.py, which needs torch, all nodes meet in a folder, and the first one says so.
+It does not run trainer/network.py, which needs torch: the nodes meet in a folder, and the first prints the result.
 """
 
 import json
