@@ -1,4 +1,4 @@
-"""What `gpurun reap` says of who was asked: a sweep that saw no cloud is no all-clear."""
+"""Tests that `gpurun reap` names the providers that it asked, and never reports an all-clear if it could ask none."""
 
 from __future__ import annotations
 
