@@ -425,7 +425,7 @@ def test_an_answer_fits_and_says_what_was_cut(desk: Any) -> None:
 
 
 def test_a_long_call_continues_and_status_has_its_result(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokenizing a large text takes longer than the minute for which a client waits."""
+    """Tokenising a large text takes longer than the minute for which a client waits."""
     monkeypatch.setattr("gpurun.cli.agent_tools.BEGIN_LIMIT_S", 0.01)
     answer, is_error = desk.answer("run", {"command": ["python", "train.py"], "max_cost_usd": 1.5})
     assert (is_error, answer["under_way"]) == (False, True)

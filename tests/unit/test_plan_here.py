@@ -102,7 +102,7 @@ def test_a_plan_leaves_no_shards_behind_but_the_cache(tmp_path: Path, monkeypatc
 
 
 def test_a_plan_says_what_of_a_folder_is_not_trained_on(tmp_path: Path) -> None:
-    """The plan must warn even if it tokenizes nothing, because the run would train on less than the folder holds."""
+    """The plan must warn even if it tokenises nothing, because the run would train on less than the folder holds."""
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "a.txt").write_text("".join(f"to be or not to be {number}.\n" for number in range(2000)))

@@ -1,4 +1,4 @@
-"""Several nodes, while planning: what a cluster has is said in numbers, and every other provider refuses in words."""
+"""Tests of plans over several nodes: a cluster's plan states the figures, and every other provider refuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.refusals import lacking
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home with a cluster of two nodes with eight A100 each."""
+    """Yield a home with a cluster of two nodes of eight A100 each."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("GPURUN_HOME", str(home))
@@ -26,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def planned(gpu: str, *words: str) -> dict[str, Any]:
-    """What `gpurun plan --json` has of the plan, or its first error."""
+    """Return the plan of `gpurun plan --json`, or its first error."""
     said = gpurun("plan", "mini-gpt", "--gpu", gpu, "--json", *words)
     answer = json.loads(said.stdout)
     plan: dict[str, Any] = answer["errors"][0] if answer["errors"] else answer["data"]
