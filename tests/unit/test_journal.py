@@ -237,7 +237,7 @@ def test_a_link_in_place_of_the_journal_is_not_followed(path: Path, tmp_path: Pa
     assert not (tmp_path / "elsewhere").exists()
 
 
-# Dying at every point ------------------------------------------------------------------------------------------------
+# A kill at every point ------------------------------------------------------------------------------------------------
 
 _APPENDS = """
 import sys

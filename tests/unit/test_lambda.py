@@ -95,7 +95,7 @@ def running(lamb: LambdaProvider, **changed: Any) -> Instance:
     return lamb.read(lamb.create(order(**changed)).id)
 
 
-# What is on sale
+# Offers
 
 
 def test_verify_says_if_the_key_works_and_compares_the_clocks(lamb: LambdaProvider) -> None:
@@ -669,7 +669,7 @@ def test_five_minutes_of_illness_mean_stopped_unless_it_recovers(
 def test_a_machine_ill_twice_in_a_day_was_not_ill_all_day(
     cloud: LambdaEmulator, lamb: LambdaProvider, clock: VirtualClock
 ) -> None:
-    """gpurun reads Lambda only while a machine does not answer: two short illnesses are not one long one."""
+    """gpurun reads Lambda only while a machine is silent, so two short illnesses must not count as one long one."""
     born = running(lamb)
     cloud.world.ail(cloud.world.instances[born.id])
     assert lamb.read(born.id).state is InstanceState.RUNNING

@@ -74,7 +74,7 @@ def left(home: Home, clock: Any, mandate: Mandate) -> int:
     return MandateBudget(home, clock, mandate.id).left() or 0
 
 
-# The sums
+# The money that is left
 
 
 def test_of_forty_approvals_only_what_the_sums_pay_for_begins(
@@ -142,7 +142,7 @@ def test_a_sum_that_was_taken_away_does_not_bring_its_money_back(
         budgets.hold("gr-2", "owl-1", usd(1), clock.wall() + 60)
 
 
-# Its file
+# The mandate's file
 
 
 def edited(path: Path) -> None:
@@ -239,7 +239,7 @@ def test_terms_that_cannot_be_are_refused(home: Home, wrong: list[str], code: st
     assert code in shown
 
 
-# What cannot be done under it
+# What a mandate forbids
 
 RUN = ["run", "--yes", "--json", "--gpu", "1xT4"]
 REFUSED = {

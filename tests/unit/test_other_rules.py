@@ -126,7 +126,7 @@ def test_a_class_check_shows_that_a_card_is_of_other_rules(kind: str, tmp_path: 
     assert any(NOTE in note for note in row.notes)
 
 
-# Words ---------------------------------------------------------------------------------------------------------------
+# Changed wording ------------------------------------------------------------------------------------------------------
 
 
 def sentences(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-# Who declares other rules --------------------------------------------------------------------------------------------
+# Receipts that declare other rules ------------------------------------------------------------------------------------
 
 
 class OlderRun(CloudRun):

@@ -170,7 +170,7 @@ def test_shards_of_a_command_that_was_killed_go_a_day_later(own_home: Path) -> N
 
 
 def test_two_plans_of_one_run_name_have_shards_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two plans once shared one folder: the second replaced the first's shards, or took them along when declined."""
+    """Two plans once shared a folder: the second replaced the first's shards, or removed them when declined."""
     home, first = Home(tmp_path).prepare(), planned_here(tmp_path)
     with monkeypatch.context() as other_process:
         other_process.setattr("os.getpid", lambda: 0)

@@ -23,7 +23,7 @@ LINES = [
     ("Step 00250 | Validation bpb: 0.812345", {"step": 250, "bits_per_byte": 0.812345}),  # nanochat
     ("Step 02000 | CORE metric: 0.2034", {"step": 2000, "core": 0.2034}),
     ("CORE metric: 0.2612", {"step": None, "core": 0.2612}),  # nanochat's evaluation at the end
-    ("step:125/3600 val_loss:4.52310 train_time:12.000s", {"step": 125, "val_loss": 4.5231}),  # track 3
+    ("step:125/3600 val_loss:4.52310 train_time:12.000s", {"step": 125, "val_loss": 4.5231}),  # track 3 of it
     ("Epoch 3 Step 40 Loss 0.5000", {"step": 40, "loss": 0.5}),
     ('{"step": 7, "loss": 1.5, "lr": 0.001, "note": "x"}', {"step": 7, "loss": 1.5, "lr": 0.001}),
     ("step 30 | loss nan | lr 1e-3", {"step": 30, "loss": "nan", "lr": 1e-3}),

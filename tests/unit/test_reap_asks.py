@@ -1,4 +1,4 @@
-"""Tests that `gpurun reap` names the providers that it asked, and never reports an all-clear if it could ask none."""
+"""Tests that `gpurun reap` names the providers that it asked, and gives no all-clear if one did not answer."""
 
 from __future__ import annotations
 

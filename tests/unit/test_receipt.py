@@ -366,7 +366,7 @@ def test_an_unreadable_run_file_is_named_and_not_the_chain(home: Home, monkeypat
     assert lacking(caught.value.what, str(log), "Permission denied") == []
 
 
-# Dying at every point ------------------------------------------------------------------------------------------------
+# A kill at every point ------------------------------------------------------------------------------------------------
 
 _WRITE = """
 import sys
@@ -424,7 +424,7 @@ def test_a_receipt_waits_until_the_chain_is_free(home: Home) -> None:
     assert read_chain(home.ledger).head == read_receipt(home, run.folder).sha256
 
 
-# Reading -------------------------------------------------------------------------------------------------------------
+# Reading a receipt ----------------------------------------------------------------------------------------------------
 
 
 def test_a_run_without_a_receipt_says_how_to_get_one(home: Home) -> None:

@@ -115,7 +115,7 @@ def test_a_recipe_has_the_settings_of_what_it_reproduces(name: str) -> None:
 
 @pytest.mark.parametrize("form", ["full", "rehearsal"])
 def test_the_course_lab_trains_on_a_text_of_230_characters(form: Form) -> None:
-    """There must be tokens for one batch and one more, and a whole held-out window; mini-gpt needs far more of both."""
+    """The text must hold a batch and one token to train on, and one window held out; mini-gpt needs far more."""
     lab = resolve(load_recipe("course-lab"), form).tables
     held_out = int(230 * lab.data.val_fraction)
     assert (lab.data.tokenizer, lab.data.limit_mb) == ("char", 0 if form == "full" else 1)

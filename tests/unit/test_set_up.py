@@ -21,7 +21,7 @@ DEBIAN, FEDORA, MAC = 'NAME="Ubuntu"\nID_LIKE=debian\n', 'ID=rocky\nID_LIKE="rhe
 
 @pytest.fixture
 def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Return a function that returns how the set-up refuses a system that lacks some programs."""
+    """Return a function that returns the set-up's refusal of a system that lacks some programs."""
     spec = importlib.util.spec_from_file_location("set_up", VENV)
     assert spec is not None
     assert spec.loader is not None

@@ -40,7 +40,7 @@ def test_two_nodes_of_eight_cards_are_sixteen_sharing_the_batch(home: Path) -> N
     assert any("the 40" in note for note in plan["notes"])
     one = planned("8xA100", "--provider", "slurm")
     assert (one["offer"]["nodes"], one["processes"]) == (1, 8)
-    assert one["estimate"]["micro_batch"] == 2 * plan["estimate"]["micro_batch"]  # Of 64 sequences, 8 and 4 each.
+    assert one["estimate"]["micro_batch"] == 2 * plan["estimate"]["micro_batch"]  # 8 and 4 of 64 sequences.
     assert planned("2xcpu", "--provider", "slurm")["processes"] == 2
 
 

@@ -270,7 +270,7 @@ def test_two_files_are_a_parallel_text_wherever_it_is_run(tmp_path: Path, monkey
 def test_a_prompt_the_trainer_would_refuse_is_refused_at_home(
     tmp_path: Path, recipe: str, prompt: str, says: str
 ) -> None:
-    """The rule holds for text that is tokenised here and for finished shards; GPT-2's tokeniser has a first token."""
+    """The rule covers text and finished shards; only GPT-2's tokeniser has a token to begin an empty prompt with."""
     text = tmp_path / "text.txt"
     pairs = recipe == "annotated-transformer"
     lines = [f"the dog number {n}\tder Hund Nummer {n}\n" if pairs else f"abc {n}\n" for n in range(400)]

@@ -1,4 +1,4 @@
-"""Tests of `train --detach`, which waits for the machine, and of `wait`, which waits for the end of the run."""
+"""Tests of `train --detach`, which waits for the machine, and `wait`, which waits for the end; a run needs neither."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_what_is_there_already_is_not_pushed_again(s3: S3Emulator, trainer: Trai
 
 
 def test_all_is_there_once_the_last_list_has_latest_and_best(trainer: Trainer) -> None:
-    """A machine that no client asks any more ends itself because of this answer."""
+    """A machine that hears from no client any more ends itself when this is true."""
     assert not trainer.pusher.has_all()
     trainer.save(10, 20, size=1 << 20)
     assert not trainer.pusher.has_all()

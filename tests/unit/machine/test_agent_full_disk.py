@@ -128,7 +128,7 @@ def test_what_only_the_keeper_was_told_is_known_to_the_next_one(box: FullBox) ->
 
 
 class Notice(BaseHTTPRequestHandler):
-    """A metadata service that answers every request that the machine will be taken away."""
+    """A metadata service whose reply to every request is that the machine will be taken away."""
 
     def do_PUT(self) -> None:
         self.send_response(200)

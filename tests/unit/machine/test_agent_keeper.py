@@ -57,7 +57,7 @@ def stops(soft_s: float, hard_s: float, ahead_s: float = 0.0) -> dict[str, float
 
 
 def bring_forward(box: Box, soft_s: float, hard_s: float) -> None:
-    """Move the stops to so many seconds from now, once the trainer is up, so that a slow start does not matter."""
+    """Shorten the lease to these stops, in seconds from now; a test calls it once its trainer is up."""
     now = time.time()
     box.far.shorten(now + soft_s, now + hard_s)
 
@@ -236,7 +236,7 @@ def test_what_a_trainer_leaves_running_dies_with_it(box: Box) -> None:
 def test_a_clock_set_back_does_not_lengthen_the_lease(box: Box) -> None:
     box.far.start(box.job(WAITS))
     lease = box.agent_file("lease.json")
-    lease["soft_mono"] = lease["hard_mono"] = 0.0  # the monotonic deadline has passed, the wall's has not
+    lease["soft_mono"] = lease["hard_mono"] = 0.0  # passed by the monotonic clock, not by the wall clock
     box.machine.put("agent/lease.json", json.dumps(lease).encode())
     assert box.until_exited().stop_reason == "lease"
 
@@ -371,7 +371,7 @@ def test_the_trainer_is_told_no_secret(box: Box, monkeypatch: pytest.MonkeyPatch
     assert b"WANTED=yes" in said
     assert b"GPURUN_INSTANCE=" in said
     assert canary.encode() not in said
-    # Over SSH there is no LocalMachine to hold keys back: the agent itself does.
+    # Over SSH no LocalMachine holds keys back, so the agent itself must.
     argv = ["env", f"RUNPOD_API_KEY={canary}", *box.agent_argv("start", "--job", "job.json")]
     other = Box(box.folder.parent / "other")
     try:

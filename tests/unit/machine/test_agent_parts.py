@@ -350,7 +350,7 @@ def test_a_disk_without_links_gets_copies_of_what_a_bucket_has(tmp_path: Path, m
     monkeypatch.setattr(os, "link", unlinkable)
     entries = [{"name": "data/a.bin", "bytes": len(content), "sha256": sha256}]
     (tmp_path / ".incoming/x/files/data").mkdir()
-    (tmp_path / ".incoming/x/files/data/a.bin").write_bytes(content[: 1 << 20])  # A crash had left half a copy.
+    (tmp_path / ".incoming/x/files/data/a.bin").write_bytes(content[: 1 << 20])  # A crash left half a copy.
     finish_upload.complete_files(str(tmp_path), Incoming(str(tmp_path / ".incoming/x")), entries)
     assert (tmp_path / ".incoming/x/files/data/a.bin").read_bytes() == content
 

@@ -49,7 +49,7 @@ def there(box: Box) -> Iterator[Any]:
         begun.append(
             subprocess.Popen(words, **{"cwd": work, "stdin": subprocess.DEVNULL, "start_new_session": True, **more})
         )
-        while not Path(f"/proc/{begun[-1].pid}/environ").read_bytes():  # For a moment after exec it is still empty.
+        while not Path(f"/proc/{begun[-1].pid}/environ").read_bytes():  # It is empty for a moment after exec.
             time.sleep(0.01)
         return begun[-1]
 
