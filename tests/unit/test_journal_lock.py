@@ -1,4 +1,4 @@
-"""The lock of a run: held by a living process, freed by its death, and never by anything else."""
+"""Tests of a run's lock: a living process holds it, and only the end of that process frees it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_one_process_cannot_own_a_run_twice(path: Path) -> None:
 
 
 def test_a_reader_who_looks_just_then_does_not_keep_an_owner_out(path: Path) -> None:
-    """Asking who holds the lock takes it for an instant; an owner that comes in that instant waits it out."""
+    """A look at the holder takes the lock for an instant; a new owner must wait for that instant and not fail."""
     path.touch()
     with path.open() as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)

@@ -1,4 +1,4 @@
-"""Lambda: what is asked, what an answer is taken for, and what is really rented meanwhile (the emulator's own word)."""
+"""Tests of the Lambda provider: its requests, how it reads replies, and what the emulator then has rented out."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def cloud(clock: VirtualClock) -> Iterator[LambdaEmulator]:
-    """An account in virtual time, with both rate limits."""
+    """Yield an emulated account in virtual time, with both of Lambda's rate limits."""
     with LambdaEmulator(clock=clock, tick_s=None) as emulator:
         emulator.api_keys.add(GUARD)
         yield emulator
@@ -75,7 +75,7 @@ def provider(cloud: LambdaEmulator, clock: VirtualClock, key: str = KEY, **named
 
 
 def sxm(**changed: Any) -> Offer:
-    """The catalogue's row for eight A100 of 80 GB, in a region."""
+    """Return the catalogue's offer of eight A100 of 80 GB, placed in a region."""
     row = next(one for one in rows_for(A100, "lambda") if one.type_id == SXM)
     return row.model_copy(update={"region": "us-east-1", **changed})
 
@@ -95,7 +95,7 @@ def running(lamb: LambdaProvider, **changed: Any) -> Instance:
     return lamb.read(lamb.create(order(**changed)).id)
 
 
-# What is on sale
+# Offers
 
 
 def test_verify_says_if_the_key_works_and_compares_the_clocks(lamb: LambdaProvider) -> None:
@@ -188,7 +188,7 @@ def test_a_price_is_cents_for_the_whole_machine(cents: object, expected: int | N
     assert hourly_price(cents) == expected
 
 
-# Asking for one
+# Creating an instance
 
 
 def test_a_launch_carries_its_token_its_end_and_its_keys(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
@@ -425,7 +425,7 @@ def test_what_is_sent_with_a_refused_order_is_not_in_the_refusal(cloud: LambdaEm
         assert not any(part in text for part in ("canary", KEY, KEY.rpartition("_")[2]))
 
 
-# Finding it again
+# Finding an instance again
 
 
 def test_an_instance_is_told_with_all_that_it_is_held_against(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
@@ -463,7 +463,7 @@ STATES = {
     "terminating": InstanceState.STOPPING,
     "terminated": InstanceState.GONE,
 }
-"""Every status that Lambda has."""
+"""The state that gpurun reads from each status of Lambda."""
 
 
 def test_every_status_of_lambdas_document_is_known() -> None:
@@ -570,7 +570,7 @@ def test_what_makes_no_sense_is_as_if_it_were_not_told(
     assert (read.address, read.token, read.type_id, read.rate_micros_per_hour) == (None, "", "", None)
 
 
-# Ending it
+# Ending an instance
 
 
 def test_an_end_is_proven_though_the_dead_are_listed_for_a_while(
@@ -669,7 +669,7 @@ def test_five_minutes_of_illness_mean_stopped_unless_it_recovers(
 def test_a_machine_ill_twice_in_a_day_was_not_ill_all_day(
     cloud: LambdaEmulator, lamb: LambdaProvider, clock: VirtualClock
 ) -> None:
-    """It is read only while it does not answer: in between it trained, and nobody asked Lambda about it."""
+    """gpurun reads Lambda only while a machine is silent, so two short illnesses must not count as one long one."""
     born = running(lamb)
     cloud.world.ail(cloud.world.instances[born.id])
     assert lamb.read(born.id).state is InstanceState.RUNNING
@@ -681,7 +681,7 @@ def test_a_machine_ill_twice_in_a_day_was_not_ill_all_day(
     assert state is InstanceState.STOPPED
 
 
-# What it leaves
+# What an instance leaves in the account
 
 
 def test_rental_keys_are_left_and_say_when_they_are_unneeded(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
@@ -710,7 +710,7 @@ def test_a_key_is_removed_once_its_machine_lets_it_go(cloud: LambdaEmulator, lam
         lamb.remove(key.model_copy(update={"kind": "volume"}))
 
 
-# The hand on the machine
+# The guard on the machine
 
 
 def test_a_machine_has_a_guard_only_where_there_is_a_key_for_it(lamb: LambdaProvider, cloud: LambdaEmulator) -> None:
@@ -771,7 +771,7 @@ def test_the_launch_carries_a_guard_that_knows_what_and_when(cloud: LambdaEmulat
 def test_no_refusal_repeats_the_key_that_a_launch_carries(
     cloud: LambdaEmulator, clock: VirtualClock, status: int, code: str
 ) -> None:
-    """As a service does that quotes what it did not understand."""
+    """Lambda's error may quote the request that it could not read, and the request contains the guard's key."""
     guarded = provider(cloud, clock, guard_key=Secret(GUARD))
     quoted = lambda_guard(key=Secret(GUARD), base_url="", token="", deadline_wall=0, lease_s=0).splitlines()[4]
     assert "KEY_B64" in quoted
@@ -790,7 +790,7 @@ def test_no_refusal_repeats_the_key_that_a_launch_carries(
 def test_two_processes_keep_lambdas_pace_together(
     cloud: LambdaEmulator, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One request a second and one launch in twelve, for an account: each process kept its own, and met a 429."""
+    """Lambda limits the requests of an account; processes that kept separate paces met a 429."""
     home, admitted, takes = Home(tmp_path), list[bool](), cloud.limits.takes
     for name, value in cloud.environment.items():
         monkeypatch.setenv(name, value)
@@ -800,7 +800,7 @@ def test_two_processes_keep_lambdas_pace_together(
         one.find(None)
     for one, token in zip(both, (TOKEN, OTHER), strict=True):
         one.create(order(token=token))
-    # A 429 is waited out, so that the pace alone shows nothing.
+    # The provider waits after a 429, so elapsed time alone would prove nothing.
     assert all(admitted), admitted
     assert len(admitted) >= 6
 
@@ -810,7 +810,7 @@ QUICK = Pace(request_s=0.0, launch_s=0.0)
 
 @pytest.fixture
 def real_cloud(tmp_path: Path) -> Iterator[LambdaEmulator]:
-    """An account in real time, without its rate limits, whose machines listen two seconds after they are active."""
+    """Yield an account in real time without rate limits, whose machines accept SSH two seconds after boot."""
     if whole():
         pytest.skip(whole())
     with LambdaEmulator(boot=real_guest(tmp_path / "guests", sshd_delay_s=2.0)) as cloud:
@@ -821,18 +821,18 @@ def real_cloud(tmp_path: Path) -> Iterator[LambdaEmulator]:
 
 
 def soon(does: Callable[[], bool], limit_s: float) -> bool:
-    """Whether something comes true in time."""
+    """Return whether the condition becomes true within `limit_s` seconds."""
     return any(does() for _ in ticks(SystemClock(), 0.1, limit_s))
 
 
 @pytest.mark.slow
 def test_a_machine_whose_laptop_dies_at_launch_ends_itself(real_cloud: LambdaEmulator, tmp_path: Path) -> None:
-    """From the launch on: nobody logs in, nor asks for anything."""
+    """No process logs in or sends a request after the launch; the guard alone ends the machine."""
     clock, keys = SystemClock(), make_keys(tmp_path / "ssh")
     guarded = LambdaProvider(Secret(KEY), clock, base_url=real_cloud.base_url, guard_key=Secret(GUARD), pace=QUICK)
     deadline = float(int(clock.wall()) + 10)
     born = guarded.create(order(keys=keys, deadline_wall=deadline))
-    real_cloud.api_keys.discard(KEY)  # From here on only the machine itself can ask for anything.
+    real_cloud.api_keys.discard(KEY)  # From here on only the machine's own guard has a key that works.
     assert soon(lambda: not real_cloud.world.alive, 30)
     assert deadline <= clock.wall() < deadline + 20
     assert real_cloud.world.meter.running == []

@@ -1,4 +1,4 @@
-"""The words by which a command's failure is told: the error, and not what is drawn below it."""
+"""Tests that a command's failure is reported by the line that names the error, not by the lines below it."""
 
 from __future__ import annotations
 

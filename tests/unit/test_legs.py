@@ -1,4 +1,4 @@
-"""Which machines a run may continue on, by its plan and what is left of the cap; and when a plan says that it stays."""
+"""Tests of the machines on which a run may continue within its cap, and of plans that say that a run stays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.simulation.plans import make_plan
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    """One offer, a cap that pays for five machines, and a training that takes two minutes."""
+    """Return the plan of a two-minute training with one offer and a cap that pays for five machines."""
     return make_plan(Home(tmp_path), [PROFILES["runpod"]], 5, legs=5, train_s=120.0)
 
 

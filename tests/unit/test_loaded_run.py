@@ -1,4 +1,4 @@
-"""Past runs in a notebook: what was measured, in columns, and what the receipt says."""
+"""Tests of past runs loaded in a notebook: their measurements as columns, and the facts of the receipt."""
 
 from __future__ import annotations
 

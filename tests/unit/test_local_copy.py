@@ -1,4 +1,4 @@
-"""The copy of a log that comes from a machine: byte for byte, resumable by its own length, and never without end."""
+"""Tests of the local copy of a machine's log: it is exact, resumes from its own length, and is bounded in size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_crash_between_cut_and_note_loses_and_doubles_nothing(tmp_path: Path) 
     flood = bytes(range(130))
     copy = copy_of(tmp_path / "run.log")
     copy.append(flood[:100])
-    (tmp_path / "run.log").write_bytes(flood[:40])  # As the crash leaves it: cut, and not noted yet.
+    (tmp_path / "run.log").write_bytes(flood[:40])  # Cut, but not noted: a crash.
     again = copy_of(tmp_path / "run.log")
     again.append(flood[again.offset : again.offset + 50])
     assert again.path.read_bytes() == flood[:90]

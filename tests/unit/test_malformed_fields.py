@@ -1,4 +1,4 @@
-"""One malformed field is the damage of its run: it ends neither `audit` nor `ps --all`, which tell of all others."""
+"""Tests that a malformed journal field damages only its own run: `audit` and `ps --all` report all others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def home(tmp_path: Path) -> Home:
 
 
 class Told(CloudRun):
-    """A run in whose journal everything stands that money is reckoned by."""
+    """A run whose journal has every field from which costs are computed."""
 
     def death(self, **how: Any) -> Iterator[tuple[float, Note]]:
         wall = self.clock.wall()
@@ -46,7 +46,7 @@ class Told(CloudRun):
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a record's data."""
+    """Yield the path of every value in a record's data, including nested ones."""
     for key, below in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
         yield (*path, key)
         yield from places(below, (*path, key))
@@ -83,7 +83,7 @@ def test_no_malformed_field_ends_what_looks_at_all_runs(home: Home, odd: object)
 
 
 def test_what_is_malformed_is_named_and_the_others_are_audited(home: Home) -> None:
-    """`alive_s_ago: "x"` was the end of both."""
+    """`alive_s_ago: "x"` once ended both `audit` and `ps --all`."""
     run = Told(home).until_gone().settle()
     finished_run(home, "owl-07")
     records = [json.loads(line) for line in run.folder.journal.read_bytes().splitlines()]

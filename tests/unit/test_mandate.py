@@ -1,4 +1,4 @@
-"""A mandate: a person's word for how much an agent may spend, and on what; it holds in every plan and every rental."""
+"""Tests of a mandate: it limits how much an agent may spend and on what, in every plan and for every rental."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def written(home: Home, clock: Any, root: Path, **terms: Any) -> Mandate:
 
 @pytest.fixture
 def within(home: Home, mandate: Mandate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The root of a mandate that holds for whatever is typed."""
+    """Put a mandate in force for every command, make its root the current folder, and return the root."""
     monkeypatch.setenv("GPURUN_MANDATE", str(file_of(home, mandate.id)))
     monkeypatch.setenv("RUNPOD_API_KEY", "rpa_" + "x" * 40)
     root = tmp_path / "lab"
@@ -74,7 +74,7 @@ def left(home: Home, clock: Any, mandate: Mandate) -> int:
     return MandateBudget(home, clock, mandate.id).left() or 0
 
 
-# The sums
+# The money that is left
 
 
 def test_of_forty_approvals_only_what_the_sums_pay_for_begins(
@@ -97,17 +97,17 @@ def test_of_forty_approvals_only_what_the_sums_pay_for_begins(
 
 
 def test_an_approval_returns_when_no_process_drives_it(home: Home, clock: VirtualClock, mandate: Mandate) -> None:
-    """The process dies between the approval and the create intent of its run: nothing was asked for."""
+    """If the process dies before the run's create intent, no machine was requested and the money is free again."""
     for number in range(50):
         with budgets_of(home, clock, mandate.id).reserved(f"fox-{number}", usd(1)):
-            pass  # It is killed here: nothing frees what it has reserved.
+            pass  # The process is killed here, and nothing frees its reservation.
         assert left(home, clock, mandate) == usd("1.5")
         clock.sleep(RESERVED_S + 1)
         assert left(home, clock, mandate) == usd("2.5")
 
 
 def test_an_approval_is_kept_while_its_run_is_driven(home: Home, clock: VirtualClock, mandate: Mandate) -> None:
-    """A job may wait for hours in a queue before it is asked for."""
+    """A job may wait in a queue for hours before its machine is requested."""
     run = home.run("fox-41")
     run.path.mkdir(parents=True)
     budgets = budgets_of(home, clock, mandate.id)
@@ -142,7 +142,7 @@ def test_a_sum_that_was_taken_away_does_not_bring_its_money_back(
         budgets.hold("gr-2", "owl-1", usd(1), clock.wall() + 60)
 
 
-# Its file
+# The mandate's file
 
 
 def edited(path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_receipt_is_no_mandate_though_the_same_key_signed_it(
 
 
 def at_a_terminal(answer: str, *words: str) -> tuple[int, str]:
-    """What a person sees who types this and answers."""
+    """Type a command line at a pseudo-terminal and answer its question; return exit code and shown text."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-m", "gpurun.cli.app", *words])
@@ -199,7 +199,7 @@ def at_a_terminal(answer: str, *words: str) -> tuple[int, str]:
             shown += part
             if b"[y/N]" in part:
                 os.write(terminal, answer.encode() + b"\n")
-    except OSError:  # The terminal is gone with its process.
+    except OSError:  # The terminal is closed when its process ends.
         pass
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
 
@@ -239,7 +239,7 @@ def test_terms_that_cannot_be_are_refused(home: Home, wrong: list[str], code: st
     assert code in shown
 
 
-# What cannot be done under it
+# What a mandate forbids
 
 RUN = ["run", "--yes", "--json", "--gpu", "1xT4"]
 REFUSED = {
@@ -425,7 +425,7 @@ def test_an_answer_fits_and_says_what_was_cut(desk: Any) -> None:
 
 
 def test_a_long_call_continues_and_status_has_its_result(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text of gigabytes is made into shards before its run begins, and a client waits a minute."""
+    """Tokenising a large text takes longer than the minute for which a client waits."""
     monkeypatch.setattr("gpurun.cli.agent_tools.BEGIN_LIMIT_S", 0.01)
     answer, is_error = desk.answer("run", {"command": ["python", "train.py"], "max_cost_usd": 1.5})
     assert (is_error, answer["under_way"]) == (False, True)

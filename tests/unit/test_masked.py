@@ -1,4 +1,4 @@
-"""What is secret stays out of a log in every form that can be known, wherever the pieces of it are cut."""
+"""Tests that a secret is masked in a log in each of its known encodings, wherever the output is split into pieces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACCOUNT = json.dumps(
 
 
 def logged(monkeypatch: pytest.MonkeyPatch, secrets: list[str], pieces: list[bytes]) -> bytes:
-    """What the log has of what a command printed in these pieces."""
+    """Return the log of a command that printed its output in these pieces."""
     written = io.BytesIO()
     monkeypatch.setattr(
         "gpurun.remote.agent.runner.run_command.sys", SimpleNamespace(stdout=SimpleNamespace(buffer=written))
@@ -71,7 +71,7 @@ def test_no_form_of_a_secret_is_logged_however_it_is_cut(
         assert said.startswith(b"before ")
         assert said.endswith(b" after\n")
         left = said.replace(b"[secret]", b"")
-        # Of base64 the letters stay that it shares with what stands before and behind.
+        # Base64 letters that the secret shares with the text before and after it are not masked.
         assert len(left) <= len(b"before  after\n") + 40, said
         assert not any(line.encode() in said for line in value.split("\n") if line)
     byte_by_byte = logged(monkeypatch, [value], [printed[at : at + 1] for at in range(len(printed))])

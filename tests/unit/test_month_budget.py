@@ -1,4 +1,4 @@
-"""A month's limit in dollars: what is spent of it, and what open runs may still cost, before anything is asked for."""
+"""Tests of a month's budget: past spending and the worst case of open runs count before a machine is requested."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_of_two_that_ask_at_once_one_gets_the_money(home: Home, clock: VirtualCl
 
 
 def test_an_unsettled_hold_ends_with_its_deadlines_month(budget: MonthBudget, clock: VirtualClock) -> None:
-    """The process died between the hold and the create, and nobody came back."""
+    """The process died between the hold and the create, and no later process settled the hold."""
     budget.hold("a", "fox-41", usd(50), clock.wall() + 3600)
     clock.sleep(4 * 86400)
     with pytest.raises(NoOffer):
@@ -93,7 +93,7 @@ def test_a_limit_that_is_not_an_amount_is_refused_where_set(home: Home, wrong: s
 
 
 class WeekBudget(MonthBudget):
-    """Another sum, in a file of its own, which comes after the month's in the order of names."""
+    """A second budget in a separate file, whose name sorts after the month's."""
 
     name = "week"
 

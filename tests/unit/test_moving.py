@@ -1,4 +1,4 @@
-"""How far a transfer is: written now and then, read by who watches, worth nothing when its writer is gone."""
+"""Tests of a transfer's progress note: written at most once a second, and ignored once its writer has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notices to the user: each once, to the one address and program that the user named, and never in a step's way."""
+"""Tests of notices: each is sent once, only to the address and program that the user named, and never delays a step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.ledger_samples import finished_run
 
 
 class Address(ThreadingHTTPServer):
-    """Takes notices; with `answer` 302 it sends them elsewhere, on itself."""
+    """A server that receives notices; with `answer` 302 it redirects them to itself."""
 
     def __init__(self) -> None:
         self.answer, self.got = 200, list[tuple[str, dict[str, Any]]]()
@@ -68,7 +68,7 @@ def to(url: str = "", program: str = "") -> dict[str, Setting]:
 
 
 def begun(folder: RunFolder, settings: dict[str, Setting]) -> Notices:
-    """Notices from a time when only the opening was on record."""
+    """Return notices that were set up when the journal had only its first line, while the rest is there now."""
     whole = folder.journal.read_bytes()
     folder.journal.write_bytes(whole.split(b"\n")[0] + b"\n")
     notices = Notices(folder, SystemClock(), settings)

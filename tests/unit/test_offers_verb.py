@@ -1,4 +1,4 @@
-"""`gpurun offers`: live where there is a key, plainly marked where not, and one silent cloud hides no other."""
+"""Tests of `gpurun offers`: live prices with a key, marked catalogue prices without, despite a failing cloud."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Asked = Callable[[GpuNeed, Sequence[Offer]], list[Offer]]
 
 
 class Shop:
-    """A cloud that only has a price list."""
+    """A cloud that only lists offers."""
 
     def __init__(self, answer: Asked, spot: bool = False) -> None:
         self.offers = answer
@@ -39,7 +39,7 @@ def session(own_home: Path) -> Session:
 
 @pytest.fixture
 def clouds(monkeypatch: pytest.MonkeyPatch) -> dict[str, Asked]:
-    """What each cloud answers; one that is put in here gets a key too."""
+    """Return each cloud's reply function, which lists nothing until a test replaces it; every cloud has a key."""
     answers: dict[str, Asked] = {}
     for name, variable in (("runpod", "RUNPOD_API_KEY"), ("lambda", "LAMBDA_API_KEY"), ("aws", "AWS_PROFILE")):
         opened = lambda home, clock, choices, name=name: Shop(answers[name], choices.spot)  # noqa: E731
@@ -50,7 +50,7 @@ def clouds(monkeypatch: pytest.MonkeyPatch) -> dict[str, Asked]:
 
 
 def live(dollars: str, region: str = "any") -> Asked:
-    """The first row that is known, at another price."""
+    """Return a reply function that gives the first known row of the wanted count, at this price per hour."""
 
     def ask(need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
         row = next(row for row in known if row.gpu_count == need.count)

@@ -1,10 +1,10 @@
-"""Receipts of other rules than today's are no forgeries, and whoever declares other rules gains nothing by it.
+"""Tests that receipts of other rules are not called forgeries, and that declaring other rules gains nothing.
 
-Each archive in `homes_of_rules_1/` is a home as commit 333d4db wrote it: a command and a training on this machine, a
-price that rose, an end by the machine's own timer, a job that Slurm lost, and a command on RunPod's emulator with a
-script of `--setup`. Each in `homes_of_rules_2/` is one as commit 7e772b8 wrote it: a job that Slurm lost, whose
-folder was read long after its end, and a start that failed on AWS. Each in `homes_of_rules_3/` is one as commit
-dfc847c wrote it: a cap that was called broken though nobody had seen that, an end that nobody saw, and a training.
+Each archive in `homes_of_rules_1/` is a home that commit 333d4db wrote: a command and a training on this machine, a
+price that rose, an end by the machine's own timer, a job that Slurm lost, and a command with a `--setup` script on
+RunPod's emulator. Commit 7e772b8 wrote the homes in `homes_of_rules_2/`: a job that Slurm lost, whose folder was read
+long after its end, and a start that failed on AWS. Commit dfc847c wrote those in `homes_of_rules_3/`: a cap that was
+called broken without evidence, an end that was not observed, and a training.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tests.unit.other_rules import HOMES, unpacked
 
 NOTE = "rules 1"
 NOT_RUNPOD = "http://127.0.0.1:41557"
-# What the audit of 333d4db found of each, and a fact of each warning, but for "rise": that it called a forgery, for a
-# rounding of its own.
+# What the audit of 333d4db found for each archive, and one fact from each of its warnings. The exception is "rise",
+# which that audit called a forgery because of its own rounding.
 SAID: dict[str, tuple[str, str, str, int, tuple[str, ...]]] = {
     "command": ("smoke", "proven", "1/1", 0, ()),
     "trained": ("smoke", "proven", "7/7", 0, ()),
@@ -69,7 +69,7 @@ def test_an_older_home_audits_as_it_did_and_is_not_changed(kind: str, tmp_path: 
     assert {path: path.read_bytes() for path in home.root.rglob("*") if path.is_file()} == before
 
 
-# What was signed by rules 2, and what today's make of it: nothing left the one, and the other ran for five seconds.
+# The upper bound in micro-dollars that was signed by rules 2, and the one that today's rules compute.
 SIGNED_BY_2 = {"slurm-lost": (190_000, 70_000), "failed-start": (1_113_589, 33_589)}
 
 
@@ -103,7 +103,7 @@ def test_a_rules_3_receipt_keeps_its_own_verdict_on_the_cap(kind: str, tmp_path:
 
 
 def types(home: Home, *words: str) -> int:
-    """The exit code of one command that is typed in a home."""
+    """Run one gpurun command line in a home, and return its exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["gpurun", *words, "--home", str(home.root)])
         return run_app(build_app())
@@ -126,11 +126,11 @@ def test_a_class_check_shows_that_a_card_is_of_other_rules(kind: str, tmp_path: 
     assert any(NOTE in note for note in row.notes)
 
 
-# Words ---------------------------------------------------------------------------------------------------------------
+# Changed wording ------------------------------------------------------------------------------------------------------
 
 
 def sentences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every sentence that a receipt is given be another one."""
+    """Replace every sentence that a receipt may contain with another one."""
     for module in (log_facts, statement):
         for name, value in vars(module).items():
             if name.endswith("_SENTENCE") or name == "NOT_OBSERVED":
@@ -143,14 +143,14 @@ def sentences(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_receipt_holds_if_only_todays_wording_differs(
     home: Home, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One word changed in a sentence, and every receipt that had been signed before was a forgery."""
+    """When one word of a sentence was changed, every receipt signed before that was once called a forgery."""
     finished_run(home, device=device)
     sentences(monkeypatch)
     assert (only_row(home).problems, only_row(home).warnings) == ((), ())
 
 
 def test_every_receipt_sentence_is_known_or_a_quotation(home: Home, tmp_path: Path) -> None:
-    """A code is a few words that stay; what reads as a sentence of ours is named in one place, and not compared."""
+    """A text in a receipt is a fixed code, a quotation from the run's files, or a wording that is not compared."""
     codes = {*log_facts._NOT_SHOWN, "its own timer", "the provider's bill"}
     homes = [home, *(unpacked(kind, tmp_path) for kind in SAID)]
     finished_run(home)
@@ -176,11 +176,11 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-# Who declares other rules --------------------------------------------------------------------------------------------
+# Receipts that declare other rules ------------------------------------------------------------------------------------
 
 
 class OlderRun(CloudRun):
-    """The same run, as it is by a gpurun that knew of no rules; or as somebody says that it is."""
+    """The same run as a gpurun without rules would record it, or with the number that a subclass declares."""
 
     rules: int | None = None
 
@@ -192,7 +192,7 @@ class OlderRun(CloudRun):
 
 
 class NewerRun(OlderRun):
-    """The same run by the rules of a gpurun that is not there yet."""
+    """The same run under the rules of a future gpurun."""
 
     rules = RULES + 1
 
@@ -220,7 +220,7 @@ def without(payload: Any, key: str) -> Any:
 
 
 def put(path: str, value: Any) -> Callable[[Any], Any]:
-    """An edit of one place in a predicate: its value, or what a function makes of it."""
+    """Return an edit that sets one place in a predicate to a value, or to what a function returns for the old value."""
 
     def edit(payload: Any) -> Any:
         *keys, last = path.split(".")
@@ -234,14 +234,14 @@ def put(path: str, value: Any) -> Callable[[Any], Any]:
 
 
 def cheaper(payload: Any) -> Any:
-    """A cost that is half of it, everywhere where it is told."""
+    """Halve the rental's cost and the total in the receipt."""
     line, cost = payload["predicate"]["cost"]["rentals"][0], payload["predicate"]["cost"]
     line["micros"] = cost["upper_bound_micros"] = line["micros"] // 2
     return payload
 
 
 def quicker(payload: Any) -> Any:
-    """A machine that is said to have been there for a minute, with all sums made to fit."""
+    """Claim that the machine lived for one minute, with all sums made to fit."""
     cost, runtime = payload["predicate"]["cost"], payload["predicate"]["runtime"]
     line = cost["rentals"][0]
     line["billable_s"] = runtime["billable_s"] = 60.0
@@ -252,7 +252,7 @@ def quicker(payload: Any) -> Any:
 
 
 def slower_rate(payload: Any) -> Any:
-    """A rate of a cent, with all sums made to fit."""
+    """Claim a price of one cent per hour, with all sums made to fit."""
     cost = payload["predicate"]["cost"]
     line = cost["rentals"][0]
     line["rate_micros_per_hour"] = 10_000
@@ -307,7 +307,7 @@ def test_an_unrecorded_death_is_a_problem_under_other_rules(home: Home) -> None:
 
 
 def test_every_edit_under_other_rules_is_named(home: Home) -> None:
-    """By a problem or, where only today's rules tell it otherwise, by the note."""
+    """Every edit must cause a problem or change a warning, except edits of wordings that the audit does not compare."""
     folder = settled(home)
     kept = {path: path.read_bytes() for path in (folder.receipt, folder.journal, home.ledger)}
     unedited, unseen = only_row(home).warnings, []

@@ -1,4 +1,4 @@
-"""What a refusal over the cap names instead: each way fits the cap when it is typed."""
+"""Tests of the alternatives that a refusal over the cap names: each fits the cap when it is typed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpurun.providers.catalog import rows_for
 
 @pytest.fixture
 def planned(gpurun: Any) -> Any:
-    """Plan by these words; return the exit code and the envelope."""
+    """Return a function that runs `gpurun plan` with these words and returns the exit code and the envelope."""
 
     def run(*words: str) -> tuple[int, dict[str, Any]]:
         code, out, _ = gpurun("plan", *words, "--json")
@@ -36,7 +36,7 @@ def ways_of(envelope: dict[str, Any]) -> list[str]:
 
 
 def typed(words: tuple[str, ...], way: str) -> tuple[str, ...]:
-    """The command line that a person types who follows a way."""
+    """Return the command line of a person who follows one of the named ways."""
     changed = shlex.split(way)
     if changed[0] == "gpurun":
         return tuple(changed[2:])
@@ -60,7 +60,7 @@ def typed(words: tuple[str, ...], way: str) -> tuple[str, ...]:
 def test_each_way_that_a_refusal_names_fits_when_it_is_typed(
     planned: Any, words: tuple[str, ...], ways: list[str]
 ) -> None:
-    """Told to raise the cap to $39.48, a user paid for eight H100 where eight A100 fitted."""
+    """A refusal once named only a cap of $39.48 for eight H100, although eight A100 fitted the cap."""
     code, envelope = planned(*words)
     found = ways_of(envelope)
     assert code == 5
@@ -70,7 +70,7 @@ def test_each_way_that_a_refusal_names_fits_when_it_is_typed(
 
 
 def test_a_spot_machine_is_named_where_a_cloud_has_one_that_fits(planned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The catalogue knows no spot prices, so only a cloud that is asked can name one."""
+    """The catalogue has no spot prices, so only a reply from a cloud can name a spot machine."""
     wishes: list[Choices] = []
 
     def market(need: GpuNeed, names: Any, home: Any, clock: Any, choices: Choices) -> Market:
@@ -96,7 +96,7 @@ def test_a_spot_machine_is_named_where_a_cloud_has_one_that_fits(planned: Any, m
 
 
 def asked_market(need: GpuNeed, names: Any, home: Any, clock: Any, choices: Choices) -> Market:
-    """A cloud with the catalogue's prices, and spot machines at a third of them."""
+    """Return a cloud's offers at the catalogue's prices, or spot offers at a third of them."""
     share, rows = 3 if choices.spot else 1, rows_for(need, names[0])
     rates = [Micros(row.rate_micros_per_hour // share) for row in rows]
     offers = [
@@ -118,7 +118,7 @@ def asked_market(need: GpuNeed, names: Any, home: Any, clock: Any, choices: Choi
 def test_a_refusal_over_the_cap_names_what_would_do(
     gpurun: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, cap: str, flags: list[str]
 ) -> None:
-    """What a command needs is not known: another card is one with as much memory, if the cap pays for one."""
+    """The needs of a command are unknown, so another card is named only if it has as much memory."""
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "train.py").write_text("print(1)\n")
     monkeypatch.setenv("RUNPOD_API_KEY", "rpa_none")
@@ -142,7 +142,7 @@ def test_a_refusal_over_the_cap_names_what_would_do(
 
 
 def test_a_refused_training_is_offered_no_cloud_without_a_key(gpurun: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card of Lambda's is the cheapest that fits, and could not be rented."""
+    """A Lambda card was once named as the cheapest that fits, although there was no key to rent it."""
     monkeypatch.setenv("RUNPOD_API_KEY", "rpa_none")
     monkeypatch.setattr("gpurun.planning.live_offers.live_offers", asked_market)
     words = ("gpt2-124m", "--gpu", "8xH100", "--max-cost", "25", "--accept-weak-lease", "--no-input", "--json")

@@ -1,4 +1,4 @@
-"""Where the paid seconds went: all of them, each once, and never on the machine's word alone."""
+"""Tests of how paid seconds are divided into phases: each counts exactly once, and none on the machine's word alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read(fields: dict[str, Any]) -> TrainerEvent:
 
 
 def runtime(run: CloudRun) -> dict[str, Any]:
-    """The receipt's account of the time, once the audit has found the same."""
+    """Settle the run, assert that the audit agrees with its receipt, and return the receipt's account of the time."""
     run.settle()
     assert {row.problems for row in audit(run.home).rows} == {()}
     account: dict[str, Any] = read_receipt(run.home, run.folder).predicate["runtime"]
@@ -46,7 +46,7 @@ def runtime(run: CloudRun) -> dict[str, Any]:
 
 
 def changed(run: CloudRun, event: Event, **more: Any) -> CloudRun:
-    """A run from beginning to end in which one record says more."""
+    """Play a run to its end with extra fields in each record of one event."""
     append = run.journal.write
 
     def saying_more(what: Event, data: dict[str, Any]) -> Any:
@@ -68,7 +68,7 @@ def test_every_paid_second_is_in_one_phase(home: Home) -> None:
 
 
 def test_the_screen_of_a_receipt_leaves_no_phase_out() -> None:
-    """Six minutes of a hold were paid, in the receipt, and not on its screen."""
+    """A receipt once counted six paid minutes of a hold that its screen did not show."""
     parts = {part for _, last in paid_phases._LAST_PARTS.values() for part, _ in last}
     assert {*paid_phases._BEGINS.values(), *parts} == {*receipt_screen._PHASES}
 
@@ -132,7 +132,7 @@ def test_the_plans_own_figures_stand_beside_them(home: Home) -> None:
     assert planned == {"is": "planned", "limits_s": limits, "training_s": [1000.0, 3100.0]}
 
 
-# Inside training: the machine's word
+# Inside training: what the machine reports
 
 
 def test_the_training_phase_divides_as_the_trainer_tells(home: Home) -> None:

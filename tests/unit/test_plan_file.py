@@ -1,4 +1,4 @@
-"""`plan -o FILE` and `train FILE`: the file is a request, quoted and asked about again, and never an approval."""
+"""Tests of `plan -o FILE` and `train FILE`: the file is a request to quote and confirm again, not an approval."""
 
 from __future__ import annotations
 

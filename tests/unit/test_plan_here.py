@@ -1,4 +1,4 @@
-"""Plans that this machine alone has to say something to: what a CPU does with a recipe, what planning leaves behind."""
+"""Tests of what a plan takes from this computer (its CPU, memory and cards), and of the files that it leaves."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_set_says_of_a_machine_without_cuda_is_heeded(tmp_path: Path, monke
 
 
 LONG = ("schedule.warmup_steps=501", "rehearsal.train.steps=502")
-"""A warm-up that the rehearsal has steps for, and the 500 steps of the full form have not."""
+"""A warm-up that fits into the 502 steps of the rehearsal, but not into the 500 steps of the full form."""
 
 
 def test_a_warm_up_is_checked_against_the_form_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_a_warm_up_is_checked_against_the_form_that_trains(tmp_path: Path, monke
 def test_a_model_over_this_machines_memory_is_refused_in_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was planned for a week, and the kernel ended it in its first minute, or another program instead."""
+    """Such a training was once planned for a week, and the kernel killed it in its first minute."""
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     huge = ("model.layers=64", "model.width=16384")
     with pytest.raises(UsageError, match=r"at least 3[0-9,.]+ GiB") as refused:
@@ -102,7 +102,7 @@ def test_a_plan_leaves_no_shards_behind_but_the_cache(tmp_path: Path, monkeypatc
 
 
 def test_a_plan_says_what_of_a_folder_is_not_trained_on(tmp_path: Path) -> None:
-    """It was said only where tokenising took its time; it would be a run on less."""
+    """The plan must warn even if it tokenises nothing, because the run would train on less than the folder holds."""
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "a.txt").write_text("".join(f"to be or not to be {number}.\n" for number in range(2000)))
@@ -127,7 +127,7 @@ def test_a_plan_says_what_of_a_folder_is_not_trained_on(tmp_path: Path) -> None:
 def test_a_text_that_would_be_read_more_than_four_times_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry_run: bool, steps: int, brought: bool, warns: bool
 ) -> None:
-    """A lab on six million tokens would have read them 1,532 times, and its plan had no word on that."""
+    """The plan of a lab once said nothing about reading a text of six million tokens 1,532 times."""
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     lines = [f"{number:02} quick brown foxes jump over a lazy dog.\n" for number in range(100)]
     (tmp_path / "text.txt").write_text("".join(lines))
@@ -158,7 +158,7 @@ def test_uncounted_tokens_are_not_said_to_be_read_often(tmp_path: Path) -> None:
 
 
 def test_shards_of_a_command_that_was_killed_go_a_day_later(own_home: Path) -> None:
-    """Each kill left its own behind, of any size, under a name that no later command took over."""
+    """Every killed command once left its shards behind, under a name that no later command reused."""
     home, now = Home(own_home).prepare(), time.time()
     killed, waiting, fresh = (home.staged / f"fox-41.{pid}" for pid in (2**22 + 1, os.getpid(), 2**22 + 2))
     for folder, age_s in ((killed, 90_000), (waiting, 90_000), (fresh, 60)):
@@ -170,7 +170,7 @@ def test_shards_of_a_command_that_was_killed_go_a_day_later(own_home: Path) -> N
 
 
 def test_two_plans_of_one_run_name_have_shards_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one's took the place of the first one's, or were removed with them when it was declined."""
+    """Two plans once shared a folder: the second replaced the first's shards, or removed them when declined."""
     home, first = Home(tmp_path).prepare(), planned_here(tmp_path)
     with monkeypatch.context() as other_process:
         other_process.setattr("os.getpid", lambda: 0)
@@ -195,7 +195,7 @@ def test_two_plans_of_one_run_name_have_shards_of_their_own(tmp_path: Path, monk
 def test_a_box_is_planned_by_the_card_that_it_showed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, card: str, gib: float, label: str
 ) -> None:
-    """It was refused: "No offer has the memory for this. On ssh 2×RTX4090 0G"."""
+    """Such a box was once refused with "No offer has the memory for this. On ssh 2×RTX4090 0G"."""
     shown = facts(card, parse_gpu(gpu).count, gib)
     box = Box(target="root@box.example.com:22", identity="/k", host_key=HOST_KEY, trusted="given")
     monkeypatch.setattr(own_box, "reach_box", lambda *_, **__: (box, shown, []))
@@ -229,7 +229,7 @@ def test_no_cloud_to_ask_is_not_called_a_lack_of_capacity(tmp_path: Path, monkey
 def rented(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, *overrides: str, clock: VirtualClock | None = None
 ) -> Plan:
-    """The plan of a paid run at the catalogue's prices, as if the cloud had been asked; its notes tell how often."""
+    """Return the plan of a paid run at the catalogue's prices; its only note says how often the cloud was asked."""
     needs: list[GpuNeed] = []
 
     def live(need: GpuNeed, *_: object) -> Market:
@@ -260,7 +260,7 @@ def test_clouds_are_asked_again_only_when_prices_have_expired(
 
 
 def test_a_disk_that_checkpoints_would_fill_is_refused_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The latest two of 710 million parameters, the best, and the fourth that is being written take 32 GB."""
+    """The latest two checkpoints of 710 million parameters, the best one and the one being written take 32 GB."""
     large = ("model.layers=25", "model.width=1536", "model.heads=16", "train.checkpoint_every=100")
     with refusal(UsageError, "disk.small", "32 GB") as refused:
         rented(tmp_path, monkeypatch, "runpod", *large)
@@ -296,7 +296,7 @@ def test_threads_sleep_while_waiting_only_on_a_shared_machine(
 
 
 def driver(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, code: int = 0) -> None:
-    """Let nvidia-smi say this of the cards here."""
+    """Put an `nvidia-smi` on the PATH that prints these lines and exits with `code`."""
     tool = folder / "bin" / "nvidia-smi"
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"exit {code}\n")
@@ -318,7 +318,7 @@ def driver(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, code: int
 def test_the_card_of_this_machine_is_what_its_plan_reckons_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...], code: int, gpu: str, memory: int
 ) -> None:
-    """On an H200 GPT-2 was planned on 16 cores, for 37 hours, and took half a minute."""
+    """On a computer with an H200, GPT-2 was once planned on 16 CPU cores for 37 hours, and took half a minute."""
     driver(tmp_path, monkeypatch, *lines, code=code)
     plan = planned_here(tmp_path / "home")
     offer = plan.offer

@@ -1,4 +1,4 @@
-"""A data set of the hub: as the hub has it, else as it lies in the hub's cache, else a word on how to go on."""
+"""Tests of data sets from the hub: downloaded, else read from the hub's cache, else refused with advice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """A folder that looks like the hub's cache, with one data set of three files in it."""
+    """Return a folder that looks like the hub's cache and holds one data set of three files."""
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     place = tmp_path / "hf" / "hub" / "datasets--me--corpus"
     folder = place / "snapshots" / "abc" / "sample"
@@ -101,7 +101,10 @@ def request_of(
     calls: list[dict[str, Any]],
     broken: Exception | None = None,
 ) -> list[str]:
-    """A hub that answers, with one file of 5 GB to download."""
+    """Download from a fake hub that has one file of 5 GB; record its calls, and return the messages to the user.
+
+    `free` is the disk's free space in bytes, and `broken` is raised by the download.
+    """
 
     def snapshot_download(dataset: str, **wanted: Any) -> Any:
         calls.append({"dataset": dataset, **wanted})

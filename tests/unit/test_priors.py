@@ -1,4 +1,4 @@
-"""One's own runs count more than what was published: the nearest on the same card, and no further than it is near."""
+"""Tests that the user's own runs on the same card count more than published figures, if they are near enough."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_repeated_run_uses_its_measurement_in_a_narrow_range() -> None:
 
 @pytest.mark.parametrize(("steps", "share"), [(24, 0.05 + 2 / 12), (4, 0.05 + 0.25), (1, 0.05 + 0.25)])
 def test_a_measurement_of_seconds_gives_a_wider_range(steps: int, share: float) -> None:
-    """It was five percent, too; the same training of 12 to 20 s was off by up to a quarter."""
+    """The range was once always five percent, although trainings of 12 to 20 s differed by up to a quarter."""
     guess = estimate(FULL, EIGHT[0], priors=Priors(runs=(prior_of(steps=steps),)))
     assert guess.tokens_per_s == pytest.approx((1e6 * (1 - share), 1e6 * (1 + share)))
 
@@ -120,7 +120,7 @@ def test_the_file_keeps_the_latest_runs_and_one_of_each() -> None:
     assert Priors.from_json(known.to_json()) == known
 
 
-# An empty object is a whole file, of no runs.
+# `{}` is a valid file without runs.
 @given(
     st.binary(max_size=64).filter(lambda content: content.strip() != b"{}")
     | st.sampled_from([b"", b"{}x", b'{"v": 2}', b'{"v": 1, "runs": [{}]}', b"[" * 9999])

@@ -1,4 +1,4 @@
-"""Steps and losses in the lines that the field's scripts print."""
+"""Tests that steps and losses are read from the lines that common training scripts print."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpurun.remote.agent.runner.progress_lines import Progress
 
 LINES = [
     ("iter 10: loss 2.3100, time 12.00ms, mfu 3.10%", {"step": 10, "loss": 2.31}),  # nanoGPT
-    ("step 250: train loss 1.9, val loss 2.1", {"step": 250, "loss": 1.9, "val_loss": 2.1}),  # its evaluation
+    ("step 250: train loss 1.9, val loss 2.1", {"step": 250, "loss": 1.9, "val_loss": 2.1}),  # nanoGPT's evaluation
     (
         "step   10/100 | loss 4.123 (+nanz)| norm 1.2 (0.1z)| lr 3.00e-04 | 53.21 ms | 61.2% bf16 MFU | 98,520 tok/s",
         {"step": 10, "loss": 4.123, "lr": 3e-4, "tokens_per_s": 98520.0},
@@ -22,8 +22,8 @@ LINES = [
     ("step:100/1000 train_loss:4.2 train_time:1000ms", {"step": 100, "loss": 4.2}),  # modded-nanogpt
     ("Step 00250 | Validation bpb: 0.812345", {"step": 250, "bits_per_byte": 0.812345}),  # nanochat
     ("Step 02000 | CORE metric: 0.2034", {"step": 2000, "core": 0.2034}),
-    ("CORE metric: 0.2612", {"step": None, "core": 0.2612}),  # its evaluation at the end
-    ("step:125/3600 val_loss:4.52310 train_time:12.000s", {"step": 125, "val_loss": 4.5231}),  # track 3
+    ("CORE metric: 0.2612", {"step": None, "core": 0.2612}),  # nanochat's evaluation at the end
+    ("step:125/3600 val_loss:4.52310 train_time:12.000s", {"step": 125, "val_loss": 4.5231}),  # track 3 of it
     ("Epoch 3 Step 40 Loss 0.5000", {"step": 40, "loss": 0.5}),
     ('{"step": 7, "loss": 1.5, "lr": 0.001, "note": "x"}', {"step": 7, "loss": 1.5, "lr": 0.001}),
     ("step 30 | loss nan | lr 1e-3", {"step": 30, "loss": "nan", "lr": 1e-3}),
@@ -65,13 +65,13 @@ def test_the_trainer_of_hugging_face_tells_its_step_in_a_bar() -> None:
         "step": 20, "loss": 2.5, "lr": 5e-05,
     }  # fmt: skip
     for line in ("  0%|          | 0/8 [00:00<?, ?it/s]", "100%|██████████| 8/8 [00:01<00:00, 7.1it/s]"):
-        assert reader.take(line) is None  # The bar of its evaluation.
+        assert reader.take(line) is None  # The progress bar of the evaluation.
     assert reader.take("{'eval_loss': '2.4', 'eval_runtime': '1.0', 'epoch': '0.04'}") == {"step": 20, "val_loss": 2.4}
     assert reader.total == 500
 
 
 def points(lines: list[str], total: int = 0) -> tuple[list[tuple[int | None, float | None, float | None]], int]:
-    """Return step, loss and validation loss of every line that tells one, and how many steps there are in all."""
+    """Return step, loss and validation loss of each line that has them, and the total number of steps."""
     reader = Progress(total)
     found = [point for line in lines if (point := reader.take(line)) is not None]
     return [(point["step"], point.get("loss"), point.get("val_loss")) for point in found], reader.total

@@ -1,4 +1,4 @@
-"""`[run.NAME]` of a folder's gpurun.toml: shown, agreed to once at a terminal, and never more than it may set."""
+"""Tests of `[run.NAME]` in a folder's gpurun.toml: shown, confirmed once at a terminal, and limited in its keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ total-steps = 20
 
 
 class Shell:
-    """A folder with a gpurun.toml, the requests that `gpurun run` makes there, and who sits before it."""
+    """A user in a folder with a gpurun.toml, who records the requests that `gpurun run` makes there."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monkeypatch, self.requests = monkeypatch, list[Request]()
@@ -41,7 +41,7 @@ class Shell:
         monkeypatch.setattr("gpurun.cli.started_run.start_and_follow", started)
 
     def run(self, *words: str, answer: str = "") -> tuple[int, str]:
-        """Type `gpurun run …`; with an answer, at a terminal."""
+        """Type `gpurun run …`, at a terminal if there is an answer; return the exit code and all output."""
         with self.monkeypatch.context() as patched:
             if answer:
                 patched.setattr(Session, "interactive", property(lambda session: True))
@@ -49,7 +49,7 @@ class Shell:
         return done.returncode, " ".join((done.stdout + done.stderr).split())
 
     def refusal(self, table: str, *words: str) -> dict[str, Any]:
-        """Return the one error with which a table, of the name x, is refused."""
+        """Return the one error with which a table for the run `x` is refused."""
         Path("gpurun.toml").write_text(table)
         done = command_line.gpurun("run", "--yes", "--json", "--dry-run", *words, "x")
         (error,) = json.loads(done.stdout)["errors"]

@@ -1,4 +1,4 @@
-"""The quotation of a provider's error has its words, and not the page of a proxy before it."""
+"""Tests that a quoted provider error keeps its words and drops the HTML of a proxy's error page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpurun ps`: which of many runs are listed, and that none that may cost money is left out."""
+"""Tests of the filters of `gpurun ps`: a run that may still cost money is always listed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.ledger_samples import CloudRun, finished_run
 
 @pytest.fixture
 def listed(own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """The names that `ps --all` lists with these words."""
+    """Return a function that lists the names of the runs that `ps --all` shows with these words."""
     home = Home(own_home).prepare()
     finished_run(home)
     lost = CloudRun(home, "elk-42")

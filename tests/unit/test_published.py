@@ -1,4 +1,4 @@
-"""What a command leaves comes home whole, once it is finished, and nothing comes that was uploaded."""
+"""Tests of how a command's files are published: whole, once finished, and without unchanged uploads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpurun.remote.messages import understood_manifest
 
 
 class Folder:
-    """A command's folder, and what is published of it."""
+    """A command's folder with the outputs that are published from it."""
 
     def __init__(self, root: Path, *outputs: str, checkpoints: str = "") -> None:
         self.work, self.out = root / "work", root / "out"
@@ -43,7 +43,7 @@ class Folder:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """What home is told that there is; every digest is that of the copy."""
+        """Return the kind of each file in the published manifest, by name."""
         path = self.out / "MANIFEST.json"
         if not path.exists():
             return {}
@@ -177,7 +177,7 @@ def test_below_home_a_glob_brings_all_but_unnamed_dot_folders(tmp_path: Path, mo
 
 
 def test_a_file_written_to_the_end_comes_as_it_was_or_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What outlives the command appends to one file, and rewrites another from its beginning."""
+    """A process that outlives the command appends to one file and overwrites another."""
     folder = Folder(tmp_path, "**")
     folder.writes("log", "line 1")
     folder.writes("state", "aaaaaa")

@@ -1,4 +1,4 @@
-"""After fifty real steps the rest is told from what they took: evaluations and checkpoints apart, lies passed over."""
+"""Tests of the remaining time as estimated from fifty real steps, with evaluations and checkpoints apart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESOLVED = {
 def training(
     *, step_s: float, eval_s: float, save_s: float, start_s: float = 7.0, log_every: int = 10
 ) -> Iterator[Any]:
-    """The events of a run whose every part takes as long as it is told to."""
+    """Yield the events of a run in which each part takes the given time."""
     pieces = Pieces.from_recipe(RESOLVED)
     assert pieces is not None
     elapsed_s = start_s
@@ -64,7 +64,7 @@ def test_the_end_is_told_from_fifty_steps() -> None:
 @pytest.mark.parametrize("slow", [range(20), range(31, 40)], ids=["they warm up", "the machine was busy for once"])
 def test_a_few_slow_steps_do_not_slow_the_rest(slow: range) -> None:
     def late(event: dict[str, Any]) -> dict[str, Any]:
-        """As when these steps had taken half a second longer."""
+        """Return the event as if each step in `slow` had taken half a second longer."""
         return {**event, "elapsed_s": event["elapsed_s"] + 0.5 * len([n for n in slow if n < event.get("step", 400)])}
 
     events = [late(event) for event in training(step_s=0.5, eval_s=4.0, save_s=0.0)]
@@ -76,7 +76,7 @@ def test_a_few_slow_steps_do_not_slow_the_rest(slow: range) -> None:
 @pytest.mark.parametrize("log_every", [1, 3, 10])
 def test_periodic_work_is_in_the_pace_however_often_a_line_comes(log_every: int) -> None:
     def stalled(event: dict[str, Any]) -> dict[str, Any]:
-        """As when every fifth step waited three steps' time for its data: in most lines of one step there is none."""
+        """Return the event as if every fifth step had waited 1.5 s for data; most single steps show no wait."""
         return {**event, "elapsed_s": event["elapsed_s"] + 1.5 * (event.get("step", 400) // 5)}
 
     events = [stalled(event) for event in training(step_s=0.5, eval_s=4.0, save_s=0.0, log_every=log_every)]
@@ -101,7 +101,7 @@ def test_an_unseen_hellaswag_counts_as_a_forward_of_its_rows() -> None:
 
 SAMPLED = {**RESOLVED, "sample": {"prompts": ["a", "b"], "tokens": 100}, "model": {"context": 50, "layers": 6}}
 SAMPLED_TOKENS = 2 * 100 * 50  # A whole context for each token of each prompt.
-# Both prompts at once, one token after the other.
+# Both prompts run in one batch, token after token.
 LAUNCHING_S = 100 * 6 * sum(LAUNCH_S) / 2 / 3
 
 
@@ -120,7 +120,7 @@ def test_checkpoints_that_were_seen_are_counted_for_the_rest() -> None:
     events = list(training(step_s=0.5, eval_s=2.0, save_s=9.0, log_every=50))
     late = [event for event in events if not (event["kind"] == "step" and 1 < event["step"] < 150)]
     found = first(late)
-    # Line 150 is the first after line 1: that stretch has three evaluations and a checkpoint, and no clean one.
+    # After step 1 the next line is that of step 150, so the only stretch contains three evaluations and a checkpoint.
     assert found.step == 150
     assert found.elapsed_s + found.left_s == pytest.approx(events[-1]["elapsed_s"], rel=0.05)
 

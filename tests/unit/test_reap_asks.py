@@ -1,4 +1,4 @@
-"""What `gpurun reap` says of who was asked: a sweep that saw no cloud is no all-clear."""
+"""Tests that `gpurun reap` names the providers that it asked, and gives no all-clear if one did not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receipts: made from the run folder alone, the same bytes after any crash, and never flattering."""
+"""Tests of receipts: made from the run folder alone, with the same bytes after any crash, and never flattering."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_restarted_laptop_counts_wall_time(home: Home) -> None:
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created())
     later = VirtualClock(start=run.clock.wall() + 1000 - 1e6)
-    later.sleep(1e6)  # The other boot's monotonic clock has nothing to do with this one's.
+    later.sleep(1e6)  # The monotonic clock of another boot is unrelated to this one's.
     run.clock = run.journal._clock = later
     run.journal._boot_id = "another boot"
     fields = predicate(run.play(run.through_training(), run.death()))
@@ -195,7 +195,7 @@ def test_only_a_run_that_was_done_is_called_complete(home: Home, outcome: str) -
 
 
 def test_a_late_fetch_is_not_training_nor_a_bare_log_a_failure(home: Home) -> None:
-    """ "DONE · step 20", "no training was completed" and "3 m 13 s of training" stood in one receipt."""
+    """One receipt once said "DONE · step 20", "no training was completed" and "3 m 13 s of training"."""
     run = CloudRun(home, device="cpu")
     run.folder.log.write_text("")
     run.write(run.opened(), run.intended(), run.created())
@@ -211,7 +211,7 @@ def test_a_late_fetch_is_not_training_nor_a_bare_log_a_failure(home: Home) -> No
 
 @pytest.mark.parametrize(("asleep_s", "told_s"), [(0, None), (300, 3000.0)])
 def test_an_end_seen_late_has_the_machines_time_as_well(home: Home, asleep_s: int, told_s: float | None) -> None:
-    """A laptop slept for five minutes after a job of 50: the receipt said that the job ran for 55."""
+    """A laptop slept for five minutes after a job of 50 minutes, and the receipt once said that the job ran for 55."""
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created())
     began_wall = 0.0
@@ -366,7 +366,7 @@ def test_an_unreadable_run_file_is_named_and_not_the_chain(home: Home, monkeypat
     assert lacking(caught.value.what, str(log), "Permission denied") == []
 
 
-# Dying at every point ------------------------------------------------------------------------------------------------
+# A kill at every point ------------------------------------------------------------------------------------------------
 
 _WRITE = """
 import sys
@@ -424,7 +424,7 @@ def test_a_receipt_waits_until_the_chain_is_free(home: Home) -> None:
     assert read_chain(home.ledger).head == read_receipt(home, run.folder).sha256
 
 
-# Reading -------------------------------------------------------------------------------------------------------------
+# Reading a receipt ----------------------------------------------------------------------------------------------------
 
 
 def test_a_run_without_a_receipt_says_how_to_get_one(home: Home) -> None:
@@ -442,7 +442,7 @@ def test_a_file_that_is_no_receipt_is_called_so(home: Home, content: bytes) -> N
 
 
 def test_it_holds_no_word_of_this_machine_or_moment(home: Home, tmp_path: Path) -> None:
-    """What is not in the run folder cannot be on the receipt: else it could not be made again."""
+    """A receipt that contained anything beyond the run folder could not be made again."""
     text = json.dumps(read_receipt(home, finished_run(home)).statement)
     assert str(tmp_path) not in text
     assert os.uname().nodename not in text

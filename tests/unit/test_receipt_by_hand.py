@@ -1,4 +1,4 @@
-"""What docs/RECEIPTS.md tells a person to type who has a receipt, a public key and no gpurun."""
+"""Tests of the commands in docs/RECEIPTS.md that check a receipt with a public key and without gpurun."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def handed_in(home: Home, tmp_path: Path) -> Path:
-    """What a student hands in: the receipt, the public key and what was trained."""
+    """Return a folder with what a student hands in: the receipt, the public key and the trained files."""
     folder = tmp_path / "handed in"
     folder.mkdir()
     shutil.copy(home.run("fox-41").receipt, folder)
@@ -39,7 +39,7 @@ def handed_in(home: Home, tmp_path: Path) -> Path:
 
 
 def typed(folder: Path) -> list[subprocess.CompletedProcess[str]]:
-    """The page's blocks under "By hand", one after the other, word for word."""
+    """Run the page's shell blocks under "By hand" unchanged and in order."""
     blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text().split("## By hand")[1], re.DOTALL)
     return [
         subprocess.run(["sh", "-c", one], cwd=folder, capture_output=True, text=True, check=False) for one in blocks

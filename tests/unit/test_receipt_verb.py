@@ -1,4 +1,4 @@
-"""`gpurun receipt`: what a person and a script are told of a receipt that does not hold, or of a promise not kept."""
+"""Tests of what `gpurun receipt` tells a person and a script about a bad receipt or a broken promise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def session(tmp_path: Path) -> Session:
 
 
 def unsign(home: Home) -> None:
-    """Take the key away before anything is signed."""
+    """Delete the private key that an earlier run has made, so that later receipts cannot be signed."""
     finished_run(home, "owl-07")
     (home.keys / PRIVATE_NAME).unlink()
 
@@ -67,7 +67,7 @@ def test_a_script_hears_of_a_bad_signature_as_a_person_does(
 
 @pytest.mark.parametrize("markdown", [False, True])
 def test_a_machines_losses_are_named_beside_the_rest_of_the_run(session: Session, markdown: bool) -> None:
-    """The last words of a run said how many files were MISSING, and its receipt nothing at all."""
+    """The last words of a run once counted its missing files, while its receipt did not mention them."""
     run, lost = CloudRun(session.home), ["checkpoints/000110.model.safetensors", "samples/000110.txt"]
     append = run.journal.write
     lines: list[str] = []
@@ -87,7 +87,7 @@ def test_a_machines_losses_are_named_beside_the_rest_of_the_run(session: Session
 
 
 def test_a_receipt_with_overlong_lost_file_names_is_shown(session: Session) -> None:
-    """A machine chooses the names; what does not fit stands in the receipt as null."""
+    """A machine chooses the file names, so a receipt must be shown even if they are too long for its limits."""
     run = CloudRun(session.home)
     append, lost = run.journal.write, [f"checkpoints/{number:0400d}.json" for number in range(64)]
     run.journal.write = lambda event, data: append(  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The report: one page that anybody may open, of runs that may say anything."""
+"""Tests of the report: one page that any reader can open safely, although its runs may contain anything."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from tests.unit.ledger_samples import RATE, CloudRun, Note
 from tests.unit.report_samples import TOKENS_PER_STEP, events, finished_run, opened_run, page_of, plan_of, write_events
 
 AWAY = NOT_HERE.removeprefix("but ")
-"""The remark on a best loss whose weights did not come home."""
+"""The remark on a best loss whose checkpoint was not downloaded."""
 
 
 class Page(HTMLParser):
-    """What a browser would make of the page: elements with attributes, and the text between them."""
+    """A report page as a browser would parse it: its elements with their attributes, and its text."""
 
     def __init__(self, content: str) -> None:
         super().__init__()
@@ -58,14 +58,14 @@ class Page(HTMLParser):
 
 @pytest.fixture(autouse=True)
 def charts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Charts are half a second of CPU a page: only what looks at them (`drawn`) has them drawn."""
+    """Replace the charts, which take half a second of CPU a page, unless the test requests the fixture `drawn`."""
     if "drawn" not in request.fixturenames:
         monkeypatch.setattr("gpurun.view.report.page.loss_chart", lambda *_, **__: "<svg></svg>")
 
 
 @pytest.fixture
 def drawn() -> None:
-    """Ask `charts` for real ones."""
+    """Make `charts` keep the real charts."""
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def session(tmp_path: Path) -> Session:
 
 
 def report(session: Session, *runs: str) -> tuple[Page, str, dict[str, Any]]:
-    """The page of some runs, its bytes as text, and the data that it is made of."""
+    """Write the report of these runs; return the parsed page, its text, and the data that it is made from."""
     path = session.home.root / "report.html"
     result = verb.report(session, list(runs), html=str(path))
     json.dumps(dict(result.data), allow_nan=False)
@@ -429,7 +429,7 @@ def test_a_prompt_has_columns_for_the_runs_that_had_it(session: Session) -> None
 
 
 def test_what_was_set_is_read_from_the_request(session: Session) -> None:
-    """A recipe of another name differs in every key; the one that was typed is shown all the same."""
+    """Two recipes with other names differ in every key; a key that the user typed must be shown all the same."""
     runs = [finished_run(session.home, name) for name in ("fox-41", "owl-07")]
     many = [f"k{number}" for number in range(20)]
     for folder, (recipe, lr) in zip(runs, (("one", 1.0), ("two", 2.0)), strict=True):
@@ -522,7 +522,7 @@ def test_more_runs_than_a_chart_can_tell_apart_are_refused(session: Session, mon
 def test_a_run_that_failed_is_called_that_in_the_terminal_too(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trainer that was killed says no last word: its row was like that of any other."""
+    """A killed trainer writes no last event, so its row once looked like that of a successful run."""
     trained = CloudRun.through_training
 
     def killed(run: CloudRun) -> Iterator[tuple[float, Note]]:
@@ -551,7 +551,7 @@ def test_a_run_that_failed_is_called_that_in_the_terminal_too(
 def test_a_best_loss_without_its_checkpoint_at_home_says_so(
     session: Session, best: int, kept: dict[str, Any] | None, is_lost: bool, markdown: bool
 ) -> None:
-    """Only step 120 came home: what `export` would write had another loss than the one that is shown."""
+    """If only step 120 was downloaded, `export` would write weights with another loss than the best one shown."""
     run = opened_run(session.home, "fox-41")
     rows = [row | ({"val_loss": 1.5} if (row["kind"], row["step"]) == ("eval", best) else {}) for row in events()]
     write_events(run.folder, rows)
@@ -571,7 +571,7 @@ def test_a_best_loss_without_its_checkpoint_at_home_says_so(
 
 
 def test_a_run_continued_from_a_better_checkpoint_has_it_at_home(session: Session) -> None:
-    """Its machine has the earlier run's best checkpoint; the lowest of its own losses is another."""
+    """The best checkpoint at home may be the earlier run's, which is better than any loss of the continued run."""
     finished_run(session.home, "fox-41")
     assert "best val 2.1000" in receipt(session, "fox-41", md=False).text
     assert AWAY not in receipt(session, "fox-41", md=False).text

@@ -1,4 +1,4 @@
-"""One way to try again, in virtual time."""
+"""Tests of the retry schedule, in virtual time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpurun.core.retry import Retry
 
 
 def tries_of(retry: Retry, clock: VirtualClock, count: int = 99) -> list[float]:
-    """When each try is made."""
+    """Return the times at which the tries are made, in seconds of the clock."""
     made = [clock.monotonic()]
     while len(made) < count and retry.pauses():
         made.append(clock.monotonic())

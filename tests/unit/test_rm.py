@@ -1,4 +1,4 @@
-"""`gpurun rm`: what it frees, what it keeps, and what it refuses."""
+"""Tests of `gpurun rm`: which files it deletes, which it keeps, and what it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defaults that a person has set: each is used, and one that is wrong is blamed on the place where it stands."""
+"""Tests of a person's defaults: each is used, and a wrong one is blamed on the place where it is written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Gpurun = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def gpurun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Gpurun:
-    """Run a command line in a folder of its own: the exit code and standard output."""
+    """Return a function that runs a command line in its own folder and returns exit code and standard output."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setattr("gpurun.planning.place.ready_providers", lambda home: [])
@@ -48,7 +48,7 @@ def test_colour_follows_the_flag_and_then_the_settings(
         monkeypatch.setenv("GPURUN_COLOR", "always")
     else:
         place = Path("gpurun.toml") if by == "project file" else own_home / "config.toml"
-        place.write_text("\ufeff" + 'color = "always"\n')  # As Notepad saves it.
+        place.write_text("\ufeff" + 'color = "always"\n')  # Notepad puts this mark first.
     assert "\x1b[" in gpurun("config", "show")[1]
     assert "\x1b[" not in gpurun("config", "show", "--color", "never")[1]
     monkeypatch.setenv("NO_COLOR", "1")
@@ -85,7 +85,7 @@ def test_a_wrong_setting_is_blamed_on_its_file_and_not_on_a_flag(
     [
         ("25", "90000", 25_000_000, "user file config.toml"),
         ("25", "24.5", 24_500_000, "project file gpurun.toml"),
-        ("", "90000", None, ""),  # A stranger's folder is not the one to say what may be spent.
+        ("", "90000", None, ""),  # A stranger's folder must not set what may be spent.
     ],
 )
 def test_a_cloned_repository_may_only_lower_the_cap(

@@ -1,4 +1,4 @@
-"""Several nodes, while planning: what a cluster has is said in numbers, and every other provider refuses in words."""
+"""Tests of plans over several nodes: a cluster's plan states the figures, and every other provider refuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.refusals import lacking
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home with a cluster of two nodes with eight A100 each."""
+    """Yield a home with a cluster of two nodes of eight A100 each."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("GPURUN_HOME", str(home))
@@ -26,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def planned(gpu: str, *words: str) -> dict[str, Any]:
-    """What `gpurun plan --json` has of the plan, or its first error."""
+    """Return the plan of `gpurun plan --json`, or its first error."""
     said = gpurun("plan", "mini-gpt", "--gpu", gpu, "--json", *words)
     answer = json.loads(said.stdout)
     plan: dict[str, Any] = answer["errors"][0] if answer["errors"] else answer["data"]
@@ -40,7 +40,7 @@ def test_two_nodes_of_eight_cards_are_sixteen_sharing_the_batch(home: Path) -> N
     assert any("the 40" in note for note in plan["notes"])
     one = planned("8xA100", "--provider", "slurm")
     assert (one["offer"]["nodes"], one["processes"]) == (1, 8)
-    assert one["estimate"]["micro_batch"] == 2 * plan["estimate"]["micro_batch"]  # Of 64 sequences, 8 and 4 each.
+    assert one["estimate"]["micro_batch"] == 2 * plan["estimate"]["micro_batch"]  # 8 and 4 of 64 sequences.
     assert planned("2xcpu", "--provider", "slurm")["processes"] == 2
 
 

@@ -1,4 +1,4 @@
-"""Shards that a person brings are checked to the last token before anything is rented."""
+"""Tests that the user's own shards are checked to the last token before a machine is rented."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_another_gpt2_tokenisers_shards_get_no_gpt2_words(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("is_text", [True, False])
 def test_less_than_a_batch_is_refused_at_home_as_prepare_does(tmp_path: Path, is_text: bool) -> None:
-    """It was trained on, over and over within every step, on paid time."""
+    """Such data was once trained on, over and over within each step, on paid time."""
     text = tmp_path / "text"
     text.write_text(LINES[:1000])
     places = {"cache": tmp_path / "cache", "say": lambda _: None}
@@ -90,7 +90,7 @@ def test_a_token_outside_the_vocabulary(tmp_path: Path) -> None:
 
 
 def test_a_model_with_fewer_tokens_than_its_tokeniser_is_refused(tmp_path: Path) -> None:
-    """The trainer refuses it whatever tokens occur, and did so on paid time."""
+    """The trainer refuses such a model whatever tokens occur, and once did so on paid time."""
     folder = folder_of_shards(tmp_path / "s")
     assert refused(folder, vocab_size=96) == "data.vocabulary_larger"
     inspect(folder, tokenizer="char", vocab_size=97)
@@ -121,7 +121,7 @@ def test_a_damaged_shard_is_named_with_what_is_wrong(tmp_path: Path, damage: Any
 
 
 def of_another_kind(folder: Path, name: str, tokens: np.ndarray) -> dict[str, Any]:
-    """A shard as nanoGPT (.bin without a header) or build-nanogpt (.npy) has it."""
+    """Write a shard as nanoGPT (.bin without a header) or build-nanogpt (.npy) does; return its manifest entry."""
     np.save(folder / name, tokens) if name.endswith(".npy") else tokens.tofile(folder / name)
     content = (folder / name).read_bytes()
     return {"name": name, "tokens": len(tokens), "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -129,7 +129,7 @@ def of_another_kind(folder: Path, name: str, tokens: np.ndarray) -> dict[str, An
 
 @pytest.mark.parametrize("name", ["train.bin", "train.npy"])
 def test_nanogpt_and_build_nanogpt_shards_are_checked_throughout(tmp_path: Path, name: str) -> None:
-    """The trainer reads both: one was refused here, of the other only the trainer looked at the tokens."""
+    """The trainer reads both kinds; gpurun once refused one, and did not check the tokens of the other."""
     folder = folder_of_shards(tmp_path / "s")
     folder_of_shards(folder, train=[of_another_kind(folder, name, TOKENS)])
     assert inspect(folder, tokenizer="char", vocab_size=0).train_tokens == 300
@@ -270,7 +270,7 @@ def test_two_files_are_a_parallel_text_wherever_it_is_run(tmp_path: Path, monkey
 def test_a_prompt_the_trainer_would_refuse_is_refused_at_home(
     tmp_path: Path, recipe: str, prompt: str, says: str
 ) -> None:
-    """For text that is tokenised here as for shards that are brought; GPT-2's tokeniser has a token to begin with."""
+    """The rule covers text and finished shards; only GPT-2's tokeniser has a token to begin an empty prompt with."""
     text = tmp_path / "text.txt"
     pairs = recipe == "annotated-transformer"
     lines = [f"the dog number {n}\tder Hund Nummer {n}\n" if pairs else f"abc {n}\n" for n in range(400)]
@@ -285,7 +285,7 @@ def test_a_prompt_the_trainer_would_refuse_is_refused_at_home(
 
 
 def test_a_path_in_the_place_of_a_name_is_told_where_paths_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recipe of sentence pairs can have no shards made of it, which is what a missing name is told to do."""
+    """Advice on a missing name is to make shards, which is impossible for a recipe of sentence pairs."""
     monkeypatch.chdir(tmp_path)
     for name in ("own.en", "own.de"):
         (tmp_path / name).write_text("a dog\n")
@@ -298,7 +298,7 @@ def test_a_path_in_the_place_of_a_name_is_told_where_paths_go(tmp_path: Path, mo
 
 
 def test_shards_that_are_not_whole_are_never_taken_for_text(tmp_path: Path) -> None:
-    """Their vocabulary was: a run was planned, and would have been paid for, that learned it."""
+    """The vocabulary beside such shards was once taken for text, and a run was planned that would have learned it."""
     text = tmp_path / "text.txt"
     text.write_text(LINES)
     recipe = resolve(load_recipe("mini-gpt"), "rehearsal").record

@@ -1,4 +1,4 @@
-"""A run folder that is another user's (`sudo gpurun train`) is told of, and keeps no verb from the other runs."""
+"""Tests of a run folder of another user (`sudo gpurun train`): it is reported, and the other runs stay usable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.refusals import lacking, refusal
 
 @pytest.fixture
 def shut(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home with owl-7, which is ours, and fox-41, whose folder nobody here may look into; also as root."""
+    """Return a home with our own run owl-7, and with fox-41, whose folder is unreadable even for root."""
     home = Home(own_home)
     make_run(home, "owl-7")
     folder = str(make_run(home, "fox-41").path)
@@ -43,7 +43,7 @@ def shut(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def type_line(words: str, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any, str]:
-    """A verb's exit code, what it found, and what it said was wrong."""
+    """Run a verb with --json; return its exit code, its data and its errors."""
     patch.setattr(sys, "argv", ["gpurun", *words.split(), "--json"])
     code = run_app(build_app())
     answer = json.loads(capsys.readouterr().out)

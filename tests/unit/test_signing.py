@@ -1,4 +1,4 @@
-"""DSSE envelopes and the key: one key whatever the race, none made quietly in place of a lost one."""
+"""Tests of DSSE envelopes and the signing key: one key whatever the race, and no silent replacement of a lost key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gpurun.ledger.signing import (
 
 
 def test_the_signed_bytes_are_those_of_the_specification() -> None:
-    """The example of the DSSE specification, protocol.md."""
+    """The expected bytes are the example of the DSSE specification, protocol.md."""
     assert (
         pae("http://example.com/HelloWorld", b"hello world")
         == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
@@ -95,7 +95,7 @@ _made: dict[int, Path] = {}
 
 
 def _keys(factory: pytest.TempPathFactory) -> Path:
-    """One key for all examples of a property."""
+    """Return a folder whose key is shared by all examples of a property."""
     return _made.setdefault(os.getpid(), factory.mktemp("keys"))
 
 
@@ -131,7 +131,7 @@ def test_the_key_is_private_and_made_once(tmp_path: Path) -> None:
 def test_who_loses_the_race_for_the_first_key_takes_the_winners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process makes its key just between the look and the making."""
+    """Another process makes its key after this process has found none and before it makes its own."""
     winners: list[Signer | None] = []
     generate = Ed25519PrivateKey.generate
 

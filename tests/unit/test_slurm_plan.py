@@ -1,4 +1,4 @@
-"""What a plan promises of a job on a cluster: its lease is what each cap pays for, counted from the job's start."""
+"""Tests of plans for a job on a cluster: the lease is what each cap pays for, counted from the job's start."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS
 
 
 def planned(*words: str) -> dict[str, Any]:
-    """The plan of a job on two GPUs; of a refusal, its error."""
+    """Return the plan of a job on two GPUs, or the error that refuses it."""
     answer = json.loads(gpurun("plan", "mini-gpt", "--provider", "slurm", "--gpu", "2xA100", "--json", *words).stdout)
     found: dict[str, Any] = answer["data"] if answer["ok"] else answer["errors"][0]
     return found
 
 
 def longest_s(plan: dict[str, Any]) -> int:
-    """From the start of the job to its end by Slurm at the latest."""
+    """Return the longest time from the start of the job to its end by Slurm, in seconds."""
     parts = ("boot_s", "setup_s", "ship_s", "train_s", "collect_s", "destroy_s", "kill_allowance_s")
     return sum(plan["lease"][part] for part in parts)
 
@@ -190,7 +190,7 @@ def test_what_the_shared_disk_shows_is_refused_before_queueing(
 
 
 def write_table(slurm: ScriptedSlurm, line: str) -> None:
-    """The cluster's table with one key otherwise."""
+    """Write the cluster's table to the config with one line replaced."""
     key = line.partition(" ")[0]
     kept = [one for one in slurm.table.splitlines() if not one.startswith(f"{key} ")]
     config = Home(Path(os.environ["GPURUN_HOME"])).config

@@ -1,4 +1,4 @@
-"""What a recipe needs beside torch 2.8 is known before anything is rented, and seen to."""
+"""Tests that what a recipe needs beside torch 2.8 is known before a machine is rented, and is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of money is one reckoning, and says whether it is a figure, a bound, a floor, or grows yet."""
+"""Tests that all displays of a run's cost agree, and say whether it is a figure, a bound, a floor, or still grows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def home(tmp_path: Path) -> Home:
 
 
 class Dearer(CloudRun):
-    """A run whose price doubled, as it was read ten minutes into its training."""
+    """A run whose price is found doubled ten minutes into its training."""
 
     def until_dearer(self) -> Dearer:
         self.write(self.opened(), self.intended(), self.created())
@@ -47,7 +47,7 @@ class Dearer(CloudRun):
 
 
 def shown(run: CloudRun, now: float) -> dict[str, Micros | None]:
-    """What each of those that show money says of a run at a moment."""
+    """Return what the live view, the notices and the ledger each say that a run has cost at a moment."""
     screen = Screen(samples.plan(offer=samples.offer(rate_micros_per_hour=1)), _reckon)
     screen.update(run.journal.records, [], [])
     cap = samples.plan(cap_micros=Micros(1))
@@ -60,7 +60,7 @@ def _reckon(records: Any, now: float) -> Micros:
 
 
 def test_a_risen_price_is_in_every_figure_while_it_runs(home: Home) -> None:
-    """`ps` said $21.52 for $25.02: it had a reckoning of its own, which knew of no rise."""
+    """`ps` once said $21.52 instead of $25.02, because its own computation did not know of the higher price."""
     run = Dearer(home).until_dearer()
     run.clock.sleep(1800)
     request = next(record for record in run.journal.records if record.event is Event.CREATE_INTENDED)
@@ -81,7 +81,7 @@ def test_all_say_the_same_as_the_receipt_once_it_is_over(home: Home) -> None:
 
 
 def test_a_machine_its_timer_ended_costs_no_more_beside_another(home: Home) -> None:
-    """The live view counted up to the proof, hours later: $42.55 for $28.98."""
+    """The live view once counted up to the proof of death, hours later: $42.55 instead of $28.98."""
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created())
     run.clock.sleep(8 * 3600)
@@ -95,7 +95,7 @@ def test_a_machine_its_timer_ended_costs_no_more_beside_another(home: Home) -> N
         run.write((Event.DEATH_READ, {**read, **seen}))
     proof = {"id": run.instance_id, "teardown": "destroyed", "reads": 3, "spread_s": 30.0, "evidence_sha256": "0" * 64}
     run.write((Event.DEATH_PROVEN, proof))
-    by_timer = -(-RATE * 60 * 86 // 3600)  # The lease of 85 minutes, and a minute to be killed in.
+    by_timer = -(-RATE * 60 * 86 // 3600)  # The lease of 85 minutes plus a minute for the kill.
     assert set(shown(run, run.clock.wall()).values()) == {by_timer}
     assert spending(run.journal.records).figure is Figure.BOUND
     run.token = "gr-fox-41-second"
@@ -122,7 +122,7 @@ def test_a_figure_says_what_it_is(home: Home, is_watched: bool, more: dict[str, 
 
 
 def test_ps_calls_what_nobody_watched_a_bound(tmp_path: Path) -> None:
-    """A machine that may be long dead was shown as costing so much, without a word."""
+    """`ps` once showed this cost without saying that it is a bound, although the machine may have ended long before."""
     home = unpacked("timer", tmp_path)
     sight = look_at_run(home, "fox-41")
     row = run_row(sight, sight.records[-1].wall)
@@ -131,7 +131,7 @@ def test_ps_calls_what_nobody_watched_a_bound(tmp_path: Path) -> None:
 
 
 def test_the_audits_column_calls_a_bound_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It stood under MEASURED."""
+    """The bound once stood in a column named MEASURED."""
     home = unpacked("timer", tmp_path)
 
     def typed(*words: str) -> str:
@@ -147,7 +147,7 @@ def test_the_audits_column_calls_a_bound_one(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_receipt_says_measured_only_of_what_was_seen_to_end(home: Home) -> None:
-    """JSON said `measured` beside "at most"."""
+    """The JSON once said `measured` beside "at most"."""
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created()).play(run.through_training())
     extra = {"token": run.token, "id": "pod-2", "message": "a second one"}

@@ -1,4 +1,4 @@
-"""A box that the user has: named in one way, used by one run at a time, and never taken for one that gpurun can end."""
+"""Tests of the user's own box: its name has one form, it serves one run at a time, and gpurun cannot end it."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_second_run_on_a_box_is_refused_and_makes_nothing(home: Home) -> None:
 
 
 def test_another_port_of_the_same_address_is_another_box(home: Home) -> None:
-    """Rented containers share one gateway and differ by their port."""
+    """Rented containers share the address of one gateway and differ by their port."""
     other = SshBox("connect.example.com", 40124, "root", usd(0), A100)
     provider(home).create(order(home=home))
     provider(home, other).create(order("gr-owl-07-00000002", box=other, home=home))
@@ -175,7 +175,7 @@ def test_a_strange_id_never_becomes_a_path(home: Home) -> None:
             provider(home).destroy(strange)
 
 
-# What is claimed -----------------------------------------------------------------------------------------------------
+# What the provider claims ---------------------------------------------------------------------------------------------
 
 
 def test_it_claims_no_more_than_it_can_do(home: Home) -> None:
@@ -196,7 +196,7 @@ def test_the_card_is_the_smallest_that_the_words_allow(home: Home) -> None:
     assert (strict.gpu, strict.vram_gb, strict.gpu_count) == ("A100 SXM", 80, 8)
 
 
-# Whom to expect there ------------------------------------------------------------------------------------------------
+# Known host keys ------------------------------------------------------------------------------------------------------
 
 
 def test_a_host_key_is_kept_by_host_and_port(home: Home) -> None:

@@ -1,4 +1,4 @@
-"""Keys that make no sense together are refused before anything is rented, by the trainer's own schema."""
+"""Tests that keys that contradict each other are refused before a machine is rented, by the trainer's own schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODERN = {"preset": "modern", "bias": False, "tied": False}
 TRANSLATION = {"model": {"preset": "encoder-decoder"}, "data": {"tokenizer": "word-pairs"}}
 HUGGINGFACE = {"loop": "huggingface", "spike": "off"}
 BASE = resolve(load_recipe("mini-gpt"), "full").record
-"""2 layers, 2 heads, 64 wide; 500 steps."""
+"""mini-gpt in its full form: 2 layers, 2 heads, width 64, 500 steps."""
 
 
 def with_keys(**tables: dict[str, Any]) -> dict[str, Any]:

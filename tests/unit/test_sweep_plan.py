@@ -1,4 +1,4 @@
-"""What a sweep is planned to take: how many trials share a card, what the cap pays for, what is refused."""
+"""Tests of the plan of a sweep: how many trials share a card, what the cap pays for, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that runs a sweep's trials on the machine, with trials of a few lines: none twice, whatever ends."""
+"""Tests of the program that runs a sweep's trials on the machine: no trial runs twice, whatever ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WORDS = ["{python}", "train.py", "--lr", "{lr}", "--width", "{width}"]
 
 
 class Machine:
-    """A folder laid out as a run's on its machine, in which sweeps run one after the other."""
+    """A folder laid out like that of a run on its machine, in which sweeps run one after the other."""
 
     def __init__(self, root: Path) -> None:
         self.bundle, self.out = root / "bundle", root / "out"
@@ -125,7 +125,7 @@ def test_a_loss_that_is_no_number_is_a_result_that_loses(machine: Machine) -> No
     code, _ = machine.sweeps(space={"lr": ["7", "1"], "width": ["1"]}, trials=2)
     assert (code, machine.states, machine.table["best"]) == (0, ["nan", "done"], [2])
     code, said = machine.sweeps(space={"lr": ["7"], "width": ["1", "2"]}, trials=2)
-    assert code == 0  # The rows of before count: they lie on this machine.
+    assert code == 0  # The rows of the earlier sweep on this machine count.
     assert "002 | step" not in said
 
 
@@ -168,7 +168,7 @@ def test_a_trial_that_falls_behind_ends_at_once(machine: Machine) -> None:
 
 
 def test_a_stop_prefers_a_finished_trial_to_a_better_one(machine: Machine) -> None:
-    """The second is ahead by its loss and has written no weights; those of the first were deleted for it."""
+    """A stop once deleted the first trial's weights for a second trial with a lower loss but no weights yet."""
     child = machine.begins(argv=[*WORDS, "--steps", "40", "--pause", "0.05"])
     until(lambda: any(event["trial"] == 2 and (event["loss"] or 9) < 2 for event in machine.events()))
     child.send_signal(signal.SIGTERM)
@@ -261,7 +261,7 @@ def test_a_machine_without_optuna_draws_by_chance_and_says_so(machine: Machine) 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 16 MB."""
+    """Yield a disk of 16 MB."""
     (disk := tmp_path / "disk").mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", disk], capture_output=True).returncode:
         pytest.skip("only root may mount a small disk")
@@ -301,7 +301,7 @@ def test_a_full_disk_ends_the_sweep_and_keeps_the_best(small_disk: Path) -> None
         argv=["sh", "-c", "python3 train.py {lr} && sleep 0.$((3 * ({lr} - 2)))"],
     )  # fmt: skip
     until(lambda: (machine.work / "gpurun-sweep" / "trials.json").exists() and "done" in machine.states)
-    for size in (1 << 16, 1):  # To the last byte.
+    for size in (1 << 16, 1):  # The last byte is used too.
         with suppress(OSError), (small_disk / "huge").open("ab", buffering=0) as file:
             while file.write(os.urandom(size)):
                 continue

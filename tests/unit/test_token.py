@@ -1,4 +1,4 @@
-"""The token: what it says, that it fits wherever it is a name, and the home that stands in it."""
+"""Tests of the token: its parts, its length as a name in each cloud, and the home's id in it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_has_another_form_is_none(text: str) -> None:
 
 
 def _seen_at(cloud: str, token: str, run: str, deadline: str) -> tuple[str, str, float | None]:
-    """Token, run and deadline as each cloud's reader has them, of a machine with these in its tags."""
+    """Return token, run and deadline as a cloud's reader takes them from a machine with these tags."""
     if cloud == "runpod":
         env = {"GPURUN_TOKEN": token, "GPURUN_RUN": run, "GPURUN_DEADLINE": deadline}
         pod = pods.parse_pod({"id": "p1", "name": token, "env": env, "status": "RUNNING"})

@@ -1,4 +1,4 @@
-"""GPT-2's tokens to the id, from three sources alike; characters as they are counted; text cut where no token is."""
+"""Tests of the tokenisers: GPT-2's token ids, characters ranked by frequency, and text cut only between tokens."""
 
 from __future__ import annotations
 

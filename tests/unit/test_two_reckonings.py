@@ -1,6 +1,6 @@
-"""What a receipt is given and what the audit computes are two computations of the same figures, and never differ.
+"""Tests that a receipt and the audit, which compute the same figures separately, never differ.
 
-A run whose price had risen was a forgery for ever: one side rounded its seconds, and the other did not.
+One of them once rounded its seconds and the other did not, so every run with a risen price was called a forgery.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def journal(seed: int, rules: int = RULES) -> list[Record]:
 
 
 def unlike(seed: int, folder: RunFolder, rules: int = RULES) -> list[str]:
-    """Where the two differ about a drawn journal; and what its receipt would be accused of as one of other rules."""
+    """Return the figures in which the two differ for a drawn journal, and what other rules hold against its receipt."""
     records = journal(seed, rules)
     made = build_statement(folder, records, head="", seq=1, prev="", keyid=None)
     found = list(find_differences(money_and_death(records), made["predicate"], "predicate", keys="expected"))
@@ -67,6 +67,6 @@ def test_both_keep_to_the_rules_by_which_a_run_was_opened(tmp_path: Path) -> Non
 
 
 def test_the_drawn_journals_have_all_that_bears_on_money(tmp_path: Path) -> None:
-    """Else the two would be compared about nothing."""
+    """If the drawn journals lacked these cases, the comparison would prove nothing."""
     text = str([money_and_death(journal(seed)) for seed in range(300)])
     assert [word for word in SEEN if word not in text] == []

@@ -1,4 +1,4 @@
-"""What is asked of text and cannot act on finished shards is said, and nothing that acts or was not asked for."""
+"""Tests that a plan names the settings for text that cannot act on finished shards, and names no others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.data_verbs import WORDS, gpurun
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of characters, a fifth of them held out."""
+    """Return a folder of character shards with a fifth of the text held out."""
     place = tmp_path_factory.mktemp("made")
     lines = (f"The quick brown fox number {number} jumps over the lazy dog.\n" for number in range(400))
     (place / "text").write_text("".join(lines))
@@ -29,7 +29,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def own_recipe(folder: Path, data: str) -> Path:
-    """The bundled recipe of mini-gpt, with this line in place of its limit."""
+    """Write the recipe of mini-gpt with this line in place of its `limit_mb`, and return its path."""
     text = Path(load_recipe("mini-gpt").path).read_text()
     path = folder / "own.toml"
     path.write_text(text.replace("limit_mb = 4            # more than the training reads", data))

@@ -1,4 +1,4 @@
-"""The live view: what it says in each phase, that it fits whatever the terminal is, and that it needs one."""
+"""Tests of the live view: its words in each phase, its fit to any terminal, and that it needs a terminal."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_what_it_says_in_words() -> None:
 
 
 def closed(outcome: str, exit_code: int, files: list[dict[str, object]]) -> str:
-    """The last picture of a run whose trainer had saved step 2250, with what came home of it."""
+    """Return the last screen of a run that had saved step 2250, after these files came home."""
     screen, now = samples.rented_screen()
     notes = [
         (Event.TRAIN_OBSERVED, {"outcome": outcome, "reason": outcome, "message": "the instance is gone"}),
@@ -353,7 +353,7 @@ def _show(environment: dict[str, str], *, terminal: bool) -> bytes:
     while True:
         try:
             chunk = os.read(leader, 65536)
-        except OSError:  # Linux says EIO when the other side is closed.
+        except OSError:  # Linux reports EIO when the other side is closed.
             break
         if not chunk:
             break

@@ -1,4 +1,4 @@
-"""Off a terminal: one line an event, thinned metrics, a sign of life, and nothing heavy imported."""
+"""Tests of output without a terminal: one line an event, fewer metrics, a sign of life, and no heavy imports."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_wall_clock_that_jumps_back_silences_nothing() -> None:
 
 
 def test_tables_and_screens_need_neither_rich_nor_pydantic() -> None:
-    """Plain lines, the live view and the audit's table are for who has read journals, and has pydantic for that."""
+    """Only plain lines, the live view and the audit's table may need pydantic, because they read journals."""
     code = (
         "import sys\nfrom gpurun.view import envelope, error_text, list_tables\n"
         "from gpurun.view import plan_screen, receipt_screen\n"
@@ -101,7 +101,7 @@ def test_tables_and_screens_need_neither_rich_nor_pydantic() -> None:
 
 
 def test_a_machine_that_does_not_answer_is_not_said_to_work() -> None:
-    """It was "still at it" for hours, and paid for."""
+    """A silent machine was once reported as "still at it" for hours, while it was paid for."""
     view = PlainView()
     message = "the machine k3x9 has not answered since 04:50 UTC; runpod says that it runs; it costs $2.49/h"
     silent = samples.record(9, Event.INCIDENT, NOW, {"code": "machine.silent", "message": message})

@@ -1,4 +1,4 @@
-"""Durations, sizes, errors, envelopes and charts as people and programs read them."""
+"""Tests of durations, sizes, errors, envelopes and charts as people and programs read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`train --detach` waits for the machine and `wait` for the end; neither is needed by the run."""
+"""Tests of `train --detach`, which waits for the machine, and `wait`, which waits for the end; a run needs neither."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.ledger_samples import CloudRun, finished_run
 
 @pytest.fixture
 def created(own_home: Path) -> CloudRun:
-    """A run whose machine was made, and is not ready yet."""
+    """Return a run whose machine is created but not ready."""
     run = CloudRun(Home(own_home).prepare())
     return run.write(run.opened(), run.intended(), run.created())
 
@@ -46,7 +46,7 @@ def awaited(run: CloudRun, clock: VirtualClock | None = None) -> Result:
 
 
 class Eventful(VirtualClock):
-    """A clock in whose tenth pause something happens."""
+    """A clock that calls a function in its tenth pause, and fails in its hundredth."""
 
     def __init__(self, what: object) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_a_detached_train_returns_just_when_its_machine_is_ready(driven: CloudRu
 
 
 def test_a_dead_supervisors_machine_may_be_billing_and_says_so(created: CloudRun) -> None:
-    """It said only that the run goes on, while nobody drove it and a machine was billed."""
+    """gpurun once said only that the run continues, while no supervisor drove it and the machine was billed."""
     left = awaited(created)
     assert left.exit_code is ExitCode.MAY_BE_BILLING
     assert "fox-41" in left.errors[0].what
@@ -87,7 +87,7 @@ def test_ctrl_c_meanwhile_gives_up_the_machine_as_in_live_view(driven: CloudRun)
         signal.raise_signal(signal.SIGINT)
         driven.write(next(driven.through_training())[1])
 
-    with pytest.raises(AssertionError, match="it waits for ever"):  # For the end, which no supervisor brings here.
+    with pytest.raises(AssertionError, match="it waits for ever"):  # No supervisor ends it here.
         awaited(driven, Eventful(pressed))
     assert driven.folder.control.exists()
 

@@ -1,4 +1,4 @@
-"""The ways into a run's machine: who has one, what an entry says, and what is refused."""
+"""Tests of the ways into a run's machine: which runs have one, what the SSH entry contains, and what is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def sight_of(home: Home, phase: Phase, *, provider: str = "runpod", address: Address | None = AT, **more: Any) -> Sight:
-    """A run as it stands at a phase, on a machine of a provider."""
+    """Return the sight of a run at this phase, with a machine of this provider if the phase has one."""
     folder = home.run("fox-41")
     if not folder.path.exists():
         make_run(home)
@@ -61,7 +61,7 @@ def way(sight: Sight, home: Home) -> WayIn:
 
 
 def resolved(config: Path, alias: str) -> dict[str, str]:
-    """What OpenSSH itself makes of an entry."""
+    """Return the settings that OpenSSH itself reads from an entry."""
     shown = subprocess.run(["ssh", "-G", "-F", str(config), alias], capture_output=True, text=True, check=True).stdout
     return dict(line.split(" ", 1) for line in shown.splitlines() if " " in line)
 

@@ -1,4 +1,4 @@
-"""`gpurun sample` and `gpurun export`: a checkpoint that came home, and nothing else, is given to the trainer."""
+"""Tests of `gpurun sample` and `gpurun export`: only a checkpoint that is at home is given to the trainer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.refusals import refusal
 from tests.unit.ledger_samples import WEIGHTS
 from tests.unit.report_samples import finished_run, opened_run
 
-# A trainer of a few lines that says what it was asked and what it was given.
+# A trainer of a few lines that prints its arguments, the names in its environment and its folder.
 STUB = """
 import json, os, sys
 words = sys.argv[1:]
@@ -49,7 +49,7 @@ print(folder + "/figures.json")
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
-    """A session whose bundle has the stubs instead of the trainer, on a machine that has torch."""
+    """Return a session whose bundle has stubs instead of the trainer, on a machine that seems to have torch."""
     bundle = tmp_path / "bundle"
     (bundle / "trainer").mkdir(parents=True)
     (bundle / "trainer" / "__init__.py").write_text("")
@@ -204,7 +204,7 @@ def test_one_argument_of_export_is_the_folder_for_the_usual_run(
 
 
 def test_in_a_home_that_was_moved_the_runs_own_data_is_found(session: Session, folder: RunFolder) -> None:
-    """The plan has them where they were."""
+    """The plan still names the folder where the data was before the move."""
     plan, old = json.loads(folder.plan.read_text()), "/gone/gpurun/runs/fox-41/data"
     folder.plan.write_text(json.dumps(plan | {"data": plan["data"] | {"folder": old}}))
     argv = sample(session, run="fox-41", prompt="a", checkpoint="best").data["argv"]

@@ -1,4 +1,4 @@
-"""A bucket on this machine, and files worth putting there."""
+"""Fixtures of a bucket on this computer, and of files that are worth staging in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bucket(s3: S3Emulator) -> Bucket:
 
 
 def shard(folder: Path, name: str, size: int, seed: int = 1) -> PackedFile:
-    """A file that does not compress below half, so that its pieces have the sizes that S3 wants."""
+    """Write a file that does not compress below half, because S3 demands pieces of certain sizes; return it."""
     folder.mkdir(exist_ok=True)
     (folder / name).write_bytes(random.Random(seed).randbytes(size))
     return next(file for file in survey({"data": folder}).files if file.name == f"data/{name}")

@@ -1,4 +1,4 @@
-"""What a command's --data names in a bucket comes here whole, by the user's keys, before it is uploaded."""
+"""Tests that a command's --data in a bucket is downloaded whole by the user's keys before it is uploaded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def downloaded(folder: Path, address: str) -> dict[str, bytes]:
 
 @pytest.mark.boto
 def test_all_below_the_address_comes_and_nothing_beside_it(bucket: Bucket, tmp_path: Path) -> None:
-    many = {f"part/{number:04d}.txt": b"x" * number for number in range(1, 1105)}  # More than one page has.
+    many = {f"part/{number:04d}.txt": b"x" * number for number in range(1, 1105)}  # More than one page of a list.
     put(bucket, {"a.txt": b"one", "empty": b"", **many})
     bucket.put(bucket.address.key("corpus-2", "b.txt"), b"other")
     assert downloaded(tmp_path, "s3://shards/team/gpt/corpus") == {"a.txt": b"one", "empty": b"", **many}

@@ -1,4 +1,4 @@
-"""A machine's URLs to push by are made again while the laptop watches: in time, and never at the training's cost."""
+"""Tests of a machine's upload URLs, which the watching laptop renews in time and without harm to the training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLACE = "gpt/runs/fox-41/gr-1"
 
 
 class Waiting(SystemClock):
-    """Sleeps in no time; the wall stays right, or S3 would take nothing that is signed by it."""
+    """A clock that sleeps in no time; its wall time stays right, because S3 checks the time of signatures."""
 
     slept_s = 0.0
 
@@ -38,7 +38,7 @@ class Waiting(SystemClock):
 
 
 class Machine:
-    """What the far side was handed; it can be out of reach."""
+    """A far side that keeps the orders that it was given, and can be out of reach."""
 
     def __init__(self) -> None:
         self.orders: list[dict[str, Any]] = []
@@ -129,7 +129,7 @@ def test_fresh_urls_come_as_often_as_the_key_wants(
 def test_a_key_renewed_in_its_file_is_used_once_the_old_ended(
     s3: S3Emulator, clock: Waiting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As a person who signs in again each morning has it; the laptop watches for days."""
+    """A person may sign in again each morning, while the laptop watches for days."""
     key_file = tmp_path / "credentials"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(key_file))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

@@ -1,4 +1,4 @@
-"""A bucket that does not answer is waited for: so long after the last byte, not so long in all."""
+"""Tests that the wait for a silent bucket is limited from its last progress, and not in total."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.emulators.s3 import S3Emulator
 
 
 class Sending:
-    """A file that takes ten minutes a try, whose line breaks at the end of each; some of it goes out, or nothing."""
+    """An upload whose tries take ten minutes each and break, except the last one; each sends some bytes or none."""
 
     def __init__(self, clock: VirtualClock, *, tries: int, sent_bytes: int) -> None:
         self.clock, self.tries, self.sent_each, self.sent_bytes = clock, tries, sent_bytes, 0
@@ -62,7 +62,7 @@ def raised(ask: Callable[[], object]) -> type[GpurunError]:
 def test_what_passes_is_waited_for_and_what_does_not_is_refused(
     s3: S3Emulator, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, status: int, code: str, kind: type[GpurunError]
 ) -> None:
-    """A slow line is told so with a status of 400 by S3; others tell with 429 that too much was asked at once."""
+    """S3 reports a slow line with status 400; other services report too many requests with 429."""
     monkeypatch.setattr(bucket, "_waits", (5, 60, 1))
     s3.fail(1, status, code)
     assert raised(lambda: bucket.put("team/gpt/x", b"x")) is kind

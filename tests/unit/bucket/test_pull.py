@@ -1,4 +1,4 @@
-"""A machine pulls what is staged by URLs that end, believes no byte of it unseen, and leaves the rest to SSH."""
+"""Tests of a machine that pulls staged files by URLs that expire, verifies all bytes, and leaves the rest to SSH."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES = {"train_1.bin": 9 << 20, "train_2.bin": 3 << 20, "same.bin": 3 << 20, "s
 
 
 class Shipping:
-    """Files here, of which those worth it are staged, and a machine with an agent."""
+    """Files on this computer, the large ones of which are staged, and a machine with an agent."""
 
     def __init__(self, folder: Path, bucket: Bucket) -> None:
         self.data, self.bucket, self.box = folder / "data", bucket, folder / "box"
@@ -56,7 +56,7 @@ class Shipping:
         return self.came
 
     def ship(self) -> int:
-        """Send the rest over the other way; how many bytes went."""
+        """Send the rest over SSH, assert that all files are there, and return the number of bytes sent."""
         self.pack.known.update({file.name: file.sha256 for file in self.staged})
         shipped = self.far.unpack(self.pack)
         assert shipped.files == len(SIZES)
@@ -147,7 +147,7 @@ def test_an_altered_object_fails_by_part_and_ssh_brings_the_file(s3: S3Emulator,
 
 
 def test_a_pulled_part_takes_no_room_beside_the_file_sent_by_ssh(s3: S3Emulator, shipping: Shipping) -> None:
-    """A machine is rented with a disk for the shards, not for twice as much."""
+    """The machine's disk is rented for one copy of the shards, not for two."""
     s3.alter(shipping.key_of("train_1.bin"))
     shipping.pull()
     (partial,) = (shipping.box / ".pulled").glob("*.part")
@@ -254,7 +254,7 @@ def test_what_is_no_digest_names_no_file_over_there(digest: str, tmp_path: Path)
 
 
 class Claiming:
-    """A machine that speaks of files which it was not asked for."""
+    """A machine that reports files for which it was not asked."""
 
     def ask(
         self, verb: str, *options: str, stdin: Iterable[bytes], sink: Sink, site: bool, timeout_s: float

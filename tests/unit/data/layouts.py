@@ -1,4 +1,4 @@
-"""What test_layouts.py and other tests share."""
+"""Helpers of test_layouts.py and other tests that read corpora in public layouts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def opened(path: Path, said: list[str] | None = None, **layout: Any) -> TextSour
 
 
 def documents(path: Path, **layout: Any) -> list[Document]:
-    """Every document of a source, read as one task."""
+    """Return every document of a source, read as one task."""
     source = opened(path, **layout)
     ends = [len(file.weights) if file.form == "parquet" else file.text_bytes for file in source.files]
     spans = [FileSpan(file, 0, end) for file, end in zip(source.files, ends, strict=True)]

@@ -1,4 +1,4 @@
-"""Files of data that were made to eat the memory of whoever reads them: each is refused by its row and the bound."""
+"""Tests of data files made to use up a reader's memory: each is refused, with its row and the limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = 300
 
 
 def megabytes(head: bytes = b"", tail: bytes = b"") -> Iterator[bytes]:
-    """So many of one letter, between a head and a tail."""
+    """Yield `LONG` blocks of one letter, between a head and a tail."""
     yield head
     yield from (LETTERS for _ in range(LONG))
     yield tail

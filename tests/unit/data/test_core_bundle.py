@@ -1,4 +1,4 @@
-"""CORE's bundle as items of token ids: what is asked is what nanochat asks, and what is no bundle is named."""
+"""Tests of CORE's bundle as token ids: it asks what nanochat asks, and a file that is not a bundle is named."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.tokenizer import load_gpt2
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    """A folder whose shards are of GPT-2's tokens."""
+    """Return a folder of shards whose manifest names GPT-2's tokeniser."""
     write_json(tmp_path / "data.json", {"tokenizer": {"name": "gpt2"}})
     return tmp_path
 
@@ -32,7 +32,7 @@ def items_of(bundle: Path, shards: Path, most: int = 100) -> tuple[dict[str, Any
 
 
 def asked(item: dict[str, Any]) -> list[tuple[str, str]]:
-    """What each row reads, and what is asked for."""
+    """Return for each row of an item the text that is read and the text that is asked for."""
     tokenizer = load_gpt2(lambda _: None)
     texts = []
     for row, count in zip(item["rows"], item["asked"], strict=True):
@@ -45,7 +45,7 @@ def asked(item: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def drawn(questions: list[dict[str, Any]], index: int, shots: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A question as the published evaluation draws it, and its examples."""
+    """Return a question and its examples as the published evaluation draws them."""
     order = [*questions]
     random.Random(1337).shuffle(order)
     others = [i for i in range(len(order)) if i != index]

@@ -1,4 +1,4 @@
-"""Files to documents: each once, whole, by an independent count, wherever a file is divided; or refused by name."""
+"""Tests of files as documents: each is read once and whole, wherever a file is divided, or is refused by name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ END = "<|endoftext|>"
 
 
 def texts(path: Path, layout: Layout = AS_FOUND) -> list[str]:
-    """What a source gives, read as one task."""
+    """Return the texts of a source's documents, read as one task."""
     source = open_source(str(path), layout, lambda _: None, val_fraction=0.1, accept_skipped=True)
     ends = [len(file.weights) if file.form == "parquet" else file.text_bytes for file in source.files]
     spans = [FileSpan(file, 0, end) for file, end in zip(source.files, ends, strict=True)]

@@ -1,4 +1,4 @@
-"""What is no text is refused by its name, with the line that makes text of it."""
+"""Tests that a file that is not text is refused by its kind, with the command line that makes text of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Public layouts of corpora: each comes out as it was written, or is refused with the flag that says what it is."""
+"""Tests of public layouts of corpora: each is read as it was written, or refused with the flag that describes it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_column_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "content",
     [
-        "Yes; no.\nWell; no.\nBut; why?\n" * 40,  # not as many as that in one poem
+        "Yes; no.\nWell; no.\nBut; why?\n" * 40,  # no real poem has so many
         "".join(f"import {name} from './{name}';\n" for name in "abcdefgh" * 9),
         "| a | b |\n| - | - |\n" + "| 1 | 2 |\n" * 60,
         "all:\n" + "\techo\n" * 60,

@@ -1,4 +1,4 @@
-"""Packed files and archives as they are: read where they lie, whole or refused, and bounded as plain ones are."""
+"""Tests of packed files and archives: read in place, whole or refused, and bounded like plain files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A corpus to shards: the same bytes by both verbs and any number of processes, nothing leaks, a kill costs little."""
+"""Tests of the way from a corpus to shards: the same bytes by both verbs and any number of processes, and no leaks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """A thousand documents in two files of rows."""
+    """Return a folder with a thousand documents in two files of rows."""
     folder = tmp_path / "corpus"
     folder.mkdir()
     for number in range(2):
@@ -64,19 +64,19 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def ids_of(folder: Path, split: str) -> np.ndarray:
-    """The tokens of a split, by llm.c's format alone."""
+    """Return the tokens of a split, read by llm.c's format alone."""
     entries = json.loads((folder / "data.json").read_bytes())[split]
     return np.concatenate([np.fromfile(folder / entry["name"], "<u2")[512:] for entry in entries])
 
 
 def documents_in(folder: Path, split: str) -> list[str]:
-    """The documents of a split, decoded by the vocabulary beside it and parted at the end-of-text token."""
+    """Return the documents of a split, decoded by the vocabulary beside it and divided at the end-of-text token."""
     vocabulary = tokenizers.read_vocabulary(folder)
     whole = b"".join(b"\0" if i == EOT else vocabulary[i] for i in ids_of(folder, split).tolist()).decode()
     return whole.split("\0")[1:]
 
 
-# What comes out
+# The shards
 
 
 def test_every_document_is_in_one_split_once_after_its_id(corpus: Path, tmp_path: Path) -> None:
@@ -212,11 +212,11 @@ def test_the_standard_library_is_text_on_every_machine(tmp_path: Path) -> None:
     assert "import" in "".join(documents_in(tmp_path / "out", "train"))
 
 
-# Going on
+# Continuing an unfinished folder
 
 
 def started(source: Path, out: Path, **options: Any) -> subprocess.Popen[str]:
-    """`gpurun data prepare` in a process group of its own, with two workers."""
+    """Start `gpurun data prepare` in its own process group, with two workers unless `options` say otherwise."""
     flags = [f"--{key}={value}" for key, value in {"workers": 2, "shard-tokens": 60_000, **options}.items()]
     command = [sys.executable, "-m", "gpurun", "data", "prepare", "shakespeare-bpe", "--source", str(source)]
     return subprocess.Popen(
@@ -226,7 +226,7 @@ def started(source: Path, out: Path, **options: Any) -> subprocess.Popen[str]:
 
 
 def large(folder: Path) -> Path:
-    """Enough text to be killed in: 6 MB."""
+    """Write 6 MB of text, enough that a kill comes before the end, and return its folder."""
     folder.mkdir()
     rows = "".join(json.dumps({"text": f"Document {i}\n" + WORDS * (i % 60)}) + "\n" for i in range(120))
     for number in range(20):
@@ -251,7 +251,7 @@ def test_killed_midway_it_redoes_at_most_a_shard_per_process(tmp_path: Path) -> 
     until(lambda: len(records(out)) >= 4 and list(out.glob(f"{UNFINISHED}*")), "four shards are done")
     running.kill()
     running.communicate()
-    # Its workers notice its end by themselves.
+    # The workers notice that their parent has ended.
     until(lambda: not _alive(running.pid), "its processes end with it", limit_s=10)
     done = [json.loads(path.read_text()) for path in records(out)]
     names = [entry["name"] for record in done for split in ("train", "val") for entry in record[split]]
@@ -299,7 +299,7 @@ def _children(pid: int) -> list[str]:
 
 @pytest.fixture
 def begun(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which two shards are made, and something went wrong then."""
+    """Return a folder in which two shards are finished and the third one failed."""
     out, real = tmp_path / "begun", tasks.write_task
 
     def third_fails(*given: Any, **more: Any) -> Any:
@@ -433,7 +433,7 @@ def test_a_corpus_under_a_batch_is_refused_and_leaves_nothing(corpus: Path, tmp_
 
 
 def mini(tmp_path: Path, name: str, say: Callable[[str], None] = lambda _: None) -> Path:
-    """What `gpurun train mini-gpt --data text.txt` makes for a run of this name."""
+    """Make what `gpurun train mini-gpt --data text.txt` makes for a run of this name, and return the folder."""
     text = tmp_path / "text.txt"
     if not text.exists():
         text.write_text("".join(f"{i}: {WORDS}" for i in range(4000)))
@@ -489,7 +489,7 @@ def test_a_refused_text_leaves_no_folder_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_cached_text_too_small_for_this_recipe_is_refused_here(tmp_path: Path) -> None:
-    """The trainer would refuse it on paid time."""
+    """Otherwise the trainer would refuse it on paid time."""
     mini(tmp_path, "first")
     resolved = resolve(load_recipe("mini-gpt"), "full").record
     resolved["model"]["context"] = 100_000

@@ -1,4 +1,4 @@
-"""Public shards: asked for before anything is rented, downloaded by the machine, and believed by their digest alone."""
+"""Tests of public shards: checked before a machine is rented, downloaded by it, and trusted only by their digest."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubEmulator]:
 
 
 def found(tmp_path: Path, data: str = "hf:me/tokens", *overrides: str) -> DataSummary:
-    """What a run of 8,000 tokens finds at a set."""
+    """Return the data that a run of 8,000 tokens finds in a public set."""
     wanted = ("data.tokenizer=gpt2", "train.steps=10", "train.batch_tokens=800", "train.micro_batch=1", *overrides)
     record = resolve(load_recipe("mini-gpt"), "full", ["model.context=8", *wanted]).record
     return prepare_run_shards(record, data, into=tmp_path / "data", cache=tmp_path / "cache", say=lambda _: None)
@@ -194,7 +194,7 @@ def test_a_name_is_asked_at_the_address_found_to_be_public() -> None:
 
 @pytest.fixture
 def proxy() -> Iterator[tuple[str, list[str]]]:
-    """A proxy that opens no way, and where it was asked to open one."""
+    """Yield the URL of a proxy that refuses every connection, and the list of addresses requested from it."""
     asked: list[str] = []
 
     class Proxy(BaseHTTPRequestHandler):

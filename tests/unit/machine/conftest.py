@@ -1,4 +1,4 @@
-"""A box: the real agent in a folder, with trainers that are a few lines of Python, and no process left behind."""
+"""Fixtures with the real agent in a folder: trainers are a few lines of Python, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PYTHON = [sys.executable, "-I", "-S", "-c"]
 
 
 class Box:
-    """One local machine."""
+    """A local machine with the agent, which runs in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -42,7 +42,7 @@ class Box:
         self.far.install_agent()
 
     def job(self, script: str, soft_s: float = 60, hard_s: float = 60, save_s: float = 5, **env: str) -> dict[str, Any]:
-        """A job whose trainer is this script; it runs in `bundle`, where it may leave files."""
+        """Return a job whose trainer is this script; it runs in `bundle`, where it may leave files."""
         if not (self.folder / "agent" / "shipped.json").exists():
             self.machine.put("agent/shipped.json", b'{"manifest_sha256": "by hand"}')
         now = time.time()
@@ -55,7 +55,7 @@ class Box:
         return self.far.poll({}).status
 
     def until(self, true: Callable[[], Any], limit_s: float = 30.0) -> Any:
-        """Wait for something to be so; fail when it does not become so."""
+        """Wait until `true` returns a true value, and return that value; fail after `limit_s` seconds."""
         end = time.monotonic() + limit_s
         while not (value := true()):
             assert time.monotonic() < end, "it did not become so"
@@ -63,7 +63,7 @@ class Box:
         return value
 
     def until_exited(self) -> Status:
-        """Wait for the end; each question is a process, so most looks are at the file that the keeper leaves."""
+        """Wait for the end; every poll is a process, so look mostly at the file that the keeper leaves."""
 
         def ended() -> Status | None:
             exit_json, soon = self.folder / "agent" / "exit.json", time.monotonic() + 0.3
@@ -75,7 +75,7 @@ class Box:
         return self.until(ended)
 
     def text(self, name: str) -> str:
-        """What the trainer left in `bundle`; empty before it has."""
+        """Return what the trainer left in a file of `bundle`; an empty text if there is none yet."""
         path = self.folder / "bundle" / name
         return path.read_text() if path.exists() else ""
 
@@ -86,11 +86,11 @@ class Box:
         return [sys.executable, "-I", "-S", "agent.pyz", verb, "--root", ".", *options]
 
     def alter_agent(self, old: str, new: str) -> None:
-        """Make the agent here another one, by a replacement in its sources."""
+        """Replace a text in the sources of this box's agent."""
         alter_agent(self.folder, old, new)
 
     def living(self) -> list[int]:
-        """The processes of this instance: all that carry its token or have the folder as their own."""
+        """Return the living processes that carry this instance's token or work in its folder."""
         found = []
         for entry in Path("/proc").iterdir():
             try:
@@ -105,12 +105,12 @@ class Box:
     def close(self) -> None:
         while living := self.living():
             for pid in living:
-                with contextlib.suppress(ProcessLookupError):  # A keeper whose trainer has ended ends by itself.
+                with contextlib.suppress(ProcessLookupError):  # A keeper may have ended with its trainer.
                     os.kill(pid, signal.SIGKILL)
 
 
 def alter_agent(folder: Path, old: str, new: str) -> None:
-    """Make the agent in a folder another one, by a replacement in its sources."""
+    """Replace a text in the sources of the agent in a folder; exactly one file must contain it."""
     path, altered = folder / "agent.pyz", 0
     with zipfile.ZipFile(path) as zipped:
         sources = {name: zipped.read(name).decode() for name in zipped.namelist()}
@@ -122,7 +122,7 @@ def alter_agent(folder: Path, old: str, new: str) -> None:
 
 
 def kill(pid: int) -> None:
-    """kill -9, and wait until it is so."""
+    """Kill a process by SIGKILL, and wait until it is dead."""
     os.kill(pid, signal.SIGKILL)
     while subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True).stdout.strip()[:1] not in (
         b"",
@@ -139,7 +139,7 @@ def box(tmp_path: Path) -> Iterator[Box]:
 
 
 class Place:
-    """A box behind an sshd, with the keys of a run; what is opened is closed."""
+    """A box behind an sshd, with the keys of a run; `close` closes all that was opened."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "box"
@@ -150,7 +150,7 @@ class Place:
         self.server = self.serve()
 
     def serve(self, *options: str, login: str = "", host_keys: tuple[Path, ...] = ()) -> sshd.Sshd:
-        """Another sshd; `login` stands before the key in authorized_keys."""
+        """Start another sshd; `login` stands before the key in authorized_keys."""
         line = f"{login} {self.keys.client_public}".strip()
         folder = self.home / f"sshd-{len(self._closing)}"
         hosts = host_keys or (self.home / "keys" / "host",)

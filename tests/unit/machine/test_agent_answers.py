@@ -1,4 +1,4 @@
-"""The agent is quick, plain Python 3.8, and serves only what it should, to the byte."""
+"""Tests of the agent: it starts quickly, is plain Python 3.8, and serves only permitted files, byte for byte."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.refusals import refusal
 
 
 def finished(box: Box, name: str, content: bytes) -> None:
-    """A finished file, as the trainer leaves it."""
+    """Write a finished file and its manifest, as the trainer leaves them."""
     path = box.folder / "out" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)

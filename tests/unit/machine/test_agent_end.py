@@ -1,4 +1,4 @@
-"""A machine is told to end itself: the guard's own time comes forward, and is read back; nothing puts it back."""
+"""Tests of ending a machine: the guard's own deadline moves forward and is read back, and nothing moves it back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LATER = 4_000_000_000
 
 
 class Guard:
-    """A guard's clock in a real shell, which leaves `over` in its folder when its time is over."""
+    """A guard's clock in a real shell, which leaves the file `over` in its folder when its time is over."""
 
     def __init__(self, folder: Path, words: list[str], deadline: int = LATER) -> None:
         self.folder = folder
@@ -125,7 +125,7 @@ def test_the_guard_of_this_machine_obeys_too(tmp_path: Path) -> None:
     far.install_agent()
     assert far.end(
         here.guard_folder(made), clock.wall() + 5
-    ).taken  # Not now: the guard would end this agent before it answers.
+    ).taken  # With no delay, the guard would end this agent before it replies.
     limit = time.monotonic() + 30
     while here.read(made.id).state != "STOPPED" and time.monotonic() < limit:
         time.sleep(0.1)

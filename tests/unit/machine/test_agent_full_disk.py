@@ -1,4 +1,4 @@
-"""A disk that is full takes neither the lease, nor the guard against hanging, nor a stop, nor the farewell away."""
+"""Tests that a full disk disables neither the lease, the check for a hanging trainer, a stop, nor the farewell."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ STUCK = (
 
 
 class FullBox(Box):
-    """A box whose disk takes nothing of the agent's from `fill` on until `free`; its log never takes a word."""
+    """A box whose disk refuses the agent's files from `fill` until `free`, and whose agent log always fails."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._flag = folder / "out" / "full"  # So that what empties the folder makes room.
+        self._flag = folder / "out" / "full"  # Emptying the folder makes room again.
         place = f'"/dev/full" if os.path.exists({str(self._flag)!r}) else temporary'
         self.alter_agent('with open(temporary, "wb") as out:', f'with open({place}, "wb") as out:')
         (folder / "agent").mkdir(exist_ok=True)
         (folder / "agent" / "agent.log").symlink_to("/dev/full")
 
     def run(self, script: str, **limits: float) -> int:
-        """Start a trainer, wait until it is up, and fill the disk; the keeper."""
+        """Start a trainer, wait until it is up, and fill the disk; return the process id of the keeper."""
         started = self.far.start(self.job(script, **limits))
         self.until(lambda: self.text("up"))
         self.fill()
@@ -111,7 +111,7 @@ def test_stop_now_kills_at_once(box: FullBox) -> None:
 
 
 def test_a_keeper_that_is_made_for_the_stop_hears_of_it(box: FullBox) -> None:
-    """It may be told before it can take a signal: that must neither end it nor be lost."""
+    """The signal may come before the keeper can handle it, and must then neither end the keeper nor be lost."""
     kill(box.run(SAVES))
     assert box.far.stop(reason="user")
     assert box.until(lambda: box.text("saved")) == "yes"
@@ -128,7 +128,7 @@ def test_what_only_the_keeper_was_told_is_known_to_the_next_one(box: FullBox) ->
 
 
 class Notice(BaseHTTPRequestHandler):
-    """A metadata service that says, once it is asked, that the machine will be taken away."""
+    """A metadata service whose reply to every request is that the machine will be taken away."""
 
     def do_PUT(self) -> None:
         self.send_response(200)
@@ -138,7 +138,7 @@ class Notice(BaseHTTPRequestHandler):
     do_GET = do_PUT
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def test_a_machine_that_is_to_be_taken_away_saves_first(box: FullBox) -> None:

@@ -1,4 +1,4 @@
-"""The first look: which cards the driver sees, and which Python has a torch that can use them."""
+"""Tests of the agent's first look: the cards that the driver shows, and the Python whose torch can use them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Pretend = Callable[[str, str], None]
 
 @pytest.fixture
 def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretend:
-    """Put a program of a few shell lines on the machine."""
+    """Return a function that puts a shell script on the PATH under a given name."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -37,7 +37,7 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretend:
 
 @pytest.fixture
 def no_torch(box: Box) -> Path:
-    """A Python that is asked for torch and has none, so that the look is quick."""
+    """Return the path of a Python that does not exist, so that the look for torch is quick."""
     return box.folder / "no-such-python"
 
 
@@ -107,7 +107,7 @@ def test_numpy_is_told_beside_torch_and_its_absence_too(box: Box, tmp_path: Path
 def test_the_python_in_a_folder_of_its_own_is_found(
     box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretend: Pretend
 ) -> None:
-    """No other Python of the machine has torch; a conda, a venv or a pyenv in the home does."""
+    """No other Python of the machine has torch, but a conda, a venv or a pyenv in the home has it."""
     pretend("python3", "exit 1")
     box.alter_agent("usual = [sys.executable, ", "usual = [")
     box.alter_agent('"/opt/pytorch/bin/python"', '""')

@@ -1,4 +1,4 @@
-"""The agent starts a trainer once, keeps its lease, and tells the truth about it, whatever is killed in between."""
+"""Tests that the agent starts a trainer once, keeps its lease and reports the truth, whatever is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ time.sleep(60)
 
 
 def stops(soft_s: float, hard_s: float, ahead_s: float = 0.0) -> dict[str, float]:
-    """When a job is to stop, in seconds, and by a clock that is so far ahead."""
+    """Return the stops of a job, in seconds from now and as times of a clock that is `ahead_s` ahead."""
     walls = {"soft_stop_wall": time.time() + ahead_s + soft_s, "hard_stop_wall": time.time() + ahead_s + hard_s}
     return {"soft_stop_s": soft_s, "hard_stop_s": hard_s, **walls}
 
 
 def bring_forward(box: Box, soft_s: float, hard_s: float) -> None:
-    """Let the lease end in so many seconds from now: what a test is about is there by then, however busy this is."""
+    """Shorten the lease to these stops, in seconds from now; a test calls it once its trainer is up."""
     now = time.time()
     box.far.shorten(now + soft_s, now + hard_s)
 
@@ -111,7 +111,7 @@ def test_a_start_killed_anywhere_and_repeated_makes_one_trainer(tmp_path: Path) 
 
 def test_an_unwritable_heartbeat_does_not_end_the_keeper(box: Box) -> None:
     box.far.start(box.job("time.sleep(1.6); sys.exit(7)"))
-    while not (box.folder / "out" / "status.json").is_dir():  # A beat may come in between.
+    while not (box.folder / "out" / "status.json").is_dir():  # A heartbeat may come in between.
         (box.folder / "out" / "status.json").unlink()
         with contextlib.suppress(FileExistsError):
             (box.folder / "out" / "status.json").mkdir()
@@ -193,7 +193,7 @@ def test_with_keeper_and_trainer_killed_the_run_may_start_again(box: Box) -> Non
 
 @pytest.mark.parametrize("left", [b"", bytes(200), b'{"state": "runn'], ids=["nothing", "zeros", "half"])
 def test_a_power_cut_that_leaves_no_status_behind_ends_the_run(box: Box, left: bytes) -> None:
-    """What was renamed into place seconds before may be empty after it: what is written so often is not synced."""
+    """A power cut may empty a file that was renamed into place before, because the status is not synced."""
     keeper = box.far.start(box.job(WAITS)).keeper_pid
     box.until(lambda: box.text("starts"))
     pid = box.status().pid
@@ -236,7 +236,7 @@ def test_what_a_trainer_leaves_running_dies_with_it(box: Box) -> None:
 def test_a_clock_set_back_does_not_lengthen_the_lease(box: Box) -> None:
     box.far.start(box.job(WAITS))
     lease = box.agent_file("lease.json")
-    lease["soft_mono"] = lease["hard_mono"] = 0.0  # the monotonic deadline has passed, the wall's has not
+    lease["soft_mono"] = lease["hard_mono"] = 0.0  # passed by the monotonic clock, not by the wall clock
     box.machine.put("agent/lease.json", json.dumps(lease).encode())
     assert box.until_exited().stop_reason == "lease"
 
@@ -260,7 +260,7 @@ def test_a_repeated_start_with_another_lease_only_shortens_it(box: Box) -> None:
     box.far.start(job)
     lease = box.agent_file("lease.json")
     assert box.far.start({**job, **stops(99, 99)}).already
-    assert box.agent_file("lease.json") == pytest.approx(lease, abs=0.01)  # Two clocks are never read at once.
+    assert box.agent_file("lease.json") == pytest.approx(lease, abs=0.01)  # The clocks are read one after the other.
     assert box.far.start({**job, **stops(20, 30)}).already
     sooner = box.agent_file("lease.json")
     assert all(sooner[key] < lease[key] - 20 for key in ("soft_stop_wall", "hard_stop_wall", "soft_mono", "hard_mono"))
@@ -268,7 +268,7 @@ def test_a_repeated_start_with_another_lease_only_shortens_it(box: Box) -> None:
 
 @pytest.mark.parametrize("ahead_s", [3600, -3600, 110], ids=["ahead", "behind", "a little ahead"])
 def test_a_corrected_clock_does_not_change_the_lease(box: Box, ahead_s: float) -> None:
-    """It was so far ahead at `hello`, whose time the laptop counts from, and is right when the job comes."""
+    """The clock was wrong at `hello`, from which the laptop counts, and is right when the job comes."""
     now = clocks_now()
     box.machine.put("agent/clock.json", json.dumps({**now, "wall": now["wall"] + ahead_s}).encode())
     box.far.start({**box.job(SAVES), **stops(50, 60, ahead_s)})
@@ -280,7 +280,7 @@ def test_a_corrected_clock_does_not_change_the_lease(box: Box, ahead_s: float) -
 
 
 def test_a_job_that_comes_late_has_no_more_time_for_that(box: Box) -> None:
-    """It was written down half a minute ago, and the way was cut meanwhile; nobody has set the clock."""
+    """The line was cut for half a minute after the job was written, and no clock was set meanwhile."""
     box.machine.put("agent/clock.json", json.dumps(clocks_now()).encode())
     box.far.start({**box.job(SAVES), **stops(50, 60), "soft_stop_wall": time.time() + 20})
     assert box.agent_file("lease.json")["soft_mono"] - clocks_now()["mono"] < 20
@@ -354,7 +354,7 @@ def test_the_heartbeat_is_never_older_than_two_seconds(box: Box) -> None:
     box.far.start(box.job(WAITS))
     end = time.time() + 3
     while time.time() < end:
-        asked_wall = time.time()  # What a poll itself takes is no age of the heartbeat.
+        asked_wall = time.time()  # The time that a poll takes is not the heartbeat's age.
         assert asked_wall - box.status().wall < 2
         time.sleep(0.2)
 
@@ -371,7 +371,7 @@ def test_the_trainer_is_told_no_secret(box: Box, monkeypatch: pytest.MonkeyPatch
     assert b"WANTED=yes" in said
     assert b"GPURUN_INSTANCE=" in said
     assert canary.encode() not in said
-    # Over SSH there is no LocalMachine to hold keys back: the agent itself does.
+    # Over SSH no LocalMachine holds keys back, so the agent itself must.
     argv = ["env", f"RUNPOD_API_KEY={canary}", *box.agent_argv("start", "--job", "job.json")]
     other = Box(box.folder.parent / "other")
     try:
@@ -403,7 +403,7 @@ def test_a_trainer_that_stands_still_says_where_and_is_ended(box: Box) -> None:
 
 
 def test_a_trainer_that_even_kill_does_not_end_is_told_as_ended(box: Box) -> None:
-    """One that hangs in the driver of its card: it will never end, and every minute that it is waited for is paid."""
+    """Such a trainer hangs in the driver of its card; it never ends, and every minute of waiting is paid."""
     box.alter_agent("for _ in range(50):", "for _ in range(2):")
     box.alter_agent("        send_signal(left if", "        (lambda *_: None)(left if")
     box.alter_agent("DUMP_S, LAST_WORDS_S, KILLED_S = 1.0, 5.0, 60.0", "DUMP_S, LAST_WORDS_S, KILLED_S = 0.1, 0.1, 0.5")
@@ -422,7 +422,7 @@ def test_a_heartbeat_that_says_nothing_ends_nobody(box: Box, said: str) -> None:
 
 
 class Metadata(BaseHTTPRequestHandler):
-    """EC2's metadata service, which gives its notice to a client that shows a token, from the second question on."""
+    """EC2's metadata service, which gives its notice from the second request on to a client that shows a token."""
 
     questions = 0
 
@@ -443,7 +443,7 @@ class Metadata(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def test_a_machine_that_is_to_be_taken_away_saves_first(box: Box) -> None:
@@ -472,7 +472,7 @@ def test_a_senseless_answer_is_ignored_and_listening_continues(answer: bytes) ->
 
         def handle(self) -> None:
             while self.rfile.readline().strip():
-                """The question."""
+                """Skip the request."""
             self.wfile.write(answer)
 
     with ThreadingTCPServer(("127.0.0.1", 0), Restarts) as server:

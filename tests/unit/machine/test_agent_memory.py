@@ -1,4 +1,4 @@
-"""The agent reads what the kernel says of a job's memory, in both versions of cgroups, in a container and outside."""
+"""Tests of the kernel's figures on a job's memory: both versions of cgroups, in a container and outside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The kernel's files, as a test writes them; `own` names the group of this process."""
+    """Return a folder in place of the kernel's cgroup files; its file `own` names the group of this process."""
     monkeypatch.setattr(memory, "CGROUPS", str(tmp_path))
     monkeypatch.setattr(memory, "OWN", str(tmp_path / "own"))
     return tmp_path

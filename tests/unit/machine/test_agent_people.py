@@ -1,4 +1,4 @@
-"""The agent sees whether somebody works on a dev box: keys, traffic and processes, and ends one that nobody uses."""
+"""Tests that the agent sees keys, traffic and processes of people on a dev box, and ends a box that is not used."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def begin(box: Box, idle_s: float = IDLE_S, **more: Any) -> None:
 
 @pytest.fixture
 def there(box: Box) -> Iterator[Any]:
-    """What begins a process in the folder of a box, as a person's shell would; all of them end with the test."""
+    """Yield a function that starts a process in the box's folder as a shell would; kill all of them afterwards."""
     begun = list[subprocess.Popen[bytes]]()
 
     def begins(*words: str, **more: Any) -> subprocess.Popen[bytes]:
@@ -49,7 +49,7 @@ def there(box: Box) -> Iterator[Any]:
         begun.append(
             subprocess.Popen(words, **{"cwd": work, "stdin": subprocess.DEVNULL, "start_new_session": True, **more})
         )
-        while not Path(f"/proc/{begun[-1].pid}/environ").read_bytes():  # For a moment after exec it is still empty.
+        while not Path(f"/proc/{begun[-1].pid}/environ").read_bytes():  # It is empty for a moment after exec.
             time.sleep(0.01)
         return begun[-1]
 
@@ -60,7 +60,7 @@ def there(box: Box) -> Iterator[Any]:
 
 
 class Shell:
-    """A shell in a terminal of its own, in the folder of a box."""
+    """A shell in its own terminal, in the folder of a box."""
 
     def __init__(self, there: Any) -> None:
         self.ours, self.theirs = os.openpty()
@@ -91,7 +91,7 @@ def shell(box: Box, there: Any) -> Iterator[Shell]:
 
 
 def test_a_box_that_nobody_uses_ends_and_says_so_before(box: Box, shell: Shell) -> None:
-    """An open terminal alone is no use of it, and is told when the end is near."""
+    """An open terminal alone does not count as use, but gets a message when the end is near."""
     begin(box)
     began_wall = time.time()
     soon = box.until(lambda: box.status().idle_at_wall)
@@ -108,7 +108,7 @@ def test_a_box_that_nobody_uses_ends_and_says_so_before(box: Box, shell: Shell) 
 
 
 def lasts(box: Box) -> None:
-    """It still runs long after it would have been idle."""
+    """Assert that the job runs for twice the idle limit."""
     end = time.monotonic() + 2 * IDLE_S
     while time.monotonic() < end:
         assert box.status().state == "running"
@@ -120,7 +120,7 @@ def test_a_key_now_and_then_keeps_it(box: Box, shell: Shell) -> None:
     begin(box)
 
     def press() -> None:
-        # The kernel notes a key to 8 s at best; what it notes is set here as it would be.
+        # The kernel updates this time only every 8 s, so the test sets it as the kernel would.
         for _ in range(9):
             os.utime(shell.path, ns=(time.time_ns(), os.stat(shell.path).st_mtime_ns))
             time.sleep(IDLE_S / 4)
@@ -161,7 +161,7 @@ def test_work_in_the_background_keeps_it(box: Box, there: Any, tmp_path: Path, w
 
 
 def test_the_first_program_of_a_cluster_job_does_not_count(box: Box, there: Any) -> None:
-    """It starts each call of gpurun's, so that a client which asks often, or a slow node, would keep a job busy."""
+    """Slurm's script starts every call of gpurun, so a frequent client or a slow node would keep the job busy."""
     begin(box)
     script = box.folder / "slurm_script"
     script.write_text("while :; do sleep 0.001; done\n")

@@ -1,4 +1,4 @@
-"""The user's own script on a machine: begun once, over with its first process, ended there at its limit."""
+"""Tests of the user's set-up script on a machine: begun once, over with its first process, killed at its limit."""
 
 from __future__ import annotations
 
@@ -105,20 +105,20 @@ def test_at_its_limit_all_of_it_is_killed_though_nobody_asks(box: Box) -> None:
 
 
 def gone(box: Box) -> None:
-    """The process that attends to the script is killed."""
+    """Kill the process that attends to the script."""
     (watcher,) = (pid for pid in box.living() if b"\0attend\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
     kill(watcher)
 
 
 def rebooted(box: Box) -> None:
-    """All processes end, and what is on record was written in another boot."""
+    """End all processes, and mark the record as written in another boot."""
     box.close()
     record = box.agent_file("setup.json")
     (box.folder / "agent" / "setup.json").write_text(json.dumps(record | {"boot_id": "another"}))
 
 
 def power_cut(box: Box) -> None:
-    """What was on its way to the disk is an empty file."""
+    """Leave the record as an empty file, as a power cut may do."""
     box.close()
     (box.folder / "agent" / "setup.json").write_bytes(b"")
 
@@ -144,7 +144,7 @@ def test_a_line_that_is_lost_twice_over_ssh_is_one_start(place: Place) -> None:
     while "ended" not in states and time.monotonic() - begun < 30:
         try:
             said, part = ask(far, script)
-        except MachineLost:  # Cut just before: the next one logs in again.
+        except MachineLost:  # The cut came just before; the next call logs in again.
             continue
         states.append(said.state)
         if cuts < 2:

@@ -1,4 +1,4 @@
-"""Whatever a command calls its files, and however many they are: they come home over a real sshd as they were."""
+"""Tests that a command's files come home unchanged over a real sshd, whatever their names and their number."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
 
 
 class Command:
-    """A command's folder on a box, and the home that its outputs come to."""
+    """A command's folder on a box, and the home to which its outputs are downloaded."""
 
     def __init__(self, place: Place, home: Path) -> None:
         self.place, self.folder = place, RunFolder(home / "runs" / "fox-41")
@@ -145,7 +145,7 @@ def test_a_disk_the_command_filled_still_lists_what_is_finished(command: Command
 def test_a_name_this_computer_cannot_hold_is_kept_under_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system that folds letters and takes no colon."""
+    """The file system of this computer ignores case and allows no colon."""
     from gpurun.core import artifact_names
 
     monkeypatch.setattr(artifact_names._Trial, "_takes", lambda self, part: b":" not in part)

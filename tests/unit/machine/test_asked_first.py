@@ -1,4 +1,4 @@
-"""A box of one's own is asked before its plan is shown: what it would refuse a run, it refuses here, for nothing."""
+"""Tests that the user's own box is checked before its plan is shown, so that a refusal costs nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
 def asked(
     place: Place, port: int, identity: Path | str, verb: str = "train", *more: str, python: str = sys.executable
 ) -> tuple[int, str]:
-    """The exit code, and what was said of a run that nobody would have to agree to."""
+    """Plan or start a run that needs no approval; return the exit code and all output."""
     host = f"{place.server.user}@127.0.0.1:{port}"
     done = gpurun(
         verb, "mini-gpt", "--provider", "ssh", "--gpu", "cpu", "--host", host, "--identity", str(identity),
@@ -47,7 +47,7 @@ def asked(
 
 
 def inside(folder: Path, before: str = "") -> str:
-    """The option of an sshd that runs each command in a folder, as if it were the login's home."""
+    """Return the sshd option that runs each command in a folder, as if it were the login's home."""
     folder.mkdir(exist_ok=True)
     return f'ForceCommand {before}cd {folder} && eval "$SSH_ORIGINAL_COMMAND"'
 
@@ -160,7 +160,7 @@ def test_an_unusable_key_is_reported_before_connecting(place: Place, tmp_path: P
     assert place.server.connections == 0
 
 
-# What it has
+# What a box has
 
 
 def test_the_plan_says_what_a_box_has_and_a_lack_opens_no_run(place: Place, own_home: Path) -> None:
@@ -178,11 +178,11 @@ def test_the_plan_says_what_a_box_has_and_a_lack_opens_no_run(place: Place, own_
     assert list((place.home / "home" / ".gpurun").iterdir()) == []
 
 
-# The way there
+# The way to a box
 
 
 def test_a_jump_host_is_asked_too_and_both_host_keys_are_kept(place: Place, own_home: Path) -> None:
-    """A name that only the bastion knows leads on from there; a connection ends with the call that made it."""
+    """The bastion resolves a name that only it knows, and each connection ends with the call that made it."""
     box, bastion = place.serve(inside(place.home / "home")), place.serve("AllowTcpForwarding yes")
     jump = ("--jump", f"{bastion.user}@127.0.0.1:{bastion.port}")
     code, said = asked(place, box.port, place.client, "plan", *jump)

@@ -1,4 +1,4 @@
-"""A line that is cut when all of a pack is over there, and nobody here has heard of it: nothing is lost by that."""
+"""Tests of a connection that is cut after a pack has arrived and before the reply: nothing is lost by that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BYTES = sum(map(len, FILES.values()))
 
 
 class Cut(FarSide):
-    """A far side whose answer to the last step is lost once, when all of it is in place."""
+    """A far side that loses one reply to `settle`, after the machine has put everything in place."""
 
     def __init__(self, box: Box) -> None:
         super().__init__(box.machine, python=box.far._python)
@@ -28,7 +28,7 @@ class Cut(FarSide):
     def ask(  # type: ignore[override]
         self, verb: str, *options: str, stdin: Iterable[bytes] | None = None, site: bool = False, timeout_s: float = 20
     ) -> tuple[bytes, bytes]:
-        """One call, and the cut after it."""
+        """Make the call, and lose the first reply to `settle`."""
         answer = super().ask(verb, *options, stdin=stdin, site=site, timeout_s=timeout_s)
         if verb == "settle" and not self._is_lost:
             self._is_lost = True
@@ -37,7 +37,7 @@ class Cut(FarSide):
 
 
 def small_disk(box: Box) -> None:
-    """Make the disk one that has room for what is shipped once."""
+    """Leave room on the disk for one copy of what is shipped."""
     taken = 'sum(e["bytes"] for e in (read(root, "agent", "pack.json") or {"files": []})["files"])'
     box.alter_agent("free = shutil.disk_usage(root).free\n    if needed", f"free = {BYTES} - {taken}\n    if needed")
 
@@ -53,7 +53,7 @@ def test_what_is_in_place_by_then_needs_no_room_again(box: Box) -> None:
 
 
 class Late(FarSide):
-    """A far side that was cut, and takes in what came before that when it has said what is there."""
+    """A far side that receives most of the first parts only after it has next listed what is there."""
 
     def __init__(self, box: Box) -> None:
         super().__init__(box.machine, python=box.far._python)
@@ -61,13 +61,13 @@ class Late(FarSide):
         self._is_first = True
 
     def lanes(self, most: int, *, least: int = 1) -> list[FarSide]:
-        """One, that nothing overtakes."""
+        """Return one lane, which no other lane can overtake."""
         return [self]
 
     def ask(  # type: ignore[override]
         self, verb: str, *options: str, stdin: Iterable[bytes] | None = None, site: bool = False, timeout_s: float = 20
     ) -> tuple[bytes, bytes]:
-        """One call; of the first parts all but one come after the next look at what is there."""
+        """Make the call; of the first parts, all but one arrive after the next `begin`."""
         if verb == "receive" and self._is_first:
             self._is_first, frames, self._receive = False, list(stdin or ()), options
             head, data, *self._late = frames
@@ -85,21 +85,21 @@ def test_parts_that_come_late_and_again_do_no_harm(box: Box) -> None:
 
 
 class Hashing(FarSide):
-    """A far side that reads tens of gigabytes of an earlier run before it says what is there."""
+    """A far side that reads tens of gigabytes of an earlier run before it lists what is there."""
 
     is_given_up, is_answered, limit_s = threading.Event(), False, 0.0
 
     def ask(  # type: ignore[override]
         self, verb: str, *options: str, stdin: Iterable[bytes] | None = None, site: bool = False, timeout_s: float = 20
     ) -> tuple[bytes, bytes]:
-        """One call."""
+        """Make the call; `begin` takes 2 s, unless the far side is closed before."""
         if verb == "begin":
             self.limit_s = timeout_s
             self.is_answered = not self.is_given_up.wait(2)
         return super().ask(verb, *options, stdin=stdin, site=site, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """End what is under way."""
+        """Give up the delayed call."""
         self.is_given_up.set()
 
 

@@ -1,6 +1,6 @@
-"""What a box's login and its container export reaches the job by families of names; the names of the rest are told.
+"""Tests of the variables that a box's login and container export: known families reach the job, other names are shown.
 
-On a box behind a real sshd: a call over SSH is no login, so that none of it is in its surroundings.
+The box is behind a real sshd. A call over SSH is not a login, so its own environment has none of these variables.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Login:
         return self.far.hello(python="/no/python").exported
 
     def job_has(self, *pass_env: str, **env: str) -> dict[str, str]:
-        """The environment of a job that is started there."""
+        """Start a job on the box, and return its environment."""
         self.machine.put("agent/shipped.json", b'{"manifest_sha256": "by hand"}')
         (self.folder / "bundle").mkdir(exist_ok=True)
         now, out = time.time(), self.folder / "bundle" / "environment"

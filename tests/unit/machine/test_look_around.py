@@ -1,6 +1,6 @@
-"""The look around asks whether things work: what is wrong with a card is told before the upload, in its own words.
+"""Tests of the agent's look around: a card that does not work is reported before the upload, in its own words.
 
-On a box behind a real sshd, whose nvidia-smi and torch say what those of such machines say.
+The box is behind a real sshd; its nvidia-smi and torch are fakes that say what those of such machines say.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LOST = "Unable to determine the device handle for GPU0000:41:00.0: GPU is lost. 
 
 
 class LookedAt:
-    """A box with a home, a nvidia-smi and Pythons of its own."""
+    """A box with its own home, nvidia-smi and Pythons."""
 
     def __init__(self, place: Place) -> None:
         self.place, self.home, self.bin = place, place.home / "there", place.home / "there-bin"
@@ -63,7 +63,7 @@ class LookedAt:
         return path
 
     def has_torch(self, path: Path | None = None, **how: Any) -> Path:
-        """A Python whose torch is a fake one."""
+        """Write a Python with a fake torch, and return its path."""
         path = path or self.home / "torch-env" / "bin" / "python"
         modules = path.parent.parent / "modules"
         (modules / "torch").mkdir(parents=True)
@@ -71,7 +71,7 @@ class LookedAt:
         return self.program(path, f'PYTHONPATH={modules}:$PYTHONPATH exec {sys.executable} "$@"')
 
     def has_cards(self, *rows: str, apps: str = "", tail: str = "") -> None:
-        """A nvidia-smi with a card a row: name, memory, driver, uuid, memory used, MIG, errors."""
+        """Write an nvidia-smi with one card a row: name, memory, driver, uuid, memory used, MIG, errors."""
         lines = "\n".join(f"    echo '{row}'" for row in rows)
         holding = f"echo '{apps}'" if apps else ":"
         self.program(
@@ -79,7 +79,7 @@ class LookedAt:
         )
 
     def only_in_home(self) -> None:
-        """Ask for no Python of the system, as one of them may have a torch."""
+        """Let the agent look for Pythons in the home only, because a Python of the system may have torch."""
         alter_agent(self.place.folder, 'usual = [sys.executable, shutil.which("python3") or "", ', "usual = [")
         alter_agent(self.place.folder, '"/opt/pytorch/bin/python"]', '""]')
         alter_agent(self.place.folder, "expanduser(place)", 'expanduser(place if place[0] == "~" else "")')
@@ -196,7 +196,7 @@ def test_a_torch_that_cannot_be_imported_is_told_with_why(box: LookedAt) -> None
 
 
 def test_a_python_whose_torch_works_on_the_card_goes_first(box: LookedAt) -> None:
-    """Both are found by themselves; the first in order has no kernels for the card."""
+    """The agent finds both Pythons, and the torch of the first one has no kernels for the card."""
     box.only_in_home()
     box.has_cards(card())
     box.has_torch(box.home / "miniconda3/envs/a/bin/python", kernel=NO_KERNEL)
@@ -208,7 +208,7 @@ def test_a_python_whose_torch_works_on_the_card_goes_first(box: LookedAt) -> Non
 
 
 def test_pythons_are_asked_in_parallel_and_the_slow_one_is_named(box: LookedAt) -> None:
-    """Three of them hang, as with a card that is off the bus: one limit for all, and none is without torch."""
+    """Three Pythons hang, as with a failed card: they share one limit, and none counts as a Python without torch."""
     box.only_in_home()
     alter_agent(box.place.folder, "LIMIT_S = 180.0", "LIMIT_S = 5.0")
     hanging = [box.has_torch(box.home / f"miniconda3/envs/{name}/bin/python", import_s=600) for name in "abc"]
@@ -252,7 +252,7 @@ def test_a_small_shm_warns_a_command_and_not_the_trainer(box: LookedAt) -> None:
 
 
 def test_an_output_disk_that_takes_no_file_is_refused_as_it_says(box: LookedAt) -> None:
-    """It shows room, and is over its quota: here a folder stands where the file would be."""
+    """Such a disk shows room but is over its quota; here a folder stands in the place of the file."""
     box.far.hello(python="/no/python")
     (box.place.folder / "out" / ".written").mkdir()
     with pytest.raises(FarRefusal, match=r"out/\.written") as refusal:

@@ -1,4 +1,4 @@
-"""The instance is hostile: nothing it says is believed before it was checked, and no name of its becomes a path."""
+"""Tests of a hostile instance: nothing that it sends is believed unchecked, and no name from it becomes a path."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHA = "0" * 64
 
 
 class Liar:
-    """A machine whose agent answers what the test wants."""
+    """A machine whose agent replies with what a test wants."""
 
     def __init__(self, answer: Callable[[list[str]], bytes], exit_code: int = 0) -> None:
         self.answer, self.exit_code, self.calls = answer, exit_code, 0
@@ -54,7 +54,7 @@ class Liar:
 
 
 class Files(Liar):
-    """An agent that serves files; a test may damage, cut or lose what it answers."""
+    """An agent that serves files, and whose replies a test may damage, cut or lose."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         super().__init__(self.get)
@@ -307,7 +307,7 @@ def test_a_full_disk_here_says_so_and_loses_nothing(tmp_path: Path, monkeypatch:
     good.write_bytes(b"verified")
     files = Files({"checkpoints/a.bin": CONTENT})
     usage = fetching.shutil.disk_usage
-    room = iter([10**9, 10**9, 10**9, 2999])  # A twentieth of it stays free.
+    room = iter([10**9, 10**9, 10**9, 2999])  # A twentieth of the disk stays free.
     monkeypatch.setattr(fetching.shutil, "disk_usage", lambda path: usage(path)._replace(total=20_000, free=next(room)))
     with refusal(CollectFailed, "collect.disk_full", "120 bytes"):
         bring(files, tmp_path)

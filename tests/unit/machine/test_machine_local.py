@@ -1,4 +1,4 @@
-"""A local machine runs programs as a remote one would: marked, without secrets, fed and drained without a deadlock."""
+"""Tests that a local machine runs programs as a remote one does: marked, without secrets and without deadlocks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_program_that_takes_too_long_dies_with_its_children(machine: Machine, 
     with refusal(MachineLost, "machine.lost", "sleep 600", "0 s"):
         machine.call(["sh", "-c", "(sleep 600; true) & sleep 600"], timeout_s=0.5)
     end = time.monotonic() + 30
-    while [link for link in Path("/proc").glob("[0-9]*/cwd") if is_in(link, tmp_path)]:  # Killed is not yet gone.
+    while [link for link in Path("/proc").glob("[0-9]*/cwd") if is_in(link, tmp_path)]:  # A killed process lingers.
         assert time.monotonic() < end, "it lives on"
         time.sleep(0.01)
 

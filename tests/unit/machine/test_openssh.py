@@ -1,6 +1,7 @@
-"""The user's own ssh as the way to a box: what an entry of ~/.ssh/config is allowed to bring, and what it is not.
+"""Tests of the user's own ssh as the way to a box: which settings of an entry in ~/.ssh/config apply.
 
-The `ssh` of these tests is the system's; a word before it gives it a configuration, which it would find by the account.
+The tests run the system's `ssh`; a wrapper names its configuration file, which it would otherwise find by the
+account.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ SSH = str(shutil.which("ssh"))
 
 @pytest.fixture
 def masters(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Master]]:
-    """Every master that a test opens; they end with it."""
+    """Yield the list of all masters that a test opens, and close them at its end."""
     made, init = list[Master](), Master.__init__
 
     def noted(self: Master, *given: object, **named: object) -> None:
@@ -63,10 +64,10 @@ def masters(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Master]]:
 
 @pytest.fixture
 def entry(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masters: list[Master]) -> Callable[..., None]:
-    """Write the entry `lab` of ~/.ssh/config for an sshd; `lines` are more of it."""
+    """Write the entry `lab` of an ssh config; return a function that writes it again with further `lines`."""
     config = tmp_path / "ssh_config"
     (wrapper := tmp_path / "bin" / "ssh").parent.mkdir()
-    # Where -F is said already, the last one counts.
+    # If gpurun passes its own -F, ssh uses that one, because the last one counts.
     wrapper.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\nexec {SSH} -F {config} "$@"\n')
     wrapper.chmod(0o755)
     monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
@@ -92,7 +93,7 @@ def machine(own_home: Path, folder: Path, **more: str) -> OpensshMachine:
     return way
 
 
-# What goes over it ---------------------------------------------------------------------------------------------------
+# Calls over the user's ssh --------------------------------------------------------------------------------------------
 
 
 def test_an_entry_is_resolved_reached_and_told(place: Place, entry: Callable[..., None], own_home: Path) -> None:
@@ -170,7 +171,7 @@ def test_a_jump_host_of_an_entry_is_reached_by_its_own_entry(
     assert "direct-tcpip" in place.server.log
 
 
-# What does not come along --------------------------------------------------------------------------------------------
+# Settings that do not apply -------------------------------------------------------------------------------------------
 
 
 def test_an_entry_gives_only_name_port_user_proxy_and_key(
@@ -250,7 +251,7 @@ def test_the_socket_lies_in_a_folder_that_is_the_users_alone(
         openssh._make_own(shared)
 
 
-# What is said --------------------------------------------------------------------------------------------------------
+# Messages -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_entry_and_one_that_leads_nowhere_are_named(entry: Callable[..., None], own_home: Path) -> None:
@@ -266,7 +267,7 @@ def test_a_missing_entry_and_one_that_leads_nowhere_are_named(entry: Callable[..
 def test_a_login_beyond_a_key_waits_for_a_person_and_says_so(
     place: Place, entry: Callable[..., None], own_home: Path, tmp_path: Path
 ) -> None:
-    """As a supervisor does, which has no terminal."""
+    """The case is a supervisor, which has no terminal."""
     server = place.serve("AuthenticationMethods publickey,password", "PasswordAuthentication yes")
     entry(port=server.port)
     host_key = " ".join(place.keys.host_public.split()[:2])
@@ -314,7 +315,7 @@ def test_a_clusters_login_node_is_reached_by_an_entry(
         own_box.login_to(nowhere, Home(own_home), SystemClock()).run(["true"])
 
 
-# A login that asks ---------------------------------------------------------------------------------------------------
+# A login that asks a person -------------------------------------------------------------------------------------------
 
 PAM = """
 auth required pam_exec.so quiet expose_authtok {folder}/check
@@ -326,7 +327,7 @@ session required pam_permit.so
 
 @pytest.fixture
 def asking(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., sshd.Sshd]:
-    """A real sshd that asks for a word by PAM, whose rules are seen in a mount namespace alone."""
+    """Return a function that starts a real sshd with a PAM prompt; the PAM rules exist in a mount namespace only."""
     (check := tmp_path / "check").write_text('#!/bin/sh\nread -r word; [ "$word" = opensesame ]\n')
     (tmp_path / "pam").write_text(PAM.format(folder=tmp_path))
     rules = f"mount --bind {tmp_path}/pam /etc/pam.d/sshd"
@@ -340,7 +341,7 @@ def asking(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 def typed(word: str, *argv: str) -> tuple[int, str]:
-    """Run a verb in a terminal, and type a word whenever a password is asked for."""
+    """Run a verb in a terminal and type a word at each password prompt; return the exit code and the output."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-m", "gpurun", *argv])
@@ -453,7 +454,7 @@ for step in range(1, 10_000):
 
 
 def incidents(folder: RunFolder) -> list[tuple[str, str]]:
-    """What the journal says of a machine that is silent, and is heard again."""
+    """Return the journal's incidents of a machine that fell silent and answered again."""
     found = all_typed(read_journal(folder.journal).records, Incident)
     return [(incident.code, incident.message) for incident in found if incident.code in (SILENT, HEARD)]
 
@@ -466,7 +467,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 def lose_master(place: Place, folder: RunFolder) -> str:
-    """End the connection under a run that has begun; what the journal says of that."""
+    """Close the connection under a run that has begun; return the message that the journal has of it."""
     until(lambda: folder.log.exists() and "step 3" in folder.log.read_text())
     master = Master("lab", "", " ".join(place.keys.host_public.split()[:2]), asks=False)
     assert master.is_open
@@ -478,7 +479,7 @@ def lose_master(place: Place, folder: RunFolder) -> str:
 
 
 def refuse_undescribed_shards(folder: RunFolder) -> None:
-    """The loop ran on, once: its log and its file have every step."""
+    """Assert that the loop ran on without a restart: its log and its file have every step once."""
     steps = [line for line in folder.log.read_text().splitlines() if line.startswith("step ")]
     assert steps == [f"step {number}" for number in range(1, len(steps) + 1)]
     assert (folder.artifacts / "outputs" / "last.txt").read_text() == str(len(steps))
@@ -514,7 +515,7 @@ def test_a_run_outlives_its_master_and_goes_on_over_a_new_one(
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[ScriptedSlurm]:
-    """A cluster whose programs are in no PATH of this side."""
+    """Yield a cluster whose programs are not on the PATH of this computer."""
     made = ScriptedSlurm(tmp_path / "cluster")
     yield made
     made.end()

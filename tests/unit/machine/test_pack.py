@@ -1,4 +1,4 @@
-"""A pack is the same for the same files, holds no secret, and refuses by name what it may not or can not ship."""
+"""Tests of packs: equal files make equal packs, no pack holds a secret, and unfit files are refused by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def content_of(pack: Pack) -> dict[str, bytes]:
-    """The pack as a reader of its own finds it."""
+    """Return the files of a pack by name, read without gpurun's own reader."""
     plain = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(b"".join(pack.stream()))).read()
     with tarfile.open(fileobj=io.BytesIO(plain)) as tar:
         members = tar.getmembers()
@@ -155,7 +155,7 @@ def test_what_looks_like_a_secret_is_refused_by_name(tmp_path: Path, name: str) 
 
 @pytest.mark.parametrize(("what", "key"), KEYS)
 def test_a_text_that_holds_a_key_is_refused_without_showing_it(tmp_path: Path, what: str, key: str) -> None:
-    """Notebooks, scripts and settings have keys in them, and names that say nothing."""
+    """Keys also occur in notebooks, scripts and settings whose names do not show it."""
     text = f"first = 1\nkey = '{key}'\n".encode()
     folder = write(tmp_path, {"notes.py": text, "shard.bin": b"\0" + text, "near.py": b"mask-" + text[:9]})
     (refusal,) = survey({"data": folder}).refusals
@@ -244,7 +244,7 @@ def test_a_file_changed_between_survey_and_packing_is_refused(tmp_path: Path, ho
 
 
 def test_a_read_of_a_file_swapped_in_meanwhile_is_not_packed(tmp_path: Path) -> None:
-    """The one that was surveyed is back at the end, so only the reading itself can have seen the other."""
+    """If the surveyed file were restored after the read, only the read itself could notice the swap."""
     folder = write(tmp_path, {"x.bin": b"1234", "other": b"4321"})
     (file,) = survey({"data/x.bin": folder / "x.bin"}).files
     (folder / "x.bin").rename(folder / "kept")

@@ -1,4 +1,4 @@
-"""A file on its way home belongs to the process that is at it: what was verified is never written to again."""
+"""Tests of a partly downloaded file: one process at a time writes it, and none does after it was verified."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_pieces_that_two_lanes_write_at_once_are_both_remembered(
         other = threading.Thread(target=written, args=(mine, 5, b"right"))
 
         def slowly(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
-            if not other.ident:  # The first to come here is overtaken, unless the other has to wait for it.
+            if not other.ident:  # The first thread is overtaken here, unless the other must wait for it.
                 other.start()
                 other.join(0.2)
             return merged(extents)
@@ -153,7 +153,7 @@ def test_the_list_of_what_arrived_is_not_written_through_a_link(tmp_path: Path) 
 
 
 def in_halves(until: threading.Event) -> Pull:
-    """A way that brings half of the content, and the rest once something has happened here."""
+    """Return a pull that delivers half of the content, and the rest once the event is set."""
 
     def pull(offset: int, most: int, take: Take) -> None:
         take(CONTENT[offset : offset + most // 2])
@@ -191,12 +191,12 @@ def test_a_disk_full_at_the_sync_is_reported_and_names_no_file(tmp_path: Path, m
     assert fetch(WANTED, tmp_path, in_halves(failed)).read_bytes() == CONTENT
 
 
-# What is noted of it
+# The notes of arrived pieces
 
 
 @pytest.fixture
 def boots(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The boots of this machine, the last of which is now."""
+    """Return the ids of this machine's boots, the last of which is the current one."""
     names = ["one"]
     monkeypatch.setattr(partial, "boot_id", lambda: names[-1])
     return names
@@ -256,7 +256,7 @@ def test_half_a_line_does_not_join_the_next_as_another_piece(tmp_path: Path) -> 
         written(mine, 0, b"12")
         written(mine, 4, b"5")
     with (tmp_path / "part.parts").open("ab") as notes:
-        notes.write(b"1")  # The last word of one that was killed: with the next line it would be "12 1".
+        notes.write(b"1")  # The last note of a killed process; joined with the next one it would read "12 1".
     with Partial(tmp_path / "part", 10) as mine:
         written(mine, 2, b"3")
     assert have(tmp_path / "part") == [(0, 3), (4, 5)]

@@ -1,4 +1,4 @@
-"""A machine over SSH runs programs as a local one does, through an sshd as users have it, whatever the network does."""
+"""Tests that a machine over SSH runs programs like a local one, through a real sshd, whatever the network does."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def until(true: Callable[[], Any], limit_s: float = 20.0) -> None:
 
 
 def in_background(call: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
-    """Call it on a thread of its own; what it raises is in the list once the thread has ended."""
+    """Start `call` on a thread; return the thread, and a list that will hold the error that it raised."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -171,7 +171,7 @@ for block in iter(lambda: sys.stdin.buffer.read(65536), b''):
 
 
 class AllAtOnce:
-    """A channel on which everything has come before anybody looks."""
+    """A channel that has received everything before the reader looks at it."""
 
     def __init__(self, said: bytes) -> None:
         self.said, self.exit_status, self.eof_received, self.status_event = said, 0, True, threading.Event()
@@ -307,10 +307,10 @@ def test_a_program_that_is_not_there_has_the_shells_exit_code(place: Place) -> N
     "noise", ["echo hello; echo there >&2", "printf 'no line end'", "yes | head -c 300000", "read x"]
 )
 def test_what_a_login_prints_is_not_the_programs_output(place: Place, noise: str) -> None:
-    """As a chatty .bashrc does, on a box whose owner never noticed."""
+    """The login prints as a chatty .bashrc does, on a box whose owner never noticed it."""
     server = place.serve(login=f'command="{noise}; eval \\"$SSH_ORIGINAL_COMMAND\\""')
     far = place.machine(server.port)
-    if noise == "read x":  # It waits for input, which it must not get: what is fed belongs to the program.
+    if noise == "read x":  # This login reads input, but the input belongs to the program.
         with refusal(MachineLost, "ssh.no_programs", "1 s"):
             far.call(["cat"], stdin=[b"to the program"], timeout_s=1)
         return
@@ -428,7 +428,7 @@ def test_a_full_disk_is_told_as_such_and_leaves_the_old_file(place: Place) -> No
         subprocess.run(["umount", "-l", place.folder], check=True)
 
 
-# Who is there
+# Host keys
 
 
 def other_key(folder: Path) -> str:
@@ -550,7 +550,7 @@ def test_failed_connects_are_lost_at_once_and_space_out(place: Place) -> None:
     assert 7 <= gaps[-1] <= 15
     with refusal(MachineLost, "machine.lost", "in time"):
         far.call(["true"], timeout_s=1)
-    # The gaps before it are drawn by chance, so that the sum of them all may round up by a bit.
+    # The earlier gaps are random, so their sum may be rounded up slightly.
     assert clock.monotonic() - at[-1] <= 1 + 1e-9
 
 
@@ -648,7 +648,7 @@ def test_a_connection_that_falls_silent_is_dead_within_the_limit(
 
 @pytest.mark.slow
 def test_a_stall_is_not_waited_out_when_the_time_is_over_before(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is stuck in a write can neither be killed nor closed politely; the caller must not get stuck behind it."""
+    """A thread stuck in a write can neither be killed nor closed politely, so the caller must not wait for it."""
     monkeypatch.setattr(machine, "KILL_S", 0.5)
     proxy = place.proxy()
     far = place.machine(proxy.port)
@@ -699,7 +699,7 @@ def test_many_connections_leave_no_thread_and_no_descriptor(place: Place) -> Non
     strange = other_key(place.home / "other")
 
     def open_now() -> tuple[int, int]:
-        """Threads, and descriptors that are connected to the sshd."""
+        """Return the number of threads, and of descriptors that are connected to the sshd."""
         ours = [number for number in os.listdir("/proc/self/fd") if _port_behind(int(number)) == place.server.port]
         return threading.active_count(), len(ours)
 

@@ -1,4 +1,4 @@
-"""What counts as a sign of life of a machine: its own host key, shown by a real sshd, and nothing else."""
+"""Tests of a machine's sign of life: only its own host key, shown by a real sshd, counts as one."""
 
 from __future__ import annotations
 

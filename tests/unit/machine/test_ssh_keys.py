@@ -1,4 +1,4 @@
-"""A run's keys are made once, survive every crash, and are seen by nobody else."""
+"""Tests of a run's keys: made once, kept through every crash, and readable only by their owner."""
 
 from __future__ import annotations
 

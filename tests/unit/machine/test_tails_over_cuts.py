@@ -1,4 +1,4 @@
-"""Log and events come home byte for byte, however often the line is cut or damaged and the supervisor started again."""
+"""Tests that log and events come home byte for byte, despite cuts, damage and restarts of the supervisor."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
 
 
 class Hasty(SystemClock):
-    """A clock that makes nobody wait long before the next connect."""
+    """A clock that shortens every pause to at most 5 ms."""
 
     def sleep(self, seconds: float) -> None:
         super().sleep(min(seconds, 0.005))
 
 
 def write_on(folder: Path, over: threading.Event, dice: random.Random) -> None:
-    """A trainer that writes both of its files in pieces of any size, lines or not."""
+    """Write events and random log bytes, as a trainer may, until `over` is set."""
     number = 0
     with (
         open(folder / "events.jsonl", "ab", buffering=0) as events,
@@ -60,7 +60,7 @@ def test_no_byte_is_lost_or_doubled_over_any_cuts_and_restarts(place: Place, tmp
     for number in range(cuts):
         if number % 5 == 4:
             far.close()
-            far = supervisor()  # Another process knows only what lies in the files.
+            far = supervisor()  # A new process knows only what is in the files.
             tail = Tail(far, here)  # type: ignore[arg-type]
         trouble = (lambda: proxy.corrupt(1)) if number % 3 == 2 else proxy.cut
         cut = threading.Timer(dice.random() * 0.25, trouble)

@@ -1,4 +1,4 @@
-"""What is shipped and brought home gets there whole over a real sshd, whatever the line does, and is not sent twice."""
+"""Tests of uploads and downloads over a real sshd: they arrive whole despite cuts, and nothing is sent twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
 
 
 def shards(folder: Path, *sizes: int) -> Path:
-    """A folder of files that do not compress."""
+    """Write files of these sizes in bytes that do not compress, and return their folder."""
     folder.mkdir()
     for number, size in enumerate(sizes):
         (folder / f"train_{number:06d}.bin").write_bytes(random.Random(number).randbytes(size))
@@ -42,7 +42,7 @@ def far_behind(place: Place, proxy: Proxy) -> FarSide:
 
 
 def patiently(attempt: Callable[[], object]) -> None:
-    """As the lifecycle does it: what the line has broken is tried again."""
+    """Retry an attempt after each broken connection, as the lifecycle does, at most eight times."""
     for _ in range(8):
         with suppress(MachineLost):
             attempt()
@@ -79,7 +79,7 @@ def test_a_line_cut_repeatedly_costs_only_what_was_under_way(
     patiently(lambda: far.unpack(pack, on_progress=cut_now_and_then))
     assert proxy.cuts >= 2
     assert_same(place.folder / "data", data)
-    # Beginning again at each cut would take 1.77 times; what the sockets of eight lanes hold is lost.
+    # Starting again at each cut would send 1.77 times the bytes; what is in the sockets of eight lanes is lost.
     assert pack.sent_bytes <= 1.6 * pack.survey.total_bytes
 
 
@@ -94,7 +94,7 @@ def test_a_line_that_corrupts_what_it_carries_damages_nothing(place: Place, tmp_
 
 
 def test_what_a_dead_supervisor_has_sent_is_not_sent_again(place: Place, tmp_path: Path) -> None:
-    data = shards(tmp_path / "data", 48 << 20)  # so that most is not there when it dies
+    data = shards(tmp_path / "data", 48 << 20)  # Large enough that most of it is not there at the death.
     first, second = (Pack(survey({"data": data})) for _ in range(2))
 
     class Died(BaseException):
@@ -127,11 +127,11 @@ def test_a_disk_that_fills_up_over_there_is_told_as_such(place: Place, tmp_path:
         subprocess.run(["umount", "-l", place.folder], check=True)
 
 
-# Home
+# Downloads
 
 
 def finished(place: Place, size: int) -> ManifestFile:
-    """A checkpoint over there, as the trainer leaves it."""
+    """Write a checkpoint on the machine, as the trainer leaves it; return its manifest entry."""
     content = random.Random(7).randbytes(size)
     named = {"name": "checkpoints/1.model.safetensors", "bytes": size, "kind": "weights", "step": 1}
     file = ManifestFile(**{**named, "sha256": hashlib.sha256(content).hexdigest()})
@@ -161,7 +161,7 @@ def test_a_checkpoint_comes_home_over_many_lanes_despite_a_cut(place: Place, tmp
 
 
 def test_a_checkpoint_comes_whole_over_a_cut_and_corrupting_line(place: Place, tmp_path: Path) -> None:
-    file = finished(place, 96 << 20)  # What a quick line has under way when it is cut are some megabytes.
+    file = finished(place, 96 << 20)  # When a fast line is cut, some megabytes are under way.
     proxy = place.proxy(round_trip_s=0.05)
     far, troubles = far_behind(place, proxy), [proxy.cut, lambda: proxy.corrupt(1)]
 
@@ -203,7 +203,7 @@ def test_what_a_dead_supervisor_has_fetched_is_not_fetched_again(place: Place, t
         far_behind(place, place.proxy()).fetch(file.name, file.bytes, file.sha256, tmp_path, on_progress=die)
     proxy = place.proxy()
     (listed,) = (tmp_path / ".partial").glob("*.parts")
-    listed.write_bytes(listed.read_bytes() + b"9437184 10")  # The last words of the dead one.
+    listed.write_bytes(listed.read_bytes() + b"9437184 10")  # The last, unfinished note of the dead process.
     far_behind(place, proxy).fetch(file.name, file.bytes, file.sha256, tmp_path)
     is_same = (tmp_path / file.name).read_bytes() == (place.folder / "out" / file.name).read_bytes()
     assert is_same
