@@ -1,4 +1,4 @@
-"""What test_data_verbs.py and other tests share."""
+"""What test_data_verbs.py shares with other tests: a sample text, and the command line with a chosen home."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What test_executors.py and other tests share."""
+"""What test_executors.py shares with other tests: orders to prepare a corpus, and datatrove steps for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORDS = [f"word{number}" for number in range(2000)]
 
 
 def order(corpus: Path, out: Path, **choices: Any) -> PrepareOrder:
-    """The corpus in five parts."""
+    """Return an order to prepare the corpus with shards of 20,000 GPT-2 tokens: five shards."""
     return PrepareOrder(str(corpus), "gpt2", out, shard_tokens=20_000, **choices)
 
 

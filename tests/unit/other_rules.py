@@ -1,4 +1,4 @@
-"""What test_other_rules.py and other tests share."""
+"""What test_other_rules.py shares with other tests: homes that were written under other receipt rules."""
 
 from __future__ import annotations
 
