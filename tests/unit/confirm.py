@@ -1,4 +1,4 @@
-"""What test_confirm.py shares with other tests: runs on a rented box (provider "ssh")."""
+"""Helpers of test_confirm.py and other tests: runs on the user's own box."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What test_cost.py shares with other tests: a machine's end with chosen times, and a checked cost."""
+"""Helpers of test_cost.py and other tests: a machine's end at chosen times, and a checked cost."""
 
 from __future__ import annotations
 

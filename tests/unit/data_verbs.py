@@ -1,4 +1,4 @@
-"""What test_data_verbs.py shares with other tests: a sample text, and the command line with a chosen home."""
+"""Helpers of test_data_verbs.py and other tests: a sample text, and gpurun with a chosen home."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class DrawnJournal:
             self.rent(attempt, may_stay_open=attempt == rentals)
 
     def add(self, event: Event, data: Json) -> None:
-        """Append a record after a random gap; the clock may be set forward or back, and a boot may reset it."""
+        """Append a record after a random gap; the wall clock may be set, and a boot may restart the monotonic clock."""
         gap_s = self.dice.choice(_GAPS_S) * self.dice.choice((1.0, self.dice.random()))
         self.wall, self.mono = self.wall + gap_s, self.mono + gap_s
         if self.dice.random() < 0.06:
@@ -90,7 +90,7 @@ class DrawnJournal:
             )
 
     def live(self) -> None:
-        """Add the first few events of a machine at work, with random incidents between them."""
+        """Add a working machine's events up to a random point, with random incidents between them."""
         for event in _LIFE[: self.dice.randint(0, len(_LIFE))]:
             for _ in range(self.dice.choice((0, 0, 1, 2))):
                 self.happen()
@@ -137,7 +137,7 @@ class DrawnJournal:
         self.add(Event.DEATH_PROVEN, claim)
 
     def reads(self, count: int) -> Iterator[Json]:
-        """Yield readings that find the machine gone; only the times since it was last seen alive or gone vary."""
+        """Yield readings that find the machine gone; they differ in their times and in when it was last seen."""
         dice = self.dice
         ended = dice.choice((None, None, float(int(self.wall)), self.wall - 3000 * dice.random()))
         ran = dice.choice((None, 0, 0.0, 77, 1234.5678)) if self.is_queued else None

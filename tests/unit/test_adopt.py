@@ -1,4 +1,4 @@
-"""Shards that nanoGPT, llm.c and build-nanogpt made: every verb recognises them, and adopted shards can be trained on.
+"""Tests of shards that nanoGPT, llm.c and build-nanogpt made: each verb recognises them, and runs use adopted ones.
 
 Each layout is written here as its own program writes it, and numpy checks the tokens.
 """
@@ -416,7 +416,7 @@ def opened(folder: Path) -> tuple[TextSource, list[str]]:
 
 @pytest.mark.parametrize("below", ["", "data"])
 def test_a_hub_snapshot_is_read_through_its_links_without_cards(below: str, tmp_path: Path) -> None:
-    """A snapshot is a folder of links into blobs: without them, only the data set's cards would be trained on."""
+    """A snapshot is a folder of links; unless they are followed, only the data set's cards are trained on."""
     cache = tmp_path / "hub" / "datasets--somebody--texts"
     snapshot = cache / "snapshots" / "0f3c"
     (cache / "blobs").mkdir(parents=True)

@@ -66,7 +66,10 @@ def test_a_sound_run_has_nothing_to_say(home: Home) -> None:
 
 
 def test_it_derives_with_code_of_its_own() -> None:
-    """With the code that writes journals and receipts, the audit would repeat its faults; audit_run.py may compare."""
+    """If the audit shared code with what writes journals and receipts, it would repeat its faults.
+
+    Only audit_run.py may import three more modules, to compare what they derive.
+    """
     for path in Path(audit_room.__path__[0]).glob("*.py"):
         imported = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
         own = {name for name in imported if name and name.startswith("gpurun.ledger")}
@@ -333,7 +336,7 @@ def test_who_names_a_key_is_not_content_with_unsigned_runs(home: Home, tmp_path:
     assert (unsigned.signature, len(unsigned.problems)) == ("none", 1)
 
 
-# Stories that cannot have happened -----------------------------------------------------------------------------------
+# Impossible records ---------------------------------------------------------------------------------------------------
 
 
 FAILED = {"step": "ship", "code": "x", "message": "x", "exit_code": 6}
@@ -368,7 +371,7 @@ def test_an_impossible_record_is_one_runs_problem_and_stops_none(home: Home, key
     ],
 )
 def test_a_run_that_was_not_opened_with_its_plan(home: Home, key: str, value: Any) -> None:
-    """A cap that was raised after the fact, in a journal that was rewritten down to its receipt."""
+    """Otherwise a user could raise the cap after the run, and rewrite the journal and the receipt to fit."""
     run = CloudRun(home)
     event, data = run.opened()
     run.write((event, {**data, key: value}), run.intended(), run.created())
@@ -458,7 +461,7 @@ def test_an_incident_between_the_line_and_its_record_reads_alike(home: Home) -> 
     assert len(row.warnings) == 1
 
 
-# Money that may still be running -------------------------------------------------------------------------------------
+# Machines that may still be billed ------------------------------------------------------------------------------------
 
 
 def test_what_was_asked_for_and_not_proven_gone_may_be_billing(home: Home) -> None:

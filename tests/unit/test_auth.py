@@ -78,7 +78,7 @@ def ring(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ring]:
     return made
 
 
-# What is a key -------------------------------------------------------------------------------------------------------
+# Valid and invalid keys -----------------------------------------------------------------------------------------------
 
 
 def test_a_key_is_taken_without_the_blanks_around_it() -> None:
@@ -106,7 +106,7 @@ def test_what_is_no_key_is_refused_without_being_repeated(pasted: str) -> None:
     assert "CANARY" not in f"{refused.value.what}{refused.value.hint}"
 
 
-# Where it is kept ----------------------------------------------------------------------------------------------------
+# Where a key is stored ------------------------------------------------------------------------------------------------
 
 
 def test_without_a_keyring_a_key_is_in_its_owners_file_alone(home: Home) -> None:
@@ -274,7 +274,7 @@ def _read_until(controller: int, wanted: bytes) -> bytes:
     return seen
 
 
-# AWS, which has its own ways -----------------------------------------------------------------------------------------
+# AWS credentials ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

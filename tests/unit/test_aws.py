@@ -469,7 +469,7 @@ def test_the_own_address_is_an_address_or_there_is_no_machine(
                 side_resources.public_address(clock)
 
 
-# What exists, in every region.
+# Finding instances in every region.
 
 
 def test_an_instance_in_another_region_is_found_unprompted(
@@ -757,7 +757,7 @@ def test_a_schedule_that_is_no_longer_needed_can_be_taken_away(
     assert [one.kind for one in aws.leftovers(TOKEN)] == ["security group"]
 
 
-# What is left beside the machine.
+# Leftovers beside the instance.
 
 
 def test_a_launch_that_dies_leaves_a_findable_firewall_group(

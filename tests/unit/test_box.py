@@ -204,7 +204,7 @@ def test_every_refusal_says_what_to_do() -> None:
 
 
 def nodes(*cards: tuple[int, str], rate: float | None = 20.0) -> LinkSpeed:
-    """Return the link speed check of nodes with these cards, each (count, name); `rate` is in GB/s, None if unknown."""
+    """Return the link speed between nodes with these cards, each (count, name); `rate` in GB/s, None: not measured."""
     seen = tuple(
         Node(name=f"n{number}", devices=tuple(Gpu(name=name, memory_bytes=79 * GIB) for _ in range(count)))
         for number, (count, name) in enumerate(cards, start=1)

@@ -117,7 +117,7 @@ def relisted(files: dict[str, bytes], name: str, content: bytes) -> dict[str, by
     return {**files, name: content, INDEX: json.dumps(index).encode()}
 
 
-# What is no card ------------------------------------------------------------------------------------------------------
+# Damaged and hostile cards --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def edit(home: Home, folder: RunFolder, change: Callable[[Any], None]) -> None:
     path.write_text(json.dumps(make_envelope(canonical(statement), load_signer(home.keys))))
 
 
-# What is seen --------------------------------------------------------------------------------------------------------
+# Attempts to connect --------------------------------------------------------------------------------------------------
 
 
 def test_a_box_that_stays_silent_is_confirmed_and_signed(
@@ -182,7 +182,7 @@ def test_what_tells_nothing_is_not_signed_as_an_end(session: Session, folder: Ru
     assert not (folder.path / "shutdown.json").exists()
 
 
-# What is said --------------------------------------------------------------------------------------------------------
+# The user's word ------------------------------------------------------------------------------------------------------
 
 
 def test_the_users_word_is_signed_as_a_word_with_what_was_seen(session: Session, home: Home, folder: RunFolder) -> None:
@@ -209,7 +209,7 @@ def test_a_word_must_be_a_word(session: Session, folder: RunFolder, words: str) 
         confirm(session, "fox-41", words, always("refused"))
 
 
-# For whom ------------------------------------------------------------------------------------------------------------
+# Runs that can be confirmed -------------------------------------------------------------------------------------------
 
 
 def test_a_machine_that_gpurun_ended_has_nothing_to_confirm(session: Session, home: Home) -> None:
@@ -224,7 +224,7 @@ def test_a_run_without_a_receipt_is_not_over(session: Session, home: Home) -> No
         confirm(session, "fox-41", None, always("refused"))
 
 
-# Where it is shown and checked ---------------------------------------------------------------------------------------
+# In the audit and the receipt -----------------------------------------------------------------------------------------
 
 
 def shown(session: Session, **flags: bool) -> Result:
@@ -346,7 +346,7 @@ def test_the_receipt_shows_a_confirmation_that_fails_as_none(session: Session, h
     assert "NOT CONFIRMED" in shown(session).text
 
 
-# Knocking, at real sockets -------------------------------------------------------------------------------------------
+# Attempts to connect to real sockets ----------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -150,7 +150,7 @@ def test_a_risen_price_counts_from_the_last_read_of_the_old_one(run: CloudRun) -
     assert rental["micros"] == (1800 + 1200) * RATE // 3600
 
 
-# The first reading that says GONE -----------------------------------------------------------------------------------
+# The first reading that shows GONE ------------------------------------------------------------------------------------
 
 
 def shown_gone(run: CloudRun, ago_s: float) -> None:
@@ -212,7 +212,7 @@ def test_a_shown_ending_does_not_contradict_the_providers_end(run: CloudRun) -> 
     assert (rental["billable_s"], rental["end_is"]) == (3335.0 + 100 - 60 + 2, "provider-reported")
 
 
-# What left it ---------------------------------------------------------------------------------------------------------
+# Egress ---------------------------------------------------------------------------------------------------------------
 
 
 def charged(run: CloudRun) -> int:

@@ -159,7 +159,7 @@ def test_a_key_sent_elsewhere_is_named_even_if_nothing_answers(
     assert "connection refused" in findings_of(result, "bad")
 
 
-# What was left there -------------------------------------------------------------------------------------------------
+# Machines and leftovers -----------------------------------------------------------------------------------------------
 
 
 def test_an_overdue_machine_outranks_all_and_is_not_touched(session: Session, cloud: Cloud) -> None:

@@ -357,7 +357,7 @@ def test_sharding_over_several_cards_is_advised_before_a_cut() -> None:
 def test_no_larger_model_fits_several_cards_once_one_does_not(
     layers: int, width: int, sequences: int, which: str, gpu: str
 ) -> None:
-    """Sharding needs less memory per card than replicas do, so no size between the two may be refused."""
+    """Sharding needs less memory per card than replicas do, so a size between the two must not be refused."""
     offer = next(one for one in offers_for(parse_gpu(gpu)) if one.gpu_count == parse_gpu(gpu).count)
 
     def fits(size: dict[str, int]) -> bool:
@@ -380,7 +380,7 @@ def test_a_cut_goes_no_further_than_where_cards_share_the_model(layers: int) -> 
 
 
 def test_a_card_without_compile_is_charged_for_all_its_logits() -> None:
-    """2 GiB for the logits of all 8,192 tokens, where a compiled loss is charged for 4,096 tokens."""
+    """Eager mode is charged for the logits of all 8,192 tokens, a compiled loss for those of 4,096."""
     eager = resolve(load_recipe("gpt2-124m"), "full", ["train.compile=false"])
     card = offers_for(parse_gpu("A100"))[0]
     compiled, whole = (peak_on(one, card, 1, 8) for one in (GPT2, eager))

@@ -801,7 +801,7 @@ def launched(sh: Shell, api: Api) -> Launched:
 
 @pytest.mark.parametrize("text", ["", "DEADLINE=1\n"])
 def test_lambda_gets_the_host_key_before_boot_and_any_guard(text: str) -> None:
-    """As text, cloud-init writes the guard to a file of root; as a list, its key would be a process's argument."""
+    """cloud-init writes a bootcmd text to a file of root; as a list, it would show the guard's key as an argument."""
     run = keys()
     user_data = guard.lambda_user_data(keys=run, guard=text)
     assert user_data.startswith("#cloud-config\n")
