@@ -102,7 +102,7 @@ class Lab(CloudRun):
 
 
 def pack_again(path: Path, edit: Callable[[dict[str, bytes]], dict[str, bytes]]) -> None:
-    """Rewrite a zip with the files that `edit` makes of its files."""
+    """Rewrite a zip with what `edit` returns for its files."""
     with zipfile.ZipFile(path) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

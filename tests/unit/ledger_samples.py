@@ -117,7 +117,7 @@ class CloudRun:
         return Event.CREATE_OBSERVED, {"token": self.token, "instance": self.instance(**changes), "adopted": False}
 
     def through_training(self) -> Iterator[tuple[float, Note]]:
-        """Yield the events from a ready machine to the collected files, each after the seconds that pass before it."""
+        """Yield (seconds, event) from the ready machine to the collected files; the seconds pass before the event."""
         facts = {"v": 1, "platform": "Linux", "torch": {"found": True, "version": "2.13.0", "cuda": "13.0"}}
         ready = {"id": self.instance_id, "instance": self.instance(), "facts": facts, "seconds": 108.0}
         shipped = {"files": 51, "bytes": 1000, "sent_bytes": 600, "seconds": 200.0, "already": False}

@@ -371,7 +371,7 @@ def test_an_impossible_record_is_one_runs_problem_and_stops_none(home: Home, key
     ],
 )
 def test_a_run_that_was_not_opened_with_its_plan(home: Home, key: str, value: Any) -> None:
-    """Otherwise a user could raise the cap after the run, and rewrite the journal and the receipt to fit."""
+    """Otherwise a user could raise the cap after the run, and rewrite the journal up to the receipt to fit."""
     run = CloudRun(home)
     event, data = run.opened()
     run.write((event, {**data, key: value}), run.intended(), run.created())
@@ -380,7 +380,7 @@ def test_a_run_that_was_not_opened_with_its_plan(home: Home, key: str, value: An
 
 
 def test_reads_of_one_moment_do_not_spread_however_long_after(home: Home) -> None:
-    """A provider whose answer lacks the machine for only a moment would otherwise pass as proof of death."""
+    """Otherwise an answer that lacks the machine for only a moment passes as proof of death."""
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created()).play(run.through_training())
     *reads, (_, (event, claim)) = run.death(gap_s=0.1)
@@ -452,7 +452,7 @@ def test_what_is_seen_after_the_receipt_is_judged_by_its_meaning(
 
 
 def test_an_incident_between_the_line_and_its_record_reads_alike(home: Home) -> None:
-    """This order comes from a crash between the two writes; an earlier gpurun also looked again before the second."""
+    """A crash after the chain's line, or an earlier gpurun, may record an incident before `receipt.observed`."""
     run = CloudRun(home).until_gone()
     write_receipt(home, run.folder)
     run.write((Event.INCIDENT, {"code": "leftover", "message": "runpod could not be asked"})).settle()

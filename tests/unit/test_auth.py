@@ -248,7 +248,7 @@ def test_a_key_in_the_environment_is_said_to_come_first(monkeypatch: pytest.Monk
 
 
 def test_the_prompt_shows_nothing_of_what_is_typed(home: Home) -> None:
-    """A real terminal shows every character that a program echoes."""
+    """The prompt runs at a real terminal, because only a terminal would echo the typed key."""
     controller, terminal = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-m", "gpurun.cli.app", "auth", "set", "lambda-guard"],

@@ -103,7 +103,7 @@ def test_of_forty_cards_the_twelve_forged_are_named_and_no_other(tmp_path: Path)
 
 
 class Rebound:
-    """`run`: the run made anew with the key that was copied into its home, so that its challenge fits that key."""
+    """A run made anew with the key that was copied into its home, so that its challenge fits that key."""
 
     def __init__(self, run: Lab, word: str) -> None:
         shutil.rmtree(run.folder.path)

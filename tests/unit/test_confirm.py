@@ -136,7 +136,7 @@ def test_a_clock_set_back_makes_no_box_cheaper_than_its_receipt(
 def test_its_cost_follows_from_the_stated_times_at_any_boundary(
     session: Session, home: Home, folder: RunFolder, clock: VirtualClock, past_s: float
 ) -> None:
-    """Stated times are in milliseconds; a cost from the exact clock may have one billing unit more than they give."""
+    """Stated times are in milliseconds; a cost computed from the exact clock could be one billing unit higher."""
     clock.sleep(50 + past_s)  # 121 minutes after the request, once the ten seconds of attempts are over.
     confirm(session, "fox-41", None, always("refused"))
     assert row(home).problems == ()

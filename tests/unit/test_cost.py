@@ -191,7 +191,7 @@ def test_readings_with_two_minutes_between_them_are_no_row(run: CloudRun) -> Non
 
 
 def test_a_later_end_by_the_provider_makes_the_row_a_denial(run: CloudRun) -> None:
-    """The readings deny the machine from its launch on, but it lived for 70 s, and AWS bills a minute at least."""
+    """Early readings show no machine, but the provider reports later that it lived for 70 s and must be paid for."""
     born = run.clock.wall()
     opens(run, created_wall=born)
     run.clock.sleep(100)

@@ -357,7 +357,7 @@ def test_sharding_over_several_cards_is_advised_before_a_cut() -> None:
 def test_no_larger_model_fits_several_cards_once_one_does_not(
     layers: int, width: int, sequences: int, which: str, gpu: str
 ) -> None:
-    """Sharding needs less memory per card than replicas do, so a size between the two must not be refused."""
+    """A model too large for replicas must be judged as sharded, which needs less memory per card."""
     offer = next(one for one in offers_for(parse_gpu(gpu)) if one.gpu_count == parse_gpu(gpu).count)
 
     def fits(size: dict[str, int]) -> bool:

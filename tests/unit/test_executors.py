@@ -1,4 +1,4 @@
-"""Tests that every executor makes the same shards, byte for byte; datatrove's steps may stand between its two ends."""
+"""Tests that every executor makes the same bytes; datatrove's steps may stand between gpurun's reader and writer."""
 
 from __future__ import annotations
 

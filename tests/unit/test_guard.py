@@ -499,7 +499,7 @@ def running(shell: Shell, words: bytes) -> list[Path]:
 
 
 def who_waits(shell: Shell) -> int:
-    """Return the id of the process whose `sleep` runs between two looks at the clock; 0 if none does."""
+    """Return the id of the guard's shell that waits for a `sleep` between two looks at the clock; 0 if none does."""
     with suppress(OSError):
         for entry in running(shell, b"sleep\x000.1\0"):
             return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
@@ -526,7 +526,7 @@ def test_a_pod_briefly_short_of_processes_ends_all_the_same(api: Api, words: lis
     """A shell that cannot start a process ends, and only another shell could start it again."""
     if not shutil.which(words[0]):
         pytest.skip(f"{words[0]} is not installed here; sh is tested")
-    # The limit counts all of a user's processes, so no other test may run as this user.
+    # The limit counts all of a user's processes, so this user must run no other test.
     user, most = 60_000 + os.getpid() % 5_000, 40
 
     def limit() -> None:
@@ -723,7 +723,7 @@ def test_a_clock_hours_ahead_ends_no_machine_that_just_booted(vm: Vm, ahead_s: i
     assert vm.ends == []
     assert [line for line in vm.asked if "on-calendar" in line] == []
     vm.shell.kill()
-    vm.boot(aws(ordered + lease_s, lease_s=lease_s))  # A restart does not make the guard believe it.
+    vm.boot(aws(ordered + lease_s, lease_s=lease_s))  # After a restart, too, the guard does not believe the clock.
     vm.shell.is_left_waiting()
     vm.shell.set_clock(ordered + 60 + ahead_s + lease_s - 41)
     vm.shell.is_left_waiting()

@@ -1,4 +1,4 @@
-"""Tests of the emulated machines: a user who logs in sees a real one, and it leaves no trace when it ends."""
+"""Tests of the emulated machines: they look real to a user who logs in, and leave no trace when they end."""
 
 from __future__ import annotations
 

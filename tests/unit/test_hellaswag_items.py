@@ -1,4 +1,4 @@
-"""Tests of HellaSwag's questions beside the shards: tokenised as evaluated, written whole or not, and checked early."""
+"""Tests of HellaSwag's questions beside the shards: tokenised as evaluated, all or none, and required before a run."""
 
 from __future__ import annotations
 

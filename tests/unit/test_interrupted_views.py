@@ -79,7 +79,7 @@ def test_train_gives_up_what_has_nothing_to_lose_unless_detached(
 @pytest.mark.parametrize("phase", [Phase.SHIPPED, Phase.TRAINING])
 @pytest.mark.parametrize("on_interrupt", ["stop", "resumed"])
 def test_off_a_terminal_a_training_run_stops_with_a_checkpoint(on_interrupt: str, phase: Phase, own_home: Path) -> None:
-    """Once the start was requested, training may have run for hours, for instance behind a closed laptop lid."""
+    """After a start request, hours of training may already exist, for instance behind a closed laptop lid."""
     home = Home(own_home)
     folder = make_run(home)
     sight = seen_in(home, phase, start_asked=True)
