@@ -1,4 +1,4 @@
-"""A class whose learners each ran the lab in a home of their own, and what of it they hand in."""
+"""Samples for tests of `gpurun class`: a roster, learners' runs in one or several homes, and their hand-ins."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ STATE_NAME = "checkpoints/000120.state.json"
 
 
 def a_class(count: int) -> Roster:
-    """A class of so many, made before anybody began."""
+    """Return a roster of `count` learners, made at time 0."""
     return new_roster("ml-2026", [f"Learner {number:02d}" for number in range(count)], 0.0)
 
 
 class Lab(CloudRun):
-    """One learner's run, whose seed follows from the word and the home's key; `opened_with` is what else is told."""
+    """One learner's run in their own home, or in that of `beside`.
+
+    Its seed follows from the challenge word and the home's key; without a word it has no challenge.
+    `opened_with` replaces fields of `run.opened`; a mode or trainer in it goes into the plan too.
+    """
 
     parameters = 28_032
 
@@ -68,7 +72,7 @@ class Lab(CloudRun):
         }
 
     def forge(self, *edits: tuple[str, str]) -> Lab:
-        """Edit log and events as somebody with an editor would, before gpurun signs them."""
+        """Replace texts in the log and the events before gpurun signs them, as a cheating learner would."""
         for path in (self.folder.log, self.folder.events):
             text = path.read_text()
             for old, new in edits:
@@ -77,13 +81,13 @@ class Lab(CloudRun):
         return self
 
     def again(self) -> Lab:
-        """Write the collected files once more, as they are now."""
+        """Write the collected files again with their present contents."""
         for name, content in self.contents().items():
             (self.folder.artifacts / name).write_bytes(content)
         return self
 
     def hand_in(self, into: Path, name: str = "", *, with_checkpoint: bool = False) -> Path:
-        """Sign the run, and write its card into a folder."""
+        """Sign the run if it has no receipt yet, write its card into a folder, and return the card's path."""
         if not self.folder.receipt.exists():
             self.until_gone().settle()
         receipt: Receipt = read_receipt(self.home, self.folder)
@@ -98,7 +102,7 @@ class Lab(CloudRun):
 
 
 def pack_again(path: Path, edit: Callable[[dict[str, bytes]], dict[str, bytes]]) -> None:
-    """Change the files in a zip."""
+    """Rewrite a zip with what `edit` returns for its files."""
     with zipfile.ZipFile(path) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

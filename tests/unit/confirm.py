@@ -1,4 +1,4 @@
-"""What test_confirm.py and other tests share."""
+"""Helpers of test_confirm.py and other tests: runs on the user's own box."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BOX = "root@connect.example.com:40123"
 
 
 class BoxRun(CloudRun):
-    """A run on a box of the user's own."""
+    """A run on the user's own box over SSH, at the price that the user stated."""
 
     rate = RATE
 

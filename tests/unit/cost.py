@@ -1,4 +1,4 @@
-"""What test_cost.py and other tests share."""
+"""Helpers of test_cost.py and other tests: a machine's end at chosen times, and a checked cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ def dies(
     ran_s: float | None = None,
     up_s_ago: float | None = None,
 ) -> None:
-    """The request to end, and readings 15 s apart; `alive_s_ago` None: it was gone before anybody asked."""
+    """Write the request to end the machine, three readings 15 s apart that find it gone, and the proof of death.
+
+    `alive_s_ago` and `up_s_ago`: how long before the first reading the machine was last seen alive, and last seen
+    alive and not ending. `alive_s_ago` None: it was gone before the request. `first_s`: from request to first reading.
+    """
     intent = {"id": run.instance_id, "token": run.token, "reason": "lease", "timer": True}
     run.write((Event.DESTROY_INTENDED, intent))
     run.write((Event.DESTROY_ASKED, {"id": run.instance_id, "attempt": 1, "answer": "asked"}))
@@ -37,7 +41,7 @@ def dies(
 
 
 def cost(run: CloudRun) -> dict[str, Any]:
-    """The costs of the receipt, which an audit by independent code finds nothing wrong with."""
+    """Settle the run and return the costs of its receipt; assert that the audit derives the same and has no problem."""
     run.settle()
     row = audit(run.home).rows[0]
     predicate = read_receipt(run.home, run.folder).predicate

@@ -1,4 +1,4 @@
-"""What test_data_verbs.py and other tests share."""
+"""Helpers of test_data_verbs.py and other tests: a sample text, and gpurun with a chosen home."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawn journals: rentals with all that bears on money, by clocks that tell microseconds and are set back."""
+"""Random journals whose rentals have everything that affects cost; their clocks count microseconds and are set back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LIFE = (Event.READY_OBSERVED, Event.SHIP_OBSERVED, Event.TRAIN_STARTED, Event.R
 
 
 class DrawnJournal:
-    """One journal of one to three rentals, as `records`: the lines of it, read."""
+    """A random journal of one to three rentals; `records` are its lines, parsed."""
 
     def __init__(self, seed: int, rules: int = RULES) -> None:
         self.dice = Random(seed)
@@ -35,7 +35,7 @@ class DrawnJournal:
             self.rent(attempt, may_stay_open=attempt == rentals)
 
     def add(self, event: Event, data: Json) -> None:
-        """Write the next line, some time after the last: by a clock that ticks, is set, or begins again at a boot."""
+        """Append a record after a random gap; the wall clock may be set, and a boot may restart the monotonic clock."""
         gap_s = self.dice.choice(_GAPS_S) * self.dice.choice((1.0, self.dice.random()))
         self.wall, self.mono = self.wall + gap_s, self.mono + gap_s
         if self.dice.random() < 0.06:
@@ -46,7 +46,7 @@ class DrawnJournal:
         self.records.append({"seq": len(self.records) + 1, "prev": "", "event": str(event), "data": data, **clocks})
 
     def instance(self) -> Json:
-        """What a provider says of the machine: with its times, or without; of its price, or nothing."""
+        """Return a provider's description of the machine; its price and times may be missing."""
         fields = {"id": "i-1", "provider": "runpod", "token": self.token, "run": "fox-41", "state": "RUNNING"}
         fields |= {"address": None, "gpu": "H100", "gpu_count": 1, "deadline_wall": None, "region": "EU"}
         fields |= {"rate_micros_per_hour": self.dice.choice((None, self.rate, self.rate, self.rate + 17))}
@@ -56,7 +56,7 @@ class DrawnJournal:
         return fields
 
     def rent(self, attempt: int, *, may_stay_open: bool) -> None:
-        """Ask for a machine; what follows until it is refused, gone, or still there."""
+        """Order a machine, then add events until it is refused, gone, or still running."""
         dice = self.dice
         self.token, self.rate = f"gpr-fox-41-{attempt}", dice.choice((1, 2_490_000, 3_333_333, 23_920_000))
         self.is_queued = dice.random() < 0.25
@@ -90,7 +90,7 @@ class DrawnJournal:
             )
 
     def live(self) -> None:
-        """Show life for a while, with what may happen between."""
+        """Add a working machine's events up to a random point, with random incidents between them."""
         for event in _LIFE[: self.dice.randint(0, len(_LIFE))]:
             for _ in range(self.dice.choice((0, 0, 1, 2))):
                 self.happen()
@@ -106,7 +106,7 @@ class DrawnJournal:
             self.add(Event.COLLECT_OBSERVED, {"files": [], "missing": [], "latest": None, "best": None, **counted})
 
     def happen(self) -> None:
-        """One thing that bears on money: a price, a second machine that comes or goes, something billed beside."""
+        """Add a random incident that affects cost, such as a new price, a second machine or a billed leftover."""
         code = self.dice.choice(("price.rose", "price.rose", "create.duplicate", "create.duplicate_gone", "create.late",
                                  "create.late_gone", "leftover", "machine.said", "machine.gone", "machine.gone",
                                  "machine.back", "death.denied"))  # fmt: skip
@@ -123,7 +123,7 @@ class DrawnJournal:
         self.add(Event.INCIDENT, incident)
 
     def end(self) -> None:
-        """Ask for its end once or more, and read that it is gone."""
+        """Ask once or twice for the machine's end, and add readings that find it gone."""
         dice = self.dice
         for _ in range(dice.choice((1, 1, 1, 2))):
             intent = {"id": "i-1", "token": self.token, "reason": "done", "timer": dice.random() < 0.6}
@@ -137,7 +137,7 @@ class DrawnJournal:
         self.add(Event.DEATH_PROVEN, claim)
 
     def reads(self, count: int) -> Iterator[Json]:
-        """What the readings of its end say, the same for all of them but for how long ago it was seen alive."""
+        """Yield readings that find the machine gone; they differ in their times and in when it was last seen."""
         dice = self.dice
         ended = dice.choice((None, None, float(int(self.wall)), self.wall - 3000 * dice.random()))
         ran = dice.choice((None, 0, 0.0, 77, 1234.5678)) if self.is_queued else None

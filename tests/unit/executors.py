@@ -1,4 +1,4 @@
-"""What test_executors.py and other tests share."""
+"""Helpers of test_executors.py and other tests: orders to prepare a corpus, and datatrove's steps for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORDS = [f"word{number}" for number in range(2000)]
 
 
 def order(corpus: Path, out: Path, **choices: Any) -> PrepareOrder:
-    """The corpus in five parts."""
+    """Return an order to prepare the corpus as GPT-2 tokens, in shards of 20,000."""
     return PrepareOrder(str(corpus), "gpt2", out, shard_tokens=20_000, **choices)
 
 

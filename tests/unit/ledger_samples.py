@@ -1,4 +1,4 @@
-"""Run folders as the lifecycle leaves them, written through the real journal on a virtual clock."""
+"""Run folders as the lifecycle leaves them, written with the real journal on a virtual clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Note = tuple[Event, dict[str, Any]]
 
 
 class CloudRun:
-    """A paid run of one hour on one H100, event by event; every test changes the one thing it is about."""
+    """A paid run of one hour on one H100, written event by event; each test changes only what it is about."""
 
     parameters = 124_475_904
 
@@ -39,7 +39,7 @@ class CloudRun:
         self.journal = Journal.open(self.folder.journal, self.clock)
 
     def trainer_files(self) -> None:
-        """What the trainer wrote: a log, events, one checkpoint of three files and a sample."""
+        """Write the trainer's files: a log, events, a checkpoint, its state and a sample."""
         gpu = "NVIDIA H100" if self.device == "cuda" else None
         name = [f"cuda_name: {gpu}"] if gpu else []
         steps = [(step, 4.0 - step / 60) for step in (1, *range(10, 121, 10))]
@@ -71,7 +71,7 @@ class CloudRun:
 
     @staticmethod
     def contents() -> dict[str, bytes]:
-        """The collected files."""
+        """Return the collected files by name."""
         return {
             WEIGHTS: as_tensors(b"weights" * 100),
             "checkpoints/000120.state.json": b"{}",
@@ -117,7 +117,7 @@ class CloudRun:
         return Event.CREATE_OBSERVED, {"token": self.token, "instance": self.instance(**changes), "adopted": False}
 
     def through_training(self) -> Iterator[tuple[float, Note]]:
-        """From the machine's being there to the files' being here; each with the seconds that pass before it."""
+        """Yield (seconds, event) from the ready machine to the collected files; the seconds pass before the event."""
         facts = {"v": 1, "platform": "Linux", "torch": {"found": True, "version": "2.13.0", "cuda": "13.0"}}
         ready = {"id": self.instance_id, "instance": self.instance(), "facts": facts, "seconds": 108.0}
         shipped = {"files": 51, "bytes": 1000, "sent_bytes": 600, "seconds": 200.0, "already": False}
@@ -134,7 +134,7 @@ class CloudRun:
         yield 25, (Event.COLLECT_OBSERVED, {**got, "seconds": 25.0})
 
     def death(self, *, reads: int = 3, gap_s: float = 15, teardown: str = "destroyed") -> Iterator[tuple[float, Note]]:
-        """The request to die and the reads that prove it."""
+        """Yield the request to end the machine, the readings that find it gone, and the proof of death."""
         yield 0, (Event.DESTROY_INTENDED, {"id": self.instance_id, "token": self.token, "reason": "done"})
         yield 1, (Event.DESTROY_ASKED, {"id": self.instance_id, "attempt": 1, "answer": "asked"})
         taken = [[place * gap_s, "GONE", False, digest_json(place)] for place in range(reads)]
@@ -157,31 +157,34 @@ class CloudRun:
         return self
 
     def until_gone(self) -> CloudRun:
-        """Everything up to the proof of death."""
+        """Write every event up to the proof of death."""
         self.write(self.opened(), self.intended())
         self.clock.sleep(3)
         self.write(self.created())
         return self.play(self.through_training(), self.death())
 
     def settle(self, exit_code: int = 0) -> CloudRun:
-        """The receipt, and the end."""
+        """Write the receipt and close the run."""
         written = write_receipt(self.home, self.folder)
         seen = {"seq": written.seq, "sha256": written.sha256}
         return self.write((Event.RECEIPT_OBSERVED, seen), (Event.RUN_CLOSED, {"exit_code": exit_code}))
 
 
 def finished_run(home: Home, name: str = "fox-41", **kinds: Any) -> RunFolder:
-    """A run from beginning to end, with its receipt."""
+    """Return the folder of a whole run with its receipt."""
     return CloudRun(home, name, **kinds).until_gone().settle().folder
 
 
 def edit_lines(path: Path, edit: Callable[[list[bytes]], list[bytes]]) -> None:
-    """Change a file line by line, as somebody with an editor would."""
+    """Replace the lines of a file by those that `edit` returns."""
     path.write_bytes(b"".join(line + b"\n" for line in edit(path.read_bytes().splitlines())))
 
 
 def forge_statement(home: Home, folder: RunFolder, edit: Callable[[Any], Any]) -> None:
-    """Change what a receipt states as its owner could: signed again, and with chain and journal made to fit."""
+    """Change a receipt's statement as the key's owner could: sign it again, and adapt the chain and the journal.
+
+    The receipt must be the last link of the chain, and `receipt.observed` the journal's last record but one.
+    """
     envelope = json.loads(folder.receipt.read_bytes())
     statement = edit(json.loads(payload_of(envelope)))
     folder.receipt.write_text(json.dumps(make_envelope(canonical(statement), load_signer(home.keys))))
@@ -195,7 +198,7 @@ def forge_statement(home: Home, folder: RunFolder, edit: Callable[[Any], Any]) -
 
 
 def chain_anew(path: Path, records: list[dict[str, Any]]) -> None:
-    """Write a journal's records as if they had been written in this order: numbers, links and seal all fit."""
+    """Write records to a journal with new numbers, links and seal, as if they had been written in this order."""
     before, lines = GENESIS, []
     for seq, record in enumerate(records, start=1):
         record |= {"seq": seq, "prev": before}

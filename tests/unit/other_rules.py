@@ -1,4 +1,4 @@
-"""What test_other_rules.py and other tests share."""
+"""Helpers of test_other_rules.py and other tests: homes that were written by other receipt rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paid runs with curves and samples, as the report meets them."""
+"""Paid runs with loss curves and samples, for tests of the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plan_of(
     tokenizer: str = "char",
     preset: str = "faithful",
 ) -> Plan:
-    """A plan whose recipe has the one setting that the tests change, on shards of one `source` in one tokeniser."""
+    """Return a plan with this learning rate and preset; the data's digests follow from `source` and `tokenizer`."""
     offer = Offer(
         provider="runpod", type_id="H100-SXM", gpu="H100", gpu_count=1, vram_gb=80, region="EU-RO-1",
         rate_micros_per_hour=Micros(RATE), billing_unit_s=1, boot_s=60, price_source="test", dies_by_itself="pod key",
@@ -50,7 +50,7 @@ def plan_of(
 
 
 def events(top: float = 4.0, said: str = "") -> list[dict[str, Any]]:
-    """120 steps of a falling loss, evaluated twice, with two prompts' samples at both."""
+    """Return a trainer's events: 120 steps of falling loss, and two evaluations with a sample of each prompt."""
     start = {"kind": "start", "step": 0, "elapsed_s": 5.0, "device": "cuda", "cuda_name": "NVIDIA H100", "steps": 120}
     lines = [start | {"tokens_per_step": TOKENS_PER_STEP, "train_tokens": 61_440}]
     for step in range(10, 121, 10):
@@ -66,13 +66,13 @@ def events(top: float = 4.0, said: str = "") -> list[dict[str, Any]]:
 
 
 def write_events(folder: RunFolder, events: Iterable[dict[str, Any] | bytes]) -> None:
-    """Events as the trainer writes them, or lines that it never would."""
+    """Write events as the trainer writes them; bytes become lines as they are, even invalid ones."""
     lines = [event if isinstance(event, bytes) else json.dumps(event).encode() for event in events]
     folder.events.write_bytes(b"".join(line + b"\n" for line in lines))
 
 
 def opened_run(home: Home, name: str, *, said: str = "", **plan: Any) -> CloudRun:
-    """A run with its plan and its events, whose journal is still to be written."""
+    """Return a run with its plan and its events, and an empty journal."""
     run = CloudRun(home, name)
     run.folder.plan.write_text(plan_of(name, **plan).to_json())
     write_events(run.folder, events(said=said))
@@ -80,7 +80,7 @@ def opened_run(home: Home, name: str, *, said: str = "", **plan: Any) -> CloudRu
 
 
 def finished_run(home: Home, name: str, **kinds: Any) -> RunFolder:
-    """A run from beginning to end, with its receipt."""
+    """Return the folder of a whole run with its receipt."""
     return opened_run(home, name, **kinds).until_gone().settle().folder
 
 

@@ -1,6 +1,6 @@
-"""Shards that nanoGPT, llm.c and build-nanogpt made: recognised by every verb, adopted where they lie, and trained on.
+"""Tests of shards that nanoGPT, llm.c and build-nanogpt made: each verb recognises them, and runs use adopted ones.
 
-Each layout is written here as its own program writes it, and read back by numpy alone.
+Each layout is written here as its own program writes it, and numpy checks the tokens.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ TEXT = "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. " *
 EOT = 50256
 DRAW = np.random.default_rng(7)
 Layout = Callable[[Path], dict[str, np.ndarray]]
-"""Writes a folder as its program does; the tokens of each split, in the order of files."""
+"""Writes a folder as one program does, and returns each split's tokens in the order of its files."""
 
 
 def documents(count: int, *, eot: str) -> np.ndarray:
-    """GPT-2 ids of so many documents, with the end of text where a program puts it."""
+    """Return the GPT-2 ids of `count` documents, with the end-of-text token before or after each, or without it."""
     parts = [DRAW.integers(0, EOT, int(DRAW.integers(20, 90))) for _ in range(count)]
     ended = [[EOT, *part] if eot == "before" else [*part, EOT] if eot == "after" else [*part] for part in parts]
     return np.concatenate(ended).astype(np.uint16)
 
 
 def char_level(folder: Path) -> dict[str, np.ndarray]:
-    """nanoGPT's data/shakespeare_char, here with ids that are not in the order of code points."""
+    """Write nanoGPT's data/shakespeare_char, with ids that are not in the order of code points."""
     folder.mkdir(parents=True)
     characters = sorted(set(TEXT), reverse=True)
     stoi = {character: number for number, character in enumerate(characters)}
@@ -61,7 +61,7 @@ def char_level(folder: Path) -> dict[str, np.ndarray]:
 
 
 def open_web_text(folder: Path) -> dict[str, np.ndarray]:
-    """nanoGPT's data/openwebtext: a memory map a split, beside the program that made it."""
+    """Write nanoGPT's data/openwebtext: one memory-mapped file per split, and the program that makes them."""
     folder.mkdir(parents=True)
     parts = {"train": documents(60, eot="after"), "val": documents(20, eot="after")}
     for split, part in parts.items():
@@ -80,7 +80,7 @@ def write_llm_c(path: Path, tokens: np.ndarray, magic: int = 20240520) -> None:
 
 
 def fine_web(folder: Path) -> dict[str, np.ndarray]:
-    """llm.c's dev/data/fineweb10B: the first shard is held out, and the others train."""
+    """Write llm.c's dev/data/fineweb10B: the first shard is for validation, the others for training."""
     folder.mkdir(parents=True)
     shards = np.array_split(documents(90, eot="before"), 3)
     for number, tokens in enumerate(shards):
@@ -89,7 +89,7 @@ def fine_web(folder: Path) -> dict[str, np.ndarray]:
 
 
 def edu_fine_web(folder: Path) -> dict[str, np.ndarray]:
-    """build-nanogpt's edu_fineweb10B."""
+    """Write build-nanogpt's edu_fineweb10B."""
     folder.mkdir(parents=True)
     shards = np.array_split(documents(90, eot="before"), 3)
     for number, tokens in enumerate(shards):
@@ -117,7 +117,7 @@ def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ask(*words: str) -> dict[str, Any]:
-    """What a verb answers as JSON."""
+    """Run a verb with --json and return its answer."""
     answer: dict[str, Any] = json.loads(CliRunner().invoke(build_app(), [*words, "--json"]).stdout.splitlines()[-1])
     return answer
 
@@ -165,7 +165,7 @@ def test_characters_keep_their_ids_and_prompts_use_them(tmp_path: Path) -> None:
 
 @EVERY
 def test_every_verb_names_what_to_do_with_a_raw_folder(layout: Layout, made_by: str, eot: str, tmp_path: Path) -> None:
-    """A price was quoted for what could not be trained on, and prepare.py and readme.md were trained on."""
+    """Otherwise a plan names a price for data that cannot be trained on, or prepare.py and readme.md are trained on."""
     layout(tmp_path / "data" / "theirs")
     theirs = str(tmp_path / "data" / "theirs")
     above, shard = str(tmp_path / "data"), str(next((tmp_path / "data").glob("*/*train*.*")))
@@ -249,7 +249,7 @@ def test_a_shard_changed_since_it_was_adopted_is_refused_by_name(
 
 
 class Hostile:
-    """A meta.pkl that runs a command as soon as it is read."""
+    """An object whose pickle runs a command when Python loads it."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -395,7 +395,7 @@ def test_what_could_not_be_trained_on_is_not_adopted(
 
 @pytest.mark.parametrize(("layout", "named"), [(char_level, "gpt2"), (open_web_text, "char"), (fine_web, "char")])
 def test_ids_of_another_tokeniser_are_refused(layout: Layout, named: str, tmp_path: Path) -> None:
-    """Character ids are GPT-2 ids, too, and would train without any error."""
+    """Character ids are also valid GPT-2 ids, so training on them would fail without an error."""
     layout(tmp_path / "theirs")
     error = refusal(lambda: adopt(tmp_path / "theirs", named, tmp_path / "ours", print))
     assert error.code == "data.other_tokenizer"
@@ -418,7 +418,7 @@ def opened(folder: Path) -> tuple[TextSource, list[str]]:
 
 @pytest.mark.parametrize("below", ["", "data"])
 def test_a_hub_snapshot_is_read_through_its_links_without_cards(below: str, tmp_path: Path) -> None:
-    """It is a folder of links; only the card of the data set was trained on."""
+    """A snapshot is a folder of links; unless they are followed, only the data set's cards are trained on."""
     cache = tmp_path / "hub" / "datasets--somebody--texts"
     snapshot = cache / "snapshots" / "0f3c"
     (cache / "blobs").mkdir(parents=True)
@@ -446,7 +446,7 @@ def test_markdown_elsewhere_and_other_arrays_do_not_hinder_text(tmp_path: Path) 
 
 
 def test_a_run_on_adopted_shards_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first loss is that of guessing among the characters that there are; then it falls."""
+    """The first loss is that of a uniform guess among the characters; then it falls."""
     monkeypatch.setattr("signal.signal", lambda *_: None)
     char_level(tmp_path / "theirs")
     adopt(tmp_path / "theirs", "char", tmp_path / "ours", print)

@@ -1,4 +1,4 @@
-"""The audit: believes nothing, derives everything again, and tells what may still cost money."""
+"""Tests of the audit: it derives every figure again, finds each kind of tampering, and warns of what may still bill."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def test_a_sound_run_has_nothing_to_say(home: Home) -> None:
 
 
 def test_it_derives_with_code_of_its_own() -> None:
-    """Chain, order, money and ends share nothing with what writes journals and receipts; one file compares the rest."""
+    """If the audit shared code with what writes journals and receipts, it would repeat its faults.
+
+    Only audit_run.py may import three more modules, to compare what they derive.
+    """
     for path in Path(audit_room.__path__[0]).glob("*.py"):
         imported = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
         own = {name for name in imported if name and name.startswith("gpurun.ledger")}
@@ -87,14 +90,14 @@ def test_it_derives_with_code_of_its_own() -> None:
 def test_a_money_or_death_fault_of_the_receipts_builder_is_found(
     home: Home, monkeypatch: pytest.MonkeyPatch, figure: str, fault: Any, where: str
 ) -> None:
-    """Builder and audit share the rest: the same fault on both sides of a comparison would pass."""
+    """A fault in the money or the end shows only because the audit derives both with its own code."""
     monkeypatch.setattr(Rental, figure, property(lambda rental: fault))
     finished_run(home)
     assert [where in problem for problem in only_row(home).problems].count(True) == 1
 
 
 def test_seconds_are_summed_once_however_often_a_machine_is_seen(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A week of readings took minutes: for each one all lines before it were added up again, on both sides."""
+    """Billed time is summed once: a sum per reading made a week of readings take minutes, in receipt and audit."""
     run, calls = CloudRun(home), Counter[str]()
     run.write(run.opened(), run.intended(), run.created())
     run.play(run.through_training(), ((1.0, note) for note in [(Event.RATE_OBSERVED, {})] * 100))
@@ -146,9 +149,9 @@ def _another(value: Any) -> Any:
 
 
 def test_every_field_is_rederived_so_no_key_owner_can_edit_one(home: Home) -> None:
-    """Signed again, with journal and chain made to fit: the figure still does not follow from the run.
+    """Even with a new signature and an adapted journal and chain, an edited figure does not follow from the run.
 
-    The words for people are the only ones that are not held: a code or a figure beside them says the same.
+    Only texts for people are not checked; a code or a figure in another field says the same.
     """
     folder = finished_run(home)
     statement = _stated(home, folder)
@@ -232,7 +235,7 @@ def test_a_removed_run_folder(home: Home) -> None:
 
 
 def test_a_chain_rewritten_whole_is_seen_by_whoever_kept_a_head(home: Home) -> None:
-    """This is the limit of the claim: without an older head, its owner can begin a new history."""
+    """This is the limit of what a chain proves: whoever kept no older head cannot detect a new history."""
     folder = finished_run(home)
     kept = audit(home).head
     finished_run(home, "owl-07")
@@ -248,12 +251,12 @@ def test_a_chain_rewritten_whole_is_seen_by_whoever_kept_a_head(home: Home) -> N
 
 
 def _without_owl(links: Records) -> Records:
-    """The chain as if there never had been its second receipt, under the same head."""
+    """Remove the second of three receipts from the chain, which keeps the same head."""
     return [links[0], links[2] | {"seq": 2, "prev": links[0]["receipt_sha256"]}]
 
 
 def _spaced(receipt: Path) -> None:
-    """The same envelope in other bytes."""
+    """Write the same envelope with other whitespace."""
     receipt.write_text(json.dumps(json.loads(receipt.read_bytes()), indent=3))
 
 
@@ -323,7 +326,7 @@ def test_an_unsigned_receipt_is_a_warning(home: Home) -> None:
 
 
 def test_who_names_a_key_is_not_content_with_unsigned_runs(home: Home, tmp_path: Path) -> None:
-    """Anybody can make up a run without a key, and say that there was none."""
+    """Without the key, anyone could invent a run and say that no key existed at the time."""
     finished_run(home)
     known = (home.keys / PUBLIC_NAME).read_bytes()
     (home.keys / PRIVATE_NAME).unlink()
@@ -333,7 +336,7 @@ def test_who_names_a_key_is_not_content_with_unsigned_runs(home: Home, tmp_path:
     assert (unsigned.signature, len(unsigned.problems)) == ("none", 1)
 
 
-# Stories that cannot have happened -----------------------------------------------------------------------------------
+# Impossible records ---------------------------------------------------------------------------------------------------
 
 
 FAILED = {"step": "ship", "code": "x", "message": "x", "exit_code": 6}
@@ -368,7 +371,7 @@ def test_an_impossible_record_is_one_runs_problem_and_stops_none(home: Home, key
     ],
 )
 def test_a_run_that_was_not_opened_with_its_plan(home: Home, key: str, value: Any) -> None:
-    """A cap that was raised after the fact, in a journal that was rewritten down to its receipt."""
+    """Otherwise a user could raise the cap after the run, and rewrite the journal up to the receipt to fit."""
     run = CloudRun(home)
     event, data = run.opened()
     run.write((event, {**data, key: value}), run.intended(), run.created())
@@ -377,7 +380,7 @@ def test_a_run_that_was_not_opened_with_its_plan(home: Home, key: str, value: An
 
 
 def test_reads_of_one_moment_do_not_spread_however_long_after(home: Home) -> None:
-    """Three looks at once and half a minute of waiting: a provider that is silent for a moment would pass for dead."""
+    """Otherwise an answer that lacks the machine for only a moment passes as proof of death."""
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created()).play(run.through_training())
     *reads, (_, (event, claim)) = run.death(gap_s=0.1)
@@ -449,7 +452,7 @@ def test_what_is_seen_after_the_receipt_is_judged_by_its_meaning(
 
 
 def test_an_incident_between_the_line_and_its_record_reads_alike(home: Home) -> None:
-    """A crash in between, and an earlier gpurun that looked again before it recorded the receipt."""
+    """A crash after the chain's line, or an earlier gpurun, may record an incident before `receipt.observed`."""
     run = CloudRun(home).until_gone()
     write_receipt(home, run.folder)
     run.write((Event.INCIDENT, {"code": "leftover", "message": "runpod could not be asked"})).settle()
@@ -458,7 +461,7 @@ def test_an_incident_between_the_line_and_its_record_reads_alike(home: Home) -> 
     assert len(row.warnings) == 1
 
 
-# Money that may still be running -------------------------------------------------------------------------------------
+# Machines that may still be billed ------------------------------------------------------------------------------------
 
 
 def test_what_was_asked_for_and_not_proven_gone_may_be_billing(home: Home) -> None:
@@ -524,12 +527,12 @@ def test_a_lost_receipt_takes_nothing_from_a_whole_journal(home: Home) -> None:
 
 
 def late(event: str = "create.late") -> tuple[Event, dict[str, Any]]:
-    """The record of a machine that showed itself after its absence had been believed, or of its end."""
+    """Return an incident of a machine that appeared after it was believed absent, or of its end."""
     return Event.INCIDENT, {"code": event, "message": "pod-2", "id": "pod-2", "token": "gr-fox-41-0"}
 
 
 def test_no_receipt_proves_the_death_of_a_machine_that_came_late(home: Home) -> None:
-    """Closed by a gpurun that wrote the receipt and went home while it lived."""
+    """A gpurun wrote the receipt and closed the run while the late machine still lived."""
     CloudRun(home).until_gone().write(late()).settle(9)
     row = only_row(home)
     assert (row.may_be_billing, row.death) == (True, "not seen")
@@ -606,7 +609,7 @@ def test_some_runs_only_but_the_chain_whole(home: Home) -> None:
 def test_a_run_that_ends_while_others_are_read_is_no_accusation(
     home: Home, monkeypatch: pytest.MonkeyPatch, settled: bool
 ) -> None:
-    """Checkpoints of many runs take minutes to read, and a run may get its receipt and be closed in them."""
+    """Reading the checkpoints of many runs takes minutes; meanwhile a run may get its receipt and be closed."""
     finished_run(home)
     run = CloudRun(home, "owl-07").until_gone()
     late = "chain_lines" if settled else "audit_run"
@@ -643,7 +646,7 @@ def test_a_chain_that_cannot_be_read_is_no_empty_one(home: Home, monkeypatch: py
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, forbidden: Path) -> None:
-    """Let a file be unreadable, as one of another user is; also where the tests run as one who may read everything."""
+    """Make reading a file fail as if it were another user's, even when the tests run as root."""
 
     def read(path: Path) -> bytes:
         if path == forbidden:

@@ -1,4 +1,4 @@
-"""Keys: read from a prompt or a pipe, kept in one private place, and never shown by anything."""
+"""Tests of keys: read from a prompt or a pipe, stored in one private place, and never shown."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def home(own_home: Path) -> Home:
 
 @pytest.fixture(autouse=True)
 def no_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keyring of the person who runs the tests is theirs."""
+    """Hide the real keyring of whoever runs the tests."""
     monkeypatch.setattr(credentials, "keyring", lambda: None)
 
 
 class Ring(SimpleNamespace):
-    """A keyring in memory; `broken` raises what a locked one raises."""
+    """A keyring in memory; with `broken` it raises the error of a locked keyring."""
 
     broken = False
 
@@ -78,7 +78,7 @@ def ring(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ring]:
     return made
 
 
-# What is a key -------------------------------------------------------------------------------------------------------
+# Valid and invalid keys -----------------------------------------------------------------------------------------------
 
 
 def test_a_key_is_taken_without_the_blanks_around_it() -> None:
@@ -106,7 +106,7 @@ def test_what_is_no_key_is_refused_without_being_repeated(pasted: str) -> None:
     assert "CANARY" not in f"{refused.value.what}{refused.value.hint}"
 
 
-# Where it is kept ----------------------------------------------------------------------------------------------------
+# Where a key is stored ------------------------------------------------------------------------------------------------
 
 
 def test_without_a_keyring_a_key_is_in_its_owners_file_alone(home: Home) -> None:
@@ -130,7 +130,7 @@ def test_the_environment_goes_first_unless_it_is_blank(home: Home, monkeypatch: 
 
 @pytest.mark.parametrize(("content", "why"), [(None, "Is a directory"), (b"\xff\xfe", "not text")])
 def test_a_file_that_cannot_be_read_is_told_in_words(home: Home, content: bytes | None, why: str) -> None:
-    """It said IsADirectoryError."""
+    """An error of the operating system must reach the user as a sentence, not as a traceback."""
     path = credentials.file_of("runpod", home)
     path.parent.mkdir(exist_ok=True)
     path.mkdir(mode=0o700) if content is None else path.write_bytes(content)
@@ -160,7 +160,7 @@ def test_an_empty_or_broken_file_is_no_key(home: Home, content: bytes, code: str
 
 
 def test_the_keyring_holds_the_only_copy(home: Home, ring: Ring) -> None:
-    """An old key in a file would come back on the day that the keyring does not open."""
+    """An old key left in a file would be used again when the keyring does not open."""
     home.keys.mkdir()
     (home.keys / "runpod.key").write_text("old")
     assert store_credential("runpod", Secret(KEY), home) == "system keyring"
@@ -248,7 +248,7 @@ def test_a_key_in_the_environment_is_said_to_come_first(monkeypatch: pytest.Monk
 
 
 def test_the_prompt_shows_nothing_of_what_is_typed(home: Home) -> None:
-    """At a real terminal: the key is typed, and the screen never shows it."""
+    """The prompt runs at a real terminal, because only a terminal would echo the typed key."""
     controller, terminal = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-m", "gpurun.cli.app", "auth", "set", "lambda-guard"],
@@ -274,7 +274,7 @@ def _read_until(controller: int, wanted: bytes) -> bytes:
     return seen
 
 
-# AWS, which has its own ways -----------------------------------------------------------------------------------------
+# AWS credentials ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

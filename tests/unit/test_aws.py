@@ -1,6 +1,6 @@
-"""AWS: one instance at most for a token, found in any region, ended by its own hand; and every refusal understood.
+"""Tests of the AWS provider: at most one instance per token, found in any region, ended by itself; refusals explained.
 
-The emulator's meter is the oracle: what AWS would bill, whatever gpurun believes.
+The emulator's meter decides what AWS would bill, whatever gpurun believes.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def test_what_somebody_can_mend_is_told_with_how(code: str, expected: str, advic
 def test_lost_credentials_certainly_made_nothing(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session that ended between plan and create is no reason to fear that something was made."""
+    """A session that ends between plan and create must not count as an instance that may exist."""
     send = AwsClients.call
 
     def call(wire: AwsClients, service: str, region: str, operation: str, **asked: object) -> dict[str, object]:
@@ -353,7 +353,7 @@ def test_every_family_has_its_quota() -> None:
     assert {"VcpuLimitExceeded", "MaxSpotInstanceCountExceeded"} <= NO_QUOTA
 
 
-# What is asked for.
+# What a launch requests.
 
 
 def test_the_launch_says_all_that_money_hangs_on(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:
@@ -392,7 +392,7 @@ def test_a_region_without_an_image_and_a_bad_name_are_refused(
 
 
 def test_a_disk_that_was_not_paid_for_is_not_made(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:
-    """The image needs more than was planned: a larger disk would be billed outside the cap."""
+    """The image needs a larger disk than planned, which would be billed outside the cap."""
     with pytest.raises(Rejected, match=r"hardware\.disk_gb=45"):
         aws.create(order_of(clock, disk_gb=20))
     assert cloud.launches == []
@@ -410,7 +410,7 @@ def test_a_disk_that_was_not_paid_for_is_not_made(aws: AwsProvider, cloud: AwsEm
 def test_an_image_billed_beside_its_machine_is_not_booted(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, rule: str, value: object, words: str
 ) -> None:
-    """The price of an offer is that of Linux and of one disk: anything else would be billed outside the cap."""
+    """An offer's price is for Linux with one disk; anything else would be billed outside the cap."""
     setattr(cloud.rules, rule, value)
     named = {"image": cloud.rules.image_of(cloud.rules.images[1], "us-east-1")}
     with pytest.raises(Rejected, match=words):
@@ -469,7 +469,7 @@ def test_the_own_address_is_an_address_or_there_is_no_machine(
                 side_resources.public_address(clock)
 
 
-# What exists, in every region.
+# Finding instances in every region.
 
 
 def test_an_instance_in_another_region_is_found_unprompted(
@@ -529,7 +529,7 @@ def test_a_mistyped_region_is_corrected_and_still_finds_machines(
 def test_a_proxys_page_in_the_place_of_a_list_is_no_empty_list(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
-    """The SDK reads any XML, and a page as one without a single machine in it."""
+    """The SDK parses any XML, and takes such a page for a list without instances."""
     made = aws.create(order_of(clock))
     for listing in ("DescribeInstances", "DescribeVolumes"):
         cloud.fail(listing, *[Fault.NOT_JSON] * 1000)
@@ -666,7 +666,7 @@ STATES = {
     "stopping": InstanceState.STOPPED,
     "stopped": InstanceState.STOPPED,
 }
-"""Every state that EC2 has. What was stopped, by whomever, trains no more, and its disk is billed until it is ended."""
+"""EC2's states. A stopped instance does not train, whoever stopped it, but its disk is billed until termination."""
 
 
 def test_every_state_is_known_and_a_billable_one_is_never_gone() -> None:
@@ -690,7 +690,7 @@ def test_a_machine_that_aws_took_away_says_so(cloud: AwsEmulator, clock: Virtual
     assert "spot interruption" in aws.read(made.id).said
 
 
-# The hands that hold the knife.
+# What ends a machine.
 
 
 def test_the_machine_ends_at_its_deadline_and_within_its_lease(
@@ -708,7 +708,7 @@ def test_the_machine_ends_at_its_deadline_and_within_its_lease(
 def test_a_stopped_machine_is_not_gone_as_its_disk_is_billed(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
-    """Somebody changed what its power-off means."""
+    """Somebody changed the instance so that a power-off stops it instead of terminating it."""
     made = aws.create(order_of(clock))
     (inside,) = cloud.world.alive
     inside.shutdown = "stop"
@@ -757,7 +757,7 @@ def test_a_schedule_that_is_no_longer_needed_can_be_taken_away(
     assert [one.kind for one in aws.leftovers(TOKEN)] == ["security group"]
 
 
-# What is left beside the machine.
+# Leftovers beside the instance.
 
 
 def test_a_launch_that_dies_leaves_a_findable_firewall_group(
@@ -824,7 +824,7 @@ def test_without_the_permission_it_names_the_catalogues_price(
     (offer,) = aws.offers(P4D, rows_for(P4D, "aws"))
     assert offer.price_source.startswith("catalogue 20")
     assert offer.price_source.endswith("(Pricing API: AccessDeniedException)")
-    with pytest.raises(Unknown, match="eu-west-1"):  # The catalogue's price is another region's.
+    with pytest.raises(Unknown, match="eu-west-1"):  # The catalogue's price is for another region.
         AwsProvider(clock, region="eu-west-1").offers(P4D, rows_for(P4D, "aws"))
 
 
@@ -840,7 +840,7 @@ def test_a_spot_offer_is_the_cheapest_zones_and_bids_as_agreed(cloud: AwsEmulato
     made = aws.create(order_of(clock, offer=offer))
     prefix = "InstanceMarketOptions.SpotOptions."
     terms = {name.removeprefix(prefix): value for name, value in cloud.launches[-1].items() if name.startswith(prefix)}
-    # One-time: a request that stays open would rent again by itself.
+    # One-time: a request that stays open would rent again without an order.
     usual = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
     assert terms == {**usual, "MaxPrice": "7.123456"}
     assert [one.zone for one in cloud.world.alive] == ["us-east-1b"]
@@ -852,7 +852,7 @@ def test_a_spot_offer_is_the_cheapest_zones_and_bids_as_agreed(cloud: AwsEmulato
 
 
 def spot_machine(cloud: AwsEmulator, clock: VirtualClock, dollars: str) -> tuple[AwsProvider, Instance]:
-    """A machine that was launched on spot at that price."""
+    """Launch a spot instance at this price in dollars per hour; return the provider and the instance."""
     cloud.rules.spot_usd["p4d.24xlarge@us-east-1a"] = dollars
     aws = AwsProvider(clock, spot=True)
     (offer,) = aws.offers(P4D, rows_for(P4D, "aws"))
@@ -871,7 +871,7 @@ def test_a_spot_machines_highest_price_is_read_from_its_request(cloud: AwsEmulat
 
 
 def test_a_maximum_above_the_agreed_price_is_reported_as_it_is(cloud: AwsEmulator, clock: VirtualClock) -> None:
-    """Whatever was requested: what AWS has on record counts, and the check of what was made refuses it."""
+    """AWS's record counts, whatever was requested; the check of the created instance then refuses that price."""
     aws, made = spot_machine(cloud, clock, "7.123456")
     (one,) = cloud.world.alive
     one.spot_usd = "21.96"
@@ -913,7 +913,7 @@ def test_what_is_not_sold_or_has_no_driver_is_not_offered(aws: AwsProvider, clou
     assert aws.offers(P4D, rows_for(P4D, "aws")) == []
 
 
-# Whose account it is.
+# The account and its credentials.
 
 
 def test_verify_tells_who_and_what_is_missing(aws: AwsProvider, cloud: AwsEmulator) -> None:
@@ -1008,7 +1008,7 @@ def test_the_sdk_is_loaded_only_when_aws_is_asked() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(bool(guests.whole()), reason=guests.whole() or "guests are machines")
 def test_a_real_machine_reads_its_user_data_and_terminates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real cloud-config, a real timer, a real power-off; nobody calls the API."""
+    """It uses real cloud-config, a real timer and a real power-off, and no API call ends it."""
     clock = SystemClock()
     with AwsEmulator(boot=real_guest(tmp_path)) as emulator:
         for name, value in emulator.environment.items():
@@ -1040,7 +1040,7 @@ def test_the_emulator_boots_what_user_data_asks_for(cloud: AwsEmulator, aws: Aws
 
 
 def setup_verb(*arguments: str) -> tuple[int, str]:
-    """`gpurun aws setup …`: exit code and what was said."""
+    """Run `gpurun aws setup` and return its exit code and its output."""
     shown = CliRunner().invoke(build_app(), ["aws", "setup", *arguments, "--json", "--no-input"], standalone_mode=False)
     assert shown.exception is None, shown.exception
     return int(shown.return_value), shown.output

@@ -1,4 +1,4 @@
-"""Credentials that never come, and answers that never end: each is given up in time, and told by its name."""
+"""Tests that credentials which never arrive and responses which never end are given up in time, and named."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cloud(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsE
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
-    """Has the SDK take its credentials from a program, which goes on with these words of a shell."""
+    """Have the SDK get its credentials from a shell script; yield a function that sets the script's text."""
     path, pids = tmp_path / "credentials.sh", tmp_path / "pids"
 
     def goes_on(words: str) -> None:
@@ -95,7 +95,7 @@ def test_once_the_program_answers_again_so_does_aws(cloud: AwsEmulator, clock: V
 def test_credentials_that_hang_at_renewal_are_given_up_too(
     cloud: AwsEmulator, clock: VirtualClock, program: Program
 ) -> None:
-    """They end within minutes, so that the SDK runs the program again at the very next request."""
+    """These credentials expire within minutes, so the SDK runs the program again at the next request."""
     program(keys(5.0))
     aws = AwsProvider(clock)
     assert aws.find(None) == []

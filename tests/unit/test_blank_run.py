@@ -1,4 +1,4 @@
-"""A script whose variable is not set gives an empty text: it must not end the only run, nor choose what is rented."""
+"""Tests that an empty value, as from an unset shell variable, is refused; it never means the only run or a default."""
 
 from __future__ import annotations
 

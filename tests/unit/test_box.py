@@ -1,4 +1,4 @@
-"""A box is judged before anything is uploaded: every minute on a wrong one is paid for."""
+"""Tests of the check of a machine before anything is uploaded, because every minute on an unsuitable one is billed."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_driver_torch_cannot_use_is_not_called_a_missing_gpu(usable: int) -> N
 
 
 def test_gpus_beside_those_that_were_ordered_are_a_warning() -> None:
-    """Somebody who shows two of eight cards to a run on a box of their own knows why."""
+    """Users may deliberately show only two of their own box's eight GPUs to a run."""
     (warning,) = check_box(facts(count=2, cards=8), offer(count=2), accept_cpu=False)
     assert "2 GPUs" in warning
     assert "sees 8" in warning
@@ -172,7 +172,7 @@ TOLD = {
     "B200": "NVIDIA B200",
     "B300": "NVIDIA B300 SXM6 AC",
 }
-"""What the driver calls each card of the catalogue."""
+"""The name that the driver gives to each card of the catalogue."""
 
 
 def test_every_catalogue_card_is_known_by_its_drivers_name() -> None:
@@ -204,7 +204,7 @@ def test_every_refusal_says_what_to_do() -> None:
 
 
 def nodes(*cards: tuple[int, str], rate: float | None = 20.0) -> LinkSpeed:
-    """What nodes with so many cards each say, and the rate between them."""
+    """Return the link speed between nodes with these cards, each (count, name); `rate` in GB/s, None: not measured."""
     seen = tuple(
         Node(name=f"n{number}", devices=tuple(Gpu(name=name, memory_bytes=79 * GIB) for _ in range(count)))
         for number, (count, name) in enumerate(cards, start=1)

@@ -1,4 +1,4 @@
-"""A vocabulary trained on one's own text: the library that trained it is needed by nobody afterwards."""
+"""Tests of a vocabulary trained on the user's text; afterwards the library that trained it is not needed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ODD = "naïve café 🦉\n\n  two  spaces 123\t'll don't <|endoftext|>\u2028 end
 
 @pytest.fixture(scope="module")
 def real() -> list[str]:
-    """Two megabytes of the standard library."""
+    """Return the documents of two megabytes of the standard library."""
     source = open_source("stdlib", AS_FOUND, print, val_fraction=0.1, limit_bytes=2_000_000)
     whole = (FileSpan(file, 0, file.text_bytes) for file in source.files)
     return [document.text for document in documents_of(whole, AS_FOUND)]

@@ -1,4 +1,4 @@
-"""A package that lacks, or one of the same name, is told as that: no trace of it helps anybody."""
+"""Tests that a missing package, or another package named gpurun, is reported as a broken installation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_somebody_elses_gpurun_in_the_same_place_is_named(
 
 
 def test_an_extra_never_replaces_an_editable_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """From a clone the hint put a copy in the place of an editable install: later changes did nothing."""
+    """The hint once replaced a clone's editable install by a copy, so that later changes had no effect."""
     root = Path(__file__).parents[2]
     assert install_line("report") == f"pip install -e '{root}[report]'"
     monkeypatch.setattr("gpurun.__file__", str(tmp_path / "site-packages" / "gpurun" / "__init__.py"))

@@ -1,4 +1,4 @@
-"""`gpurun budget`: what is left, who holds it until when, and what receipts say was spent."""
+"""Tests of `gpurun budget`: the amount left, what each run holds until when, and the spending that receipts state."""
 
 from __future__ import annotations
 

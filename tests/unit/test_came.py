@@ -1,4 +1,4 @@
-"""What a receipt says of the machine: what came, by the provider's word, and what went wrong with it."""
+"""Tests of what a receipt states about the machine: what the provider delivered, and its incidents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from tests.unit.ledger_samples import CloudRun
 
 
 def notebook_facts(tmp_path: Path, *, endpoint: str = "", **came: Any) -> dict[str, Any]:
-    """The receipt of a run whose machine was not what was ordered, audited."""
+    """Return the receipt's predicate of a run whose machine showed a wrong host key; assert that it passes the audit.
+
+    `came` replaces fields of the instance that the provider delivered.
+    """
     run = CloudRun(Home(tmp_path / "home").prepare())
     event, data = run.opened()
     for never_begun in (run.folder.log, run.folder.events):

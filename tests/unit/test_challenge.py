@@ -1,4 +1,4 @@
-"""A challenge decides a run's seed together with the key that signs: an older run, or another's, cannot fit it."""
+"""Tests of challenges: a challenge and the signing key decide a run's seed, so no older or other user's run fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recipe read by a changed trainer's own recipe.py, in a process of its own; and its memory, traced."""
+"""Tests of a changed trainer: its recipe.py reads the recipe in its own process, and its model's memory is traced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.refusals import refusal
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of gpurun's own trainer, which has another name than a package's."""
+    """Return a copy of gpurun's trainer, in a folder whose name no package can have."""
     place = tmp_path / "fox-1.trainer.77"
     return Path(shutil.copytree(bundle_root() / "trainer", place, ignore=shutil.ignore_patterns("__pycache__")))
 
@@ -34,7 +34,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 @pytest.fixture
 def experts(copy: Path) -> Path:
-    """A copy whose layers have several experts, all of which see every token; and a word more for the optimiser."""
+    """Return a copy with several experts per layer, which all process every token, and another optimiser name."""
     edit(copy / "recipe.py", "    heads: Layers\n", "    heads: Layers\n    experts: Count = 1\n")
     edit(copy / "recipe.py", '["adamw", "muon"]', '["adamw", "muon", "lion"]')
     layer = "    layer = 2 * norm + 12 * width * width + (9 * width if model.bias else 0)\n"
@@ -84,7 +84,7 @@ def test_what_the_copy_refuses_is_refused_in_its_words(
 
 
 def _says(copy: Path, record: Any) -> None:
-    """Let the copy's reader print this."""
+    """Replace the copy's recipe reader by a script that prints this record as JSON."""
     (copy / "recipe_file.py").write_text(f"print({json.dumps(json.dumps(record))})\n")
 
 

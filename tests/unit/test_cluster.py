@@ -1,4 +1,4 @@
-"""A cluster's table in config.toml: what is not plainly a value is refused where it is written."""
+"""Tests of a cluster's table in config.toml: anything that could be more than a plain value is refused when read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""$GPURUN_EVENTS: what a script says of its steps itself, read piece by piece and never believed to be sane."""
+"""Tests of $GPURUN_EVENTS, where a script reports its own steps: it is read piece by piece, and any line may be bad."""
 
 from __future__ import annotations
 

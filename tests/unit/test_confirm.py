@@ -1,4 +1,4 @@
-"""A box of one's own is one's own to end: what is signed about its end is what was seen, or who says so."""
+"""Tests of `gpurun confirm-shutdown`: it signs what attempts to connect showed, or the user's word."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def clock() -> VirtualClock:
-    return VirtualClock(1_800_007_200.0)  # Two hours after the run was asked for.
+    return VirtualClock(1_800_007_200.0)  # Two hours after the run's start.
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def always(seen: str) -> Callable[[str, int], str]:
 
 
 def confirm(session: Session, run: str, words: str | None, knocks: Callable[[str, int], str]) -> Result:
-    """`gpurun confirm-shutdown` where each connection meets what `knocks` says."""
+    """Run `gpurun confirm-shutdown`; `knocks` replaces each connection attempt."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shutdown_probe, "try_to_connect", knocks)
         return confirm_shutdown(session, run, words)
@@ -67,14 +67,14 @@ def row(home: Home) -> AuditRow:
 
 
 def edit(home: Home, folder: RunFolder, change: Callable[[Any], None]) -> None:
-    """Change what is stated, as the owner of the key could: signed again."""
+    """Change the statement and sign it again, as the key's owner could."""
     path = folder.path / "shutdown.json"
     statement = json.loads(payload_of(json.loads(path.read_bytes())))
     change(statement)
     path.write_text(json.dumps(make_envelope(canonical(statement), load_signer(home.keys))))
 
 
-# What is seen --------------------------------------------------------------------------------------------------------
+# Attempts to connect --------------------------------------------------------------------------------------------------
 
 
 def test_a_box_that_stays_silent_is_confirmed_and_signed(
@@ -100,7 +100,7 @@ def test_a_box_that_stays_silent_is_confirmed_and_signed(
 def test_slow_calls_still_span_the_time_that_the_audit_wants(
     session: Session, home: Home, folder: RunFolder, clock: VirtualClock, knock_s: float
 ) -> None:
-    """A name with several addresses has each of them called, and a slow look-up of it comes on top."""
+    """A host name with several addresses has each of them tried, after a name look-up that may be slow."""
 
     def time_out(host: str, port: int) -> str:
         clock.sleep(knock_s)
@@ -112,9 +112,9 @@ def test_slow_calls_still_span_the_time_that_the_audit_wants(
 
 
 def test_it_says_what_the_box_cost_to_its_end_not_just_training(session: Session, folder: RunFolder) -> None:
-    """The receipt ends with the run; the box went on billing until somebody shut it down."""
+    """The receipt's cost ends with the run, but the box is billed until its shutdown."""
     result = confirm(session, "fox-41", None, always("timed out"))
-    seconds = 7200 + 10  # From the asking to the end of the last try.
+    seconds = 7200 + 10  # From the request to the end of the last attempt.
     assert result.data["statement"]["cost"]["until_confirmed_micros"] == -(-seconds // 60) * 60 * RATE // 3600
     assert "$5.03" in result.text
 
@@ -126,7 +126,7 @@ def test_a_clock_set_back_makes_no_box_cheaper_than_its_receipt(
     run.write(run.opened(), run.intended(), run.created())
     run.clock.jump_wall(-3000)
     run.play(run.through_training(), run.death()).settle()
-    clock.jump_wall(-6500)  # Some five minutes after the end.
+    clock.jump_wall(-6500)  # About five minutes after the end.
     micros = confirm(session, "fox-41", None, always("timed out")).data["statement"]["cost"]["until_confirmed_micros"]
     assert micros > (read_receipt(home, run.folder).predicate["cost"]["upper_bound_micros"] or 0)
     assert row(home).problems == ()
@@ -136,8 +136,8 @@ def test_a_clock_set_back_makes_no_box_cheaper_than_its_receipt(
 def test_its_cost_follows_from_the_stated_times_at_any_boundary(
     session: Session, home: Home, folder: RunFolder, clock: VirtualClock, past_s: float
 ) -> None:
-    """A stamp has milliseconds: what the clock said beyond them would be one more unit, that no stated time gives."""
-    clock.sleep(50 + past_s)  # 121 minutes after the asking, once the ten seconds of tries are over.
+    """Stated times are in milliseconds; a cost computed from the exact clock could be one billing unit higher."""
+    clock.sleep(50 + past_s)  # 121 minutes after the request, once the ten seconds of attempts are over.
     confirm(session, "fox-41", None, always("refused"))
     assert row(home).problems == ()
 
@@ -145,7 +145,7 @@ def test_its_cost_follows_from_the_stated_times_at_any_boundary(
 def test_a_clock_from_before_the_end_signs_nothing_final(
     session: Session, folder: RunFolder, clock: VirtualClock
 ) -> None:
-    """The clock was ahead during the run and was set right since: a statement from before its end proves nothing."""
+    """The clock was ahead during the run and was corrected since: a statement dated before the end proves nothing."""
     clock.jump_wall(-5400)
     with refusal(VerificationFailed, "shutdown.clock"):
         confirm(session, "fox-41", None, always("refused"))
@@ -176,13 +176,13 @@ def test_one_sign_of_life_among_the_tries_is_enough(session: Session, folder: Ru
     "seen", ["no network", "its name is not known here", "open without a greeting", "closed without a greeting"]
 )
 def test_what_tells_nothing_is_not_signed_as_an_end(session: Session, folder: RunFolder, seen: str) -> None:
-    """Above all a laptop that is offline: to it every box in the world looks shut down."""
+    """To a laptop that is offline, every box looks shut down."""
     with refusal(VerificationFailed, "shutdown.cannot_tell", "--force"):
         confirm(session, "fox-41", None, always(seen))
     assert not (folder.path / "shutdown.json").exists()
 
 
-# What is said --------------------------------------------------------------------------------------------------------
+# The user's word ------------------------------------------------------------------------------------------------------
 
 
 def test_the_users_word_is_signed_as_a_word_with_what_was_seen(session: Session, home: Home, folder: RunFolder) -> None:
@@ -209,7 +209,7 @@ def test_a_word_must_be_a_word(session: Session, folder: RunFolder, words: str) 
         confirm(session, "fox-41", words, always("refused"))
 
 
-# For whom ------------------------------------------------------------------------------------------------------------
+# Runs that can be confirmed -------------------------------------------------------------------------------------------
 
 
 def test_a_machine_that_gpurun_ended_has_nothing_to_confirm(session: Session, home: Home) -> None:
@@ -224,7 +224,7 @@ def test_a_run_without_a_receipt_is_not_over(session: Session, home: Home) -> No
         confirm(session, "fox-41", None, always("refused"))
 
 
-# Where it is shown and checked ---------------------------------------------------------------------------------------
+# In the audit and the receipt -----------------------------------------------------------------------------------------
 
 
 def shown(session: Session, **flags: bool) -> Result:
@@ -346,12 +346,12 @@ def test_the_receipt_shows_a_confirmation_that_fails_as_none(session: Session, h
     assert "NOT CONFIRMED" in shown(session).text
 
 
-# Knocking, at real sockets -------------------------------------------------------------------------------------------
+# Attempts to connect to real sockets ----------------------------------------------------------------------------------
 
 
 @contextmanager
 def server(*words: bytes, stay: bool = False) -> Iterator[int]:
-    """A server that says something to every caller, and hangs up unless it stays."""
+    """Serve on a local port and yield its number; send `words` to each caller, then hang up unless `stay`."""
     calls: list[socket.socket] = []
 
     def serve() -> None:

@@ -1,4 +1,4 @@
-"""What a run's evidence cannot say at once is a problem of its row: a log that was edited and signed again is found."""
+"""Tests that evidence which contradicts itself is a problem of its row, so an edited and re-signed log is found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STATE = {"v": 1, "step": 120, "loss": 2.0, "val_loss": 2.0, "torch": "2.13.0", "
 
 
 class Forged(CloudRun):
-    """A run whose owner wrote the files as it pleased him, and then let gpurun sign them: every digest fits."""
+    """A run whose owner edited its files before gpurun signed them, so that every digest fits."""
 
     parameters = 28_032
     state: dict[str, Any] = STATE
@@ -227,7 +227,7 @@ def test_one_rental_in_two_receipts_is_a_problem_of_both(home: Home) -> None:
 
 
 def test_equal_events_are_a_problem_of_both_runs_equal_logs_not(home: Home) -> None:
-    """Two honest runs may print the same; no two have the same milliseconds."""
+    """Two honest runs may print the same log, but no two have events at the same milliseconds."""
     first, second, third = CloudRun(home), CloudRun(home, "owl-07"), CloudRun(home, "bee-10")
     second.folder.events.write_bytes(first.folder.events.read_bytes())
     for run in (second, third):
@@ -242,7 +242,7 @@ def test_equal_events_are_a_problem_of_both_runs_equal_logs_not(home: Home) -> N
 
 
 def tell_steps(run: Forged, losses: dict[int, list[float]]) -> None:
-    """Have the events tell of these losses too, process by process, as resumed ones would."""
+    """Append these losses to the events, one line per process, as a resumed run would."""
     with run.folder.events.open("a") as events:
         for step, each in losses.items():
             for loss in each:
@@ -258,12 +258,12 @@ def test_a_loss_holds_by_either_of_two_processes_unjudged_beyond(
     run.forge(run.folder.log, ("loss 2.0000", "loss 1.5800"))
     tell_steps(run, {120: others[1:]})
     problems = [problem for problem in run.row().problems if "loss" in problem]
-    assert bool(problems) == is_known, problems  # The checkpoint says 2.0.
+    assert bool(problems) == is_known, problems  # The checkpoint's loss is 2.0.
 
 
 @pytest.mark.parametrize(("reached", "accused"), [(40, False), (50, True)], ids=["lost with it", "never lost"])
 def test_steps_lost_before_a_newer_checkpoint_accuse_no_run(tmp_path: Path, reached: int, accused: bool) -> None:
-    """The machine was taken after its checkpoint was in the bucket, and before the log of its last steps came home."""
+    """The machine was taken after its checkpoint reached the bucket, before its last steps' log was downloaded."""
     folder = Home(tmp_path).run("fox-41")
     folder.path.mkdir(parents=True)
     events: list[dict[str, Any]] = [{"kind": "start", "step": 0}]
@@ -284,7 +284,7 @@ def test_steps_lost_before_a_newer_checkpoint_accuse_no_run(tmp_path: Path, reac
 
 
 def test_what_is_kept_of_thirty_thousand_events_is_bounded(home: Home) -> None:
-    """400 bytes a step before: an audit of a million events took 404 MB."""
+    """At 400 bytes per step, an audit of a million events took 404 MB."""
     folder = Forged(home).folder
     line = '{"v": 1, "kind": "step", "step": %d, "loss": 2.5, "elapsed_s": %d.0, "tokens_per_s": 1000.0}\n'
     with folder.events.open("w") as events:

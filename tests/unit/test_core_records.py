@@ -1,4 +1,4 @@
-"""Digests are over one byte form of the data, whatever text somebody else put into it."""
+"""Tests of the byte form that digests are computed from: it exists for any text, even for invalid Unicode."""
 
 from __future__ import annotations
 

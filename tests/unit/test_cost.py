@@ -1,4 +1,4 @@
-"""What a rental is said to have cost: never less than the bill, little more where it was watched, else a bound."""
+"""Tests of a receipt's cost: never below the bill, little above it where the end was observed, else a bound."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def test_an_unseen_bound_over_the_cap_is_unknown_not_broken(run: CloudRun) -> No
 
 
 def over_cap(run: CloudRun, *, up_s_ago: float) -> tuple[Any, ...]:
-    """A run whose machine was read as gone a minute after its cap was used up."""
+    """Settle a run that was read as gone a minute after its cap was used up.
+
+    Return the receipt's `cap_kept`, the number of problems about it, and the number of warnings.
+    """
     run.cap = 3_000_000
     born_wall = run.clock.wall()
     opens(run)
@@ -72,7 +75,7 @@ def over_cap(run: CloudRun, *, up_s_ago: float) -> tuple[Any, ...]:
 
 
 def test_a_cap_is_broken_only_if_its_machine_was_seen_past_it(run: CloudRun) -> None:
-    """A list that took 40 s and a request that hung for a minute made a broken cap of one that was kept."""
+    """A slow list or a hung request may delay the reading of the end, so a late one does not prove a broken cap."""
     assert over_cap(run, up_s_ago=130.0) == (None, 0, 1)
 
 
@@ -147,7 +150,7 @@ def test_a_risen_price_counts_from_the_last_read_of_the_old_one(run: CloudRun) -
     assert rental["micros"] == (1800 + 1200) * RATE // 3600
 
 
-# The first reading that says GONE -----------------------------------------------------------------------------------
+# The first reading that shows GONE ------------------------------------------------------------------------------------
 
 
 def shown_gone(run: CloudRun, ago_s: float) -> None:
@@ -156,7 +159,7 @@ def shown_gone(run: CloudRun, ago_s: float) -> None:
 
 
 def test_a_machine_shown_gone_is_paid_to_the_first_such_read(run: CloudRun) -> None:
-    """A machine that was gone at its launch was billed with the whole wait for it."""
+    """A machine that was gone right after its launch must not be charged for the whole wait for it."""
     opens(run)
     run.clock.sleep(900)
     shown_gone(run, 890.0)
@@ -177,7 +180,7 @@ def test_one_that_showed_itself_again_was_not_gone(run: CloudRun, code: str) -> 
 
 
 def test_readings_with_two_minutes_between_them_are_no_row(run: CloudRun) -> None:
-    """The first may have been wrong, and nobody knows what was between."""
+    """The first reading may have been wrong, and the time between them was not observed."""
     opens(run)
     run.clock.sleep(100)
     shown_gone(run, 90.0)
@@ -188,7 +191,7 @@ def test_readings_with_two_minutes_between_them_are_no_row(run: CloudRun) -> Non
 
 
 def test_a_later_end_by_the_provider_makes_the_row_a_denial(run: CloudRun) -> None:
-    """It was denied from its birth on and lived for 70 s: the receipt had a second, and AWS bills a minute at least."""
+    """Early readings show no machine, but the provider reports later that it lived for 70 s and must be paid for."""
     born = run.clock.wall()
     opens(run, created_wall=born)
     run.clock.sleep(100)
@@ -200,7 +203,7 @@ def test_a_later_end_by_the_provider_makes_the_row_a_denial(run: CloudRun) -> No
 
 
 def test_a_shown_ending_does_not_contradict_the_providers_end(run: CloudRun) -> None:
-    """EC2 ends the billing with the request, and shows the instance as shutting down for a minute."""
+    """EC2 ends the billing at the request, but shows the instance as shutting down for another minute."""
     born = run.clock.wall()
     opens(run, created_wall=born).play(run.through_training())
     run.clock.sleep(100)
@@ -209,11 +212,11 @@ def test_a_shown_ending_does_not_contradict_the_providers_end(run: CloudRun) -> 
     assert (rental["billable_s"], rental["end_is"]) == (3335.0 + 100 - 60 + 2, "provider-reported")
 
 
-# What left it ---------------------------------------------------------------------------------------------------------
+# Egress ---------------------------------------------------------------------------------------------------------------
 
 
 def charged(run: CloudRun) -> int:
-    """What is charged beside its time, of a planned $0.50."""
+    """Return what the receipt charges besides billed minutes, in micro-dollars; `with_terms` plans $0.50 of egress."""
     dies(run, alive_s_ago=5.0)
     (rental,) = cost(run)["rentals"]
     assert rental["machines"] == 1

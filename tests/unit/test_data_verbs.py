@@ -1,4 +1,4 @@
-"""`gpurun data`: a folder of shards that a run takes as it is, and a look into one that says what is wrong with it."""
+"""Tests of `gpurun data`: `prepare` makes shards that a run uses unchanged, and `inspect` names their faults."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def texts(folder: Path, count: int = 60) -> Path:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A folder that `data prepare` made, and its answer."""
+    """Return a folder that `data prepare` made, and its answer."""
     place = tmp_path_factory.mktemp("made")
     arguments = ["--source", str(texts(place / "in")), "--out", str(place / "out"), "--val-fraction", "0.2", "--json"]
     done = gpurun("data", "prepare", "mini-gpt", *arguments, home=place / "home")

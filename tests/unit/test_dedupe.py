@@ -1,4 +1,4 @@
-"""A document that is there more than once is trained on once: the first stays, and what is alone is never lost."""
+"""Tests of deduplication: of equal documents only the first stays, and a document without duplicates is never lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def prose(seed: int, words: int = 200) -> str:
 
 
 def changed(text: str, share: float, seed: int) -> str:
-    """The text with that share of its words replaced by other ones, anywhere."""
+    """Return the text with this share of its words replaced at random places."""
     draw = random.Random(seed)
     parts = re.split(r"(\w+)", text)
     places = range(1, len(parts), 2)
@@ -51,7 +51,7 @@ def sign(folder: Path, index: int, texts: Iterable[Document], dedupe: Dedupe = E
 
 
 def dropped(folder: Path, tasks: Sequence[Sequence[Document]], dedupe: Dedupe = EVERY_KIND) -> list[str]:
-    """The names of the texts that go, through the files that lie on the disk."""
+    """Return the names of the dropped texts; signing, search and filter exchange files in `folder`."""
     folder.mkdir(exist_ok=True)
     for index, texts in enumerate(tasks):
         sign(folder, index, texts, dedupe)
@@ -65,7 +65,7 @@ def dropped(folder: Path, tasks: Sequence[Sequence[Document]], dedupe: Dedupe = 
 
 @pytest.fixture(scope="module")
 def real() -> list[Document]:
-    """Modules of the standard library, of at least forty words."""
+    """Return the documents of the standard library that have at least forty words."""
     source = open_source("stdlib", AS_FOUND, print, val_fraction=0.1, limit_bytes=3_000_000)
     whole = (FileSpan(file, 0, file.text_bytes) for file in source.files)
     return [text for text in documents_of(whole, AS_FOUND) if len(re.findall(r"\w+", text.text)) >= 40]
@@ -109,7 +109,7 @@ def test_another_case_and_one_more_sentence_are_a_near_duplicate(tmp_path: Path)
 def test_each_kind_is_looked_for_among_those_the_last_one_left(tmp_path: Path) -> None:
     first, second = prose(1), prose(2)
     texts = [Document("a", first, "x.org/1"), Document("b", first, "x.org/2"), Document("c", second, "x.org/2")]
-    # c has the address of b, and goes for it; then b goes, whose text is that of a.
+    # c has b's address and is dropped for it; then b is dropped, because its text is a's.
     assert dropped(tmp_path / "all", [texts]) == ["b", "c"]
     assert dropped(tmp_path / "texts", [texts], Dedupe(("exact",))) == ["b"]
     assert dropped(tmp_path / "addresses", [texts], Dedupe(("url",))) == ["c"]
@@ -117,7 +117,7 @@ def test_each_kind_is_looked_for_among_those_the_last_one_left(tmp_path: Path) -
 
 def test_a_document_stays_that_only_resembles_one_that_goes(tmp_path: Path) -> None:
     words = prose(5, 400).split()
-    a, b, c = words[:240], words[60:300], words[120:360]  # Each three quarters of the next; a and c share a half.
+    a, b, c = words[:240], words[60:300], words[120:360]  # Neighbours share three quarters; a and c share half.
     texts = [Document(name, " ".join(part)) for name, part in (("a", a), ("b", b), ("c", c))]
     assert similarity(*(signature(t.text)[None] for t in (texts[0], texts[2])))[0] < 0.5
     assert dropped(tmp_path, [texts]) == ["b"]
@@ -257,7 +257,7 @@ def test_a_finished_search_is_believed_until_its_files_change(tmp_path: Path) ->
     assert record is not None
     assert record["dropped"] == {"url": 0, "exact": 1, "near": 0}
     assert record["documents"] == 2
-    assert not signature_path(tmp_path, 0).exists()  # They are large, and served.
+    assert not signature_path(tmp_path, 0).exists()  # Signatures are large, and no longer needed.
     assert read_duplicates(tmp_path, "other") is None
     (tmp_path / record["tasks"][0]["name"]).write_bytes(b"")
     assert read_duplicates(tmp_path, "mine") is None

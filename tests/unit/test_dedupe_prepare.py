@@ -1,4 +1,4 @@
-"""`--dedupe` in a whole prepare: what goes is in no shard, and what was signed before a kill is not signed again."""
+"""Tests of `--dedupe` in a whole prepare: dropped documents are in no shard, and a kill loses no signatures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ prepare(PrepareOrder(sys.argv[1], "char", pathlib.Path(sys.argv[2]), 0.2, dedupe
 
 
 def write_rows(path: Path, seeds: Sequence[int], words: int = 300) -> Path:
-    """JSON Lines, a text for every seed; its address is its seed's."""
+    """Write JSON Lines with a text and an address for each seed; return the path."""
     with open(path, "w") as file:
         for seed in seeds:
             text = " ".join(random.Random(seed).choices(WORDS, k=words))
@@ -80,7 +80,7 @@ def test_a_trained_vocabulary_is_the_same_on_any_processes(tmp_path: Path) -> No
 def test_a_prepare_killed_while_it_signs_ends_the_same(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     source.mkdir()
-    for number in range(2):  # Three tasks, of eight megabytes at the most.
+    for number in range(2):  # Three tasks of at most eight megabytes.
         write_rows(source / f"{number}.jsonl", range(number * 20, number * 20 + 25), words=42_000)
     command = [sys.executable, "-c", DEDUPLICATED, str(source), str(out)]
     running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""A wrong flag of `gpurun dev` is refused before anything is requested."""
+"""Tests that a wrong flag of `gpurun dev` is refused before anything is requested."""
 
 from __future__ import annotations
 

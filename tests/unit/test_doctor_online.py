@@ -1,4 +1,4 @@
-"""`gpurun doctor`: which keys there are, what the clouds say of them, and above all what was left there."""
+"""Tests of `gpurun doctor`: which keys exist, what the clouds answer, and above all what is left in their accounts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLOCK = SystemClock()
 
 
 class Cloud:
-    """A cloud as it answers; any verb may be replaced by one that fails or never returns."""
+    """A cloud that answers from its fields; `fails` makes a call raise or wait."""
 
     traits = RUNPOD.traits
 
@@ -159,7 +159,7 @@ def test_a_key_sent_elsewhere_is_named_even_if_nothing_answers(
     assert "connection refused" in findings_of(result, "bad")
 
 
-# What was left there -------------------------------------------------------------------------------------------------
+# Machines and leftovers -----------------------------------------------------------------------------------------------
 
 
 def test_an_overdue_machine_outranks_all_and_is_not_touched(session: Session, cloud: Cloud) -> None:

@@ -1,4 +1,4 @@
-"""What a command wrote outside of its folder: results are named, caches and downloads are not."""
+"""Tests of finding what a command wrote outside its folder: results are named, caches and downloads are not."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OTHERS = {
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home with what a command leaves in it, and a folder for temporary files within."""
+    """Return a HOME with files that commands leave there, and a folder for temporary files in it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     for name, size in {**RESULTS, **OTHERS}.items():

@@ -1,4 +1,4 @@
-"""Before you pay: memory that never flatters, and times that hold against what was published."""
+"""Tests of a plan's estimates: memory is never too low, and times agree with published figures."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_step_of_anything_larger_is_never_faster(size: tuple[int, int, int, in
         guess = estimate(resolve(load_recipe("gpt2-124m"), "full", [*keys, *batch], processes=1), offer)
         if guess.tokens_per_s is None:
             return float("inf")
-        return 32 * context * sequences / guess.tokens_per_s[0]  # A step's seconds at the slow end.
+        return 32 * context * sequences / guess.tokens_per_s[0]  # Seconds per step, at the slow end.
 
     larger = tuple(value + (place == which) for place, value in enumerate(size))
     assert step_s(*larger) >= step_s(*size) * (1 - 1e-12)
@@ -106,14 +106,14 @@ def test_the_modern_preset_counts_its_head_but_no_embedding() -> None:
 
 @pytest.mark.parametrize(("preset", "traced_gib"), [("faithful", 4.73), ("modern", 5.89)])
 def test_memory_is_just_above_mem_trackers_trace_of_our_model(preset: str, traced_gib: float) -> None:
-    # 124M's shape, 8 x 1024 tokens, eager under bf16 autocast, two steps of AdamW.
+    # Traced with 124M's shape: 8 x 1024 tokens, eager under bf16 autocast, two steps of AdamW.
     plain = preset == "faithful"
     table = replace(model(), preset=preset, bias=plain, tied=plain)
     assert traced_gib < (peak_bytes(table, 8) - CONTEXT_BYTES) / GIB < 1.2 * traced_gib
 
 
 def test_a_translators_memory_is_just_above_its_own_trace() -> None:
-    # 6 + 6 layers, 512 wide, 128 pairs of 72 positions, dropout 0.1, as above.
+    # Traced as above, with 6 + 6 layers, 512 wide, 128 pairs of 72 positions, dropout 0.1.
     table = ModelConfig(preset="encoder-decoder", layers=6, heads=8, width=512, context=72, vocab_size=512, dropout=0.1)
     assert 3.64 < (peak_bytes(table, 128) - CONTEXT_BYTES) / GIB < 1.1 * 3.64
     assert parameters_of(table) == 44_402_688
@@ -121,7 +121,7 @@ def test_a_translators_memory_is_just_above_its_own_trace() -> None:
 
 
 def test_the_chunked_loss_fits_where_the_formula_predicts_it() -> None:
-    assert 20 * GIB < peak_bytes(model(), 64) < 28 * GIB  # 65 GiB with whole logits, as measured
+    assert 20 * GIB < peak_bytes(model(), 64) < 28 * GIB  # 65 GiB were measured with whole logits.
     on_24 = next(o for o in offers_for(parse_gpu("1xL4")) if o.vram_gb == 24)
     one = estimate(resolve(load_recipe("gpt2-124m"), "full", processes=1), on_24)
     assert (one.fits, one.micro_batch) == (True, 32), "a smaller micro-batch that divides the batch"
@@ -152,10 +152,10 @@ def test_hellaswag_at_every_evaluation_is_paid_time_and_counted() -> None:
 
 @pytest.mark.parametrize(("every", "checkpoints"), [(250, 20), (50, 100), (3000, 2), (9000, 1)])
 def test_every_checkpoints_evaluation_and_samples_are_paid_time(every: int, checkpoints: int) -> None:
-    """A checkpoint is judged when it is made, and has its samples then: a run that saves often takes much longer."""
+    """A run that saves often takes much longer, because each checkpoint is evaluated and sampled."""
     overrides = (f"checkpoint_every={every}", "eval.every=9000", "compile=false")
     recipe = resolve(load_recipe("shakespeare-char"), "full", overrides)
-    a_checkpoint = 110_592 / 3 / 16_384 + 2 * 500 * 256 / 2 / 16_384  # Ten steps: what it judges, what it samples.
+    a_checkpoint = 110_592 / 3 / 16_384 + 2 * 500 * 256 / 2 / 16_384  # About ten steps: its evaluation, its samples.
     assert _slow_s(recipe) == pytest.approx(_slow_s(BARE) * (1 + checkpoints * a_checkpoint / 5000))
     half = Earlier(run="fox-41", step=2500, bytes=1, receipt_sha256="0" * 64)
     going_on = replace(recipe, earlier=half)
@@ -165,7 +165,7 @@ def test_every_checkpoints_evaluation_and_samples_are_paid_time(every: int, chec
 
 @pytest.mark.parametrize("end", [0, 1])
 def test_on_a_gpu_samples_take_the_launch_time_of_each_token(end: int) -> None:
-    """The time of twenty checkpoints' samples is a tenth of shakespeare-char's on a fast card, and hardly any FLOPs."""
+    """On a fast card, twenty checkpoints' samples take a tenth of shakespeare-char's time, with hardly any FLOPs."""
     sampled, silent = (
         estimate(
             resolve(load_recipe("shakespeare-char"), "full", words), offers_for(parse_gpu("H100"))[0], vocab_size=65
@@ -174,16 +174,16 @@ def test_on_a_gpu_samples_take_the_launch_time_of_each_token(end: int) -> None:
     )
     assert sampled.train_s is not None
     assert silent.train_s is not None
-    launching_s = 20 * 500 * 6 * LAUNCH_S[end] / 3  # 20 checkpoints, 500 tokens one by one, 6 layers; prompts together.
+    launching_s = 20 * 500 * 6 * LAUNCH_S[end] / 3  # 20 checkpoints, 500 tokens in turn, 6 layers; prompts together.
     assert launching_s < sampled.train_s[end] - silent.train_s[end] < 1.3 * launching_s
 
 
 BARE = resolve(load_recipe("shakespeare-char"), "full", ("eval.tokens=1", "sample.tokens=0", "compile=false"))
-"""5,000 steps and nothing beside."""
+"""5,000 steps, with almost no evaluation, samples or compilation."""
 
 
 def _slow_s(recipe: ResolvedRecipe) -> float:
-    """The slow end of the time here, without the start."""
+    """Return the slow end of the training time on this machine, without the start."""
     guess = estimate(recipe, HERE, vocab_size=65)
     assert guess.train_s is not None
     return guess.train_s[1] - START_S[1]
@@ -249,7 +249,7 @@ def test_a_model_too_large_for_each_card_fits_if_sharded() -> None:
     assert (sharded.fits, "sharded (FSDP)" in sharded.basis) == (True, True)
     replicas = estimate(resolve(load_recipe("gpt2-124m"), "full", [*large, "parallel=ddp"]), v100)
     assert not replicas.fits
-    # In portions each process keeps the whole gradient until the last of them (trainer/distributed.py).
+    # With several micro-batches per step, each process keeps the whole gradient (trainer/distributed.py).
     portions = estimate(resolve(load_recipe("gpt2-124m"), "full", [*large, "train.batch_tokens=524288"]), v100)
     assert not portions.fits
     small = estimate(GPT2, v100)
@@ -276,7 +276,7 @@ def test_the_hugging_face_loop_holds_the_logits_whole() -> None:
     [("L4", False), ("L40S", False), ("A10G", False), ("A6000", False), ("T4", False), ("B200", True), ("H100", True)],
 )
 def test_cards_over_pcie_lose_some_speed_whatever_their_name(gpu: str, is_linked: bool) -> None:
-    """Only those with PCIe in their name did."""
+    """Most cards on PCIe do not have PCIe in their name."""
     of_card = [one for one in all_offers() if one.gpu_count and cards()[one.gpu].name == gpu]
     several = max(of_card, key=lambda one: one.gpu_count)
     alone = several.model_copy(update={"gpu_count": 1})
@@ -309,7 +309,7 @@ def test_a_cpu_gets_a_range_that_holds_what_was_measured() -> None:
     guess = estimate(rehearsal, HERE, cpu_cores=2)
     assert guess.fits
     assert guess.train_s is not None
-    assert guess.train_s[0] < 40 < guess.train_s[1]  # 40 s, on two shared cores
+    assert guess.train_s[0] < 40 < guess.train_s[1]  # Measured: 40 s, on two shared cores.
     assert guess.tokens_per_s is not None
     assert guess.tokens_per_s[0] < 3_000 < guess.tokens_per_s[1]
 
@@ -357,7 +357,7 @@ def test_sharding_over_several_cards_is_advised_before_a_cut() -> None:
 def test_no_larger_model_fits_several_cards_once_one_does_not(
     layers: int, width: int, sequences: int, which: str, gpu: str
 ) -> None:
-    """From replicas to shares it takes less: there was a gap of models that fitted neither way, unasked."""
+    """A model too large for replicas must be judged as sharded, which needs less memory per card."""
     offer = next(one for one in offers_for(parse_gpu(gpu)) if one.gpu_count == parse_gpu(gpu).count)
 
     def fits(size: dict[str, int]) -> bool:
@@ -373,14 +373,14 @@ def test_no_larger_model_fits_several_cards_once_one_does_not(
 
 @pytest.mark.parametrize("layers", [140, 180, 200, 400, 1000])
 def test_a_cut_goes_no_further_than_where_cards_share_the_model(layers: int) -> None:
-    """Of 180 layers it was one to 78, which each card holds whole."""
+    """The advice must be the largest model that fits when sharded, not the largest that each card can hold whole."""
     four = next(iter(offers_for(parse_gpu("4xT4"))))
     guess = estimate(resolve(load_recipe("gpt2-124m"), "full", [f"layers={layers}"], processes=4), four)
     assert f"layers {layers} -> 135 " in guess.basis
 
 
 def test_a_card_without_compile_is_charged_for_all_its_logits() -> None:
-    """2 GiB of them, 8,192 tokens of GPT-2's, where a compiled loss is charged for 4,096."""
+    """Eager mode is charged for the logits of all 8,192 tokens, a compiled loss for those of 4,096."""
     eager = resolve(load_recipe("gpt2-124m"), "full", ["train.compile=false"])
     card = offers_for(parse_gpu("A100"))[0]
     compiled, whole = (peak_on(one, card, 1, 8) for one in (GPT2, eager))
@@ -388,7 +388,7 @@ def test_a_card_without_compile_is_charged_for_all_its_logits() -> None:
 
 
 def test_a_micro_batch_of_any_size_is_found_at_once() -> None:
-    """Every number below what was asked for was tried: minutes for all offers, where a batch is very large."""
+    """Trying every smaller number took minutes over all offers, if the requested micro-batch was very large."""
     words = ["micro_batch=4294967296", "batch_tokens=4294967296", "context=64"]
     recipe, began = resolve(load_recipe("mini-gpt"), "full", words), time.process_time()
     assert fitting_micro_batch(recipe, offers_for(parse_gpu("T4"))[0], 1, 128) == 2**14

@@ -1,4 +1,4 @@
-"""A corpus gives the same shards to the byte on every executor; of a datatrove pipeline only the two ends are ours."""
+"""Tests that every executor makes the same bytes; datatrove's steps may stand between gpurun's reader and writer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.executors import WORDS, begun_of, content, order, steps
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """Four files of rows, some rows twice."""
+    """Return a folder of four JSON Lines files that share some rows."""
     folder = tmp_path / "corpus"
     folder.mkdir()
     for number in range(4):
@@ -134,7 +134,7 @@ def test_a_done_part_is_not_redone_and_an_undone_one_is_named(tmp_path: Path, co
 def test_what_is_wrong_with_a_row_is_told_by_whoever_meets_it(
     tmp_path: Path, corpus: Path, executor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_FEW_BYTES", 0)  # Else all documents are read before.
+    monkeypatch.setattr(pipeline, "_FEW_BYTES", 0)  # A small corpus would be read before the executor starts.
     with open(corpus / "2.jsonl", "a") as file:
         file.write("no object\n")
     with refusal(UsageError, "data.bad_line", "2.jsonl"):

@@ -1,4 +1,4 @@
-"""The dead-man texts, run by real shells against a real server: they end the machine in time, whatever else fails."""
+"""Tests of the guard's scripts in real shells with a real server: they end the machine in time, whatever else fails."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SHELLS = {
 
 @dataclass(frozen=True)
 class Request:
-    """What the server was asked, when, and which command lines the whole machine showed at that moment."""
+    """A request that the server got, its time, and the command lines of all processes at that moment."""
 
     wall: float
     what: str
@@ -52,7 +52,7 @@ class Request:
 
 
 class Api(ThreadingHTTPServer):
-    """The cloud's end: records what it is asked, and answers what the test wants."""
+    """The cloud's API: a server that records each request and answers as the test chooses."""
 
     daemon_threads = True
 
@@ -62,7 +62,7 @@ class Api(ThreadingHTTPServer):
         self.requests: list[Request] = []
         self.changed = threading.Condition()
         self.answer: Callable[[str], int] = lambda what: 204
-        self.reply: Any = None  # What a GET is answered with.
+        self.reply: Any = None  # The response to a GET.
 
     @property
     def url(self) -> str:
@@ -106,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def command_lines() -> str:
-    """How every process of this machine was started."""
+    """Return the command line of every process on this machine, one per line."""
     lines = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -125,7 +125,7 @@ def api() -> Iterator[Api]:
 
 
 class Shell:
-    """A machine of one's own: a PATH with few tools on it, a folder that outlives restarts, and what runs there."""
+    """An isolated machine: a PATH with few tools, a folder that survives restarts, and the programs that it runs."""
 
     def __init__(self, folder: Path, words: list[str]) -> None:
         self.folder, self.words = folder, words
@@ -133,10 +133,10 @@ class Shell:
         self.clock, self.looks = folder / "clock", folder / "looks"
         self.by_clock = f'echo look >>"{self.looks}"\ncat "{self.clock}"'
         self.uptime = folder / "uptime"
-        self.booted(10**9)  # So long ago that no clock is too far ahead.
+        self.booted(10**9)  # So long ago that no clock counts as too far ahead.
         self.bin.mkdir()
         self.started: list[subprocess.Popen[bytes]] = []
-        self.how: dict[str, Any] = {}  # What else a program is started with.
+        self.how: dict[str, Any] = {}  # More options for starting each program.
         self.provide(*TOOLS, words[0], "curl")
 
     def provide(self, *tools: str) -> None:
@@ -151,13 +151,13 @@ class Shell:
             (self.bin / tool).unlink()
 
     def pretend(self, tool: str, script: str) -> None:
-        """A tool that is a few lines of shell."""
+        """Provide a tool that is a few lines of shell."""
         (self.bin / tool).unlink(missing_ok=True)
         (self.bin / tool).write_text(f"#!{shutil.which('sh')}\n{script}\n")
         (self.bin / tool).chmod(0o755)
 
     def booted(self, seconds_ago: int) -> None:
-        """Say when the machine was booted."""
+        """Set how long ago the machine was booted."""
         self.uptime.write_text(f"{seconds_ago}.07 0.00\n")
 
     def set_clock(self, wall: int) -> None:
@@ -170,7 +170,7 @@ class Shell:
             self.pretend("date", self.by_clock)
 
     def is_left_waiting(self) -> None:
-        """Wait until the guard has looked at that clock twice more and gone on waiting."""
+        """Wait until the guard has looked at the clock twice more, and is still waiting."""
         looks = self.looks
         seen = looks.stat().st_size
         until(lambda: looks.stat().st_size >= seen + 2 * len("look\n"))
@@ -181,7 +181,7 @@ class Shell:
             "GPURUN_GUARD_FOLDER": str(self.disk), "GPURUN_GUARD_SSH_FOLDER": str(self.ssh),
             "GPURUN_GUARD_UPTIME": str(self.uptime),
         }  # fmt: skip
-        if argv[0] == "-c" and self.words[0] == "busybox-static":  # It asks no `date` of PATH.
+        if argv[0] == "-c" and self.words[0] == "busybox-static":  # It does not use the `date` in PATH.
             prelude = f'date() {{ if [ -f "{self.looks}" ]; then {self.by_clock}\nelse command date "$@"; fi; }}\n'
             argv = ("-c", prelude + argv[1], *argv[2:])
         with open(self.folder / "console", "ab") as console:
@@ -194,7 +194,7 @@ class Shell:
         return child
 
     def kill(self) -> None:
-        """What a restart does to everything that runs."""
+        """Kill every program, as a restart does."""
         while self.started:
             child = self.started.pop()
             with suppress(ProcessLookupError):
@@ -263,7 +263,7 @@ class Pod:
         return (self.shell.folder / "started").exists()
 
     def is_armed(self) -> None:
-        """Wait until it has started and the guard has looked at its clocks."""
+        """Wait until start.sh has started and the guard has recorded the time spent."""
         until(lambda: self.has_started and (self.shell.disk / "spent").exists())
 
 
@@ -276,7 +276,7 @@ def pod(sh: Shell, api: Api) -> Pod:
 
 
 def test_a_pod_deletes_itself_at_its_deadline_and_not_before(shell: Shell, api: Api) -> None:
-    deadline = int(time.time()) + 4  # Time enough to start in, on a busy machine.
+    deadline = int(time.time()) + 4  # Enough time to start, even on a busy machine.
     pod = Pod(shell, api)
     pod.boot(deadline)
     (request,) = api.wait_for(1)
@@ -367,7 +367,7 @@ def test_a_tool_that_gets_no_answer_is_followed_by_the_next(sh: Shell, api: Api)
 
 @pytest.mark.parametrize("tool", ["curl", "python3", "wget"])
 def test_an_answer_that_redirects_does_not_take_the_key_along(sh: Shell, api: Api, tool: str) -> None:
-    """A redirect is an answer like any other that is not 2xx."""
+    """A redirect is a failure, like any answer that is not 2xx."""
     sh.take_away("curl")
     if tool == "python3":
         (sh.bin / tool).symlink_to(sys.executable)
@@ -408,7 +408,7 @@ def test_a_deadline_cannot_be_put_off(pod: Pod, deadline: str) -> None:
 
 
 def test_a_restart_does_not_begin_the_lease_anew(pod: Pod) -> None:
-    """Not even one after another: what each had left is what the next begins with."""
+    """Even after several restarts, each guard continues with the time that its predecessor recorded."""
     spent = pod.shell.disk / "spent"
     spent.parent.mkdir()
     spent.write_text(f"3000 987654321 another-boot {FAR}\n")
@@ -424,7 +424,7 @@ def test_a_restart_does_not_begin_the_lease_anew(pod: Pod) -> None:
 
 
 def test_a_host_that_was_rebooted_does_not_give_the_time_back(pod: Pod) -> None:
-    """Its uptime begins at nothing again; what was spent before counts on."""
+    """The host's uptime begins at zero again, but the time spent before still counts."""
     pod.shell.disk.mkdir()
     (pod.shell.disk / "spent").write_text(f"3600 987654321 another-boot {FAR}\n")
     pod.boot(FAR, lease_s=3600)
@@ -432,7 +432,7 @@ def test_a_host_that_was_rebooted_does_not_give_the_time_back(pod: Pod) -> None:
 
 
 def test_the_time_between_two_starts_counts_too(pod: Pod) -> None:
-    """A pod that was down for a while on the same host, as far as that host's uptime tells."""
+    """A pod may be down for a while on the same host; the host's uptime shows for how long."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     uptime_s = int(float(Path("/proc/uptime").read_text().split()[0]))
     assert uptime_s > 20, "this machine was started just now"
@@ -460,7 +460,7 @@ def test_a_guard_that_can_write_nothing_still_ends_its_pod(sh: Shell, api: Api) 
     pod = Pod(sh, api)
     pod.boot(FAR, lease_s=1)
     api.wait_for(1)
-    until(lambda: pod.has_started)  # It is begun beside the guard, whose one second may be over first.
+    until(lambda: pod.has_started)  # It starts in parallel with the guard, whose one second may be over first.
 
 
 @pytest.mark.parametrize(("deadline", "lease_s"), [("", ""), ("soon", "0"), ("1e9", "-1"), ("", "99999999999999")])
@@ -488,7 +488,7 @@ def test_the_guard_is_not_ended_by_what_ends_other_programs(pod: Pod) -> None:
 
 
 def running(shell: Shell, words: bytes) -> list[Path]:
-    """What /proc has of the processes of this machine that were started with these words."""
+    """Return the /proc folders of the shell's processes whose command lines contain these words."""
     found = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
@@ -499,7 +499,7 @@ def running(shell: Shell, words: bytes) -> list[Path]:
 
 
 def who_waits(shell: Shell) -> int:
-    """The process that sleeps between two looks at the clock; 0 while none does."""
+    """Return the id of the guard's shell that waits for a `sleep` between two looks at the clock; 0 if none does."""
     with suppress(OSError):
         for entry in running(shell, b"sleep\x000.1\0"):
             return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
@@ -523,10 +523,10 @@ def test_a_guard_that_was_killed_is_followed_by_another(shell: Shell, api: Api) 
     "words", [["sh"], *(pytest.param(SHELLS[one], marks=pytest.mark.slow) for one in ("busybox", "busybox-static"))]
 )
 def test_a_pod_briefly_short_of_processes_ends_all_the_same(api: Api, words: list[str]) -> None:
-    """A shell that gets no new process ends, and nobody but a shell would start another."""
+    """A shell that cannot start a process ends, and only another shell could start it again."""
     if not shutil.which(words[0]):
         pytest.skip(f"{words[0]} is not installed here; sh is tested")
-    # The limit counts all of a user's processes: this one's are its own, whatever test runs beside it.
+    # The limit counts all of a user's processes, so this user must run no other test.
     user, most = 60_000 + os.getpid() % 5_000, 40
 
     def limit() -> None:
@@ -609,7 +609,7 @@ def test_an_image_without_a_start_keeps_its_guard(sh: Shell, api: Api) -> None:
 
 
 class Vm:
-    """A machine that runs what bootcmd says, with a systemd that writes down what it is asked."""
+    """A machine that runs its bootcmd; its systemd and shutdown commands only record their calls."""
 
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
@@ -617,7 +617,7 @@ class Vm:
             shell.pretend(tool, f'echo {tool} "$@" >>"{shell.folder}/asked"; exit 0')
 
     def boot(self, user_data: str) -> int:
-        """Run bootcmd as cloud-init does, and wait for its end as it does."""
+        """Run bootcmd and wait for its end, as cloud-init does."""
         (command,) = yaml.safe_load(user_data)["bootcmd"]
         assert command[0] == "sh"
         return self.shell.run(*command[1:]).wait(5)
@@ -723,7 +723,7 @@ def test_a_clock_hours_ahead_ends_no_machine_that_just_booted(vm: Vm, ahead_s: i
     assert vm.ends == []
     assert [line for line in vm.asked if "on-calendar" in line] == []
     vm.shell.kill()
-    vm.boot(aws(ordered + lease_s, lease_s=lease_s))  # Nor does a restart believe it again.
+    vm.boot(aws(ordered + lease_s, lease_s=lease_s))  # After a restart, too, the guard does not believe the clock.
     vm.shell.is_left_waiting()
     vm.shell.set_clock(ordered + 60 + ahead_s + lease_s - 41)
     vm.shell.is_left_waiting()
@@ -742,7 +742,7 @@ def test_a_right_clock_is_believed_though_the_boot_took_long(vm: Vm) -> None:
 
 
 def test_an_image_of_an_earlier_machine_brings_none_of_its_time(vm: Vm) -> None:
-    """A user who installs for an hour makes an image of that, which has the record of the first rental on it."""
+    """A user's image of a machine contains the guard's record of that machine's rental."""
     vm.shell.set_clock(NOW)
     vm.boot(aws(DEADLINE))
     vm.shell.is_left_waiting()
@@ -756,9 +756,9 @@ def test_an_image_of_an_earlier_machine_brings_none_of_its_time(vm: Vm) -> None:
 
 
 def test_a_systemd_that_waits_for_the_boot_does_not_delay_it(vm: Vm) -> None:
-    """It starts its timers after the boot, and the boot goes on after this."""
+    """systemd starts its timers after the boot, and the boot waits for bootcmd."""
     vm.shell.pretend("systemd-run", "exec sleep 60")
-    vm.boot(aws(0))  # Fails where this does not return within seconds.
+    vm.boot(aws(0))  # Fails unless it returns within seconds.
     until(lambda: vm.ends)
 
 
@@ -769,7 +769,7 @@ TOKEN, ID = "gr-0011aabb-fox-41", "0920582c7ff041399e34823a0be62549"
 
 
 class Launched:
-    """A Lambda machine that boots with its guard, in an account with others."""
+    """A Lambda machine that boots with its guard, in an account with other machines."""
 
     def __init__(self, shell: Shell, api: Api) -> None:
         self.shell, self.api = shell, api
@@ -801,7 +801,7 @@ def launched(sh: Shell, api: Api) -> Launched:
 
 @pytest.mark.parametrize("text", ["", "DEADLINE=1\n"])
 def test_lambda_gets_the_host_key_before_boot_and_any_guard(text: str) -> None:
-    """The guard as text, of which cloud-init makes a file of root's: in a list its key would be an argument."""
+    """cloud-init writes a bootcmd text to a file of root; as a list, it would show the guard's key as an argument."""
     run = keys()
     user_data = guard.lambda_user_data(keys=run, guard=text)
     assert user_data.startswith("#cloud-config\n")

@@ -1,4 +1,4 @@
-"""`gpurun help`, and a group of verbs that is typed alone."""
+"""Tests of `gpurun help`, and of a verb group that is typed without a verb."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_group_alone_lists_what_there_is(gpurun: Any, group: str, listed: str)
 
 
 def test_a_word_of_another_tool_is_answered_with_the_verb(gpurun: Any) -> None:
-    """`sky status`, `dstack ps`, `runpodctl get`: a stranger types what the last tool was called by."""
+    """A new user types the other tool's verb, as in `sky status`, `dstack ps` or `runpodctl get`."""
     code, _, err = gpurun("status")
     assert (code, "gpurun ps --all" in err) == (2, True)
     assert "gpurun auth set" in gpurun("login")[2]

@@ -1,4 +1,4 @@
-"""What crosses the wire to a cloud without an SDK, against a real server here that misbehaves in every way."""
+"""Tests of the HTTP client for clouds without an SDK, against a real local server that misbehaves in every way."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Script = Callable[["Handler"], None]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers each request with the next of the server's scripts, the last one for ever, and keeps what it saw."""
+    """A handler that records each request and answers with the server's next script; the last script repeats."""
 
     server: Server
 
@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """One server with its scripts; `url` is where it is."""
+    """A local server with a list of scripts; `url` is its address."""
 
     daemon_threads = True
     block_on_close = False
@@ -142,7 +142,7 @@ def test_too_many_requests_waits_as_long_as_the_server_asks() -> None:
 
 def test_the_wait_may_be_told_as_a_date_of_the_servers_own_clock() -> None:
     clock = VirtualClock()
-    now = clock.wall() + 5000  # Their clock is not ours.
+    now = clock.wall() + 5000  # The server's clock differs from ours.
 
     def busy(handler: Handler) -> None:
         handler.send_response_only(429)
@@ -193,7 +193,7 @@ def test_a_least_gap_is_kept_between_requests() -> None:
 
 
 def test_a_least_gap_is_kept_by_all_who_name_the_same_file(tmp_path: Path) -> None:
-    """Two supervisors and a `ps` under one account: each is another process, and Lambda counts them together."""
+    """Lambda counts all processes of an account together, such as two supervisors and a `ps`."""
     clock, turns = VirtualClock(), tmp_path / "turns" / "lambda"
     gaps = [Gap(1.0, clock, turns) for _ in range(3)]
     sent = []
@@ -299,7 +299,7 @@ def test_nobody_there_is_unknown() -> None:
 
 
 def test_nothing_is_sent_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look-up of the name that hangs must not let a create out long after it was given up."""
+    """A name look-up that hangs must not send a create long after it was given up."""
     connect = socket.create_connection
 
     def late(*named: Any, **more: Any) -> socket.socket:
@@ -385,7 +385,7 @@ def test_a_proxy_of_the_environment_is_used_and_sees_no_key(monkeypatch: pytest.
 
 
 def test_this_machine_is_asked_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over plain HTTP a proxy would be handed the key in the clear."""
+    """A proxy would receive the key unencrypted over plain HTTP."""
     with serving(says()) as server, serving(says(500)) as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.url)

@@ -1,4 +1,4 @@
-"""A model goes to the hub under its user's own login, after a yes, and what the hub says is passed on."""
+"""Tests of a push to the Hub: with the user's own login, after a yes, and with the Hub's refusals quoted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytest.importorskip("huggingface_hub")
 
 
 class Hub(ThreadingHTTPServer):
-    """Takes one repository, small files inside of the commit."""
+    """A Hub that accepts one repository, with small files inside the commit request."""
 
     def __init__(self) -> None:
         self.made: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         threading.Thread(target=hub.serve_forever, args=(0.02,), daemon=True).start()
         origin = f"http://127.0.0.1:{hub.server_port}"
         monkeypatch.setenv("HF_ENDPOINT", origin)
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", origin)  # Which another test may have had read.
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", origin)  # Another test may already have imported it.
         monkeypatch.setenv("HF_TOKEN", "hf_mine")
         yield hub
         hub.shutdown()

@@ -1,4 +1,4 @@
-"""What a notebook gave becomes a run; what is not that, or contradicts itself, becomes none."""
+"""Tests of `gpurun import`: a notebook's evidence becomes a run; anything else, or a contradiction, is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Files = dict[str, bytes]
 
 
 class Notebook:
-    """A notebook for Kaggle whose trainer is played here: its own cells unpack, and pack, in the folder it is in."""
+    """A notebook for Kaggle: its own cells unpack and pack in the current folder; `train` acts as the trainer."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         text = folder / "text.txt"
@@ -42,13 +42,13 @@ class Notebook:
         self.out = self.names["HERE"] / "out"
 
     def run(self, word: str) -> None:
-        """Run the cell that has this word, as a kernel would."""
+        """Run the cell that contains this word, as a kernel would."""
         (cell,) = (one for one in self.cells if word in one)
         with redirect_stdout(io.StringIO()):
             exec(compile(cell, word, "exec"), self.names)
 
     def train(self, card: str | None = None, *, ends: bool = True, log_says: str = "") -> Path:
-        """Leave what a trainer does, on that card or a CPU, and pack it."""
+        """Write what a trainer on that card leaves (None: on a CPU), pack it, and return the zip's path."""
         here = self.names["HERE"]
         recipe, data = (json.loads((here / name).read_bytes()) for name in ("bundle/recipe.json", "data/data.json"))
         parameters = schema.parameters_of(read_model(recipe["model"]), data["tokenizer"]["vocab_size"])
@@ -89,7 +89,7 @@ def receipt_of(run: str) -> dict[str, Any]:
 
 
 def packed_again(path: Path, change: Callable[[Files], Files]) -> None:
-    """The zip made again by somebody who keeps its index in step."""
+    """Change a zip's files and adapt its index to them."""
     with zipfile.ZipFile(path) as archive:
         files = change({name: archive.read(name) for name in archive.namelist() if name != "card.json"})
         index = json.loads(archive.read("card.json"))
@@ -116,7 +116,7 @@ def test_a_gpu_is_as_the_machine_says_and_cost_and_end_unclaimed(notebook: Noteb
     assert receipt["cost"]["upper_bound_micros"] is None
     assert receipt["cost"]["says"].startswith("not observed")
     assert gpurun("audit", "--strict").returncode == 0
-    assert gpurun("evidence", "fox-41", "-o", "cards/card.zip").returncode != 0  # There is no such folder.
+    assert gpurun("evidence", "fox-41", "-o", "cards/card.zip").returncode != 0  # The folder does not exist.
     Path("cards").mkdir()
     assert gpurun("evidence", "fox-41", "-o", "cards/card.zip").returncode == 0
     assert "1 gpu, as the machine says" in gpurun("audit", "--roster", "cards").stdout
@@ -214,7 +214,7 @@ def test_an_import_that_was_killed_is_finished(
         patched.setattr("gpurun.readers.imported_run.fsync_folder", synced.append)
         patched.setattr("gpurun.readers.imported_run.finish_import", lambda *_: 1 / 0)
         gpurun("import", str(path), "--name", "fox-41")
-    assert home.runs in synced  # A power cut does not take the run's name away again.
+    assert home.runs in synced  # So a power cut cannot lose the run's name.
     assert "fox-41" in gpurun("ps").stdout
     with RunLock(home.run("fox-41").lock):
         assert gpurun("resume", "fox-41").returncode != 0

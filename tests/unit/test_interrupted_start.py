@@ -1,4 +1,4 @@
-"""A Ctrl-C while the command is still being read from the disk is kept, and answered in the language asked for."""
+"""Tests that a Ctrl-C while gpurun is still importing its modules is reported in the requested output format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-# A finder that interrupts when a module is looked for, as a person's finger may.
+# An import hook that sends SIGINT when this module is imported.
 PRESSED = """
 import os, signal, sys
 class Finger:

@@ -1,4 +1,4 @@
-"""How many cores a job has: those that its cluster gave it, not those of the node that it is on."""
+"""Tests of a job's number of cores: those that its cluster gave it, not all cores of its node."""
 
 from __future__ import annotations
 
