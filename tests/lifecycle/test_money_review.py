@@ -81,7 +81,7 @@ def test_an_unwritable_home_keeps_no_machine_alive(world: World, monkeypatch: py
 @pytest.mark.parametrize("left", [0, 1])
 @pytest.mark.parametrize("killing", ["before far.manifest", ""])
 def test_a_journal_without_its_records_rents_no_second_machine(world: World, killing: str, left: int) -> None:
-    """Put back from an old copy, or removed: what lies beside it shows that there was a machine, which may live."""
+    """The journal was restored from an old copy or emptied. Other files show a machine of the run, which may live."""
     world.cloud.killing = killing
     assert world.drive() == ("killed" if killing else ExitCode.DONE)
     lines = world.folder.journal.read_bytes().splitlines(keepends=True)

@@ -56,7 +56,7 @@ from tests.simulation.soak import folder_of_one_run
 
 
 class Voyage:
-    """One run on simulated clouds. `at` has what happens once the trainer has come to a step, on the nth machine."""
+    """One run on simulated clouds. `at` maps (nth machine, step) to what happens when the trainer reaches that step."""
 
     def __init__(self, root: Path, *profiles: str, **more: Any) -> None:
         scenario: dict[str, Any] = {"train_s": 120.0, "machines": 5, "legs": 5, **more}

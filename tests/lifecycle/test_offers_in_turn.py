@@ -1,4 +1,4 @@
-"""What was agreed to is what is rented: approved offers in their order, at their price, nothing left beside them."""
+"""Tests that gpurun rents what the user agreed to: approved offers in order, at their price, with nothing left over."""
 
 from __future__ import annotations
 
