@@ -150,7 +150,7 @@ def test_a_machines_own_timer_bounds_no_cost(world: World) -> None:
 
 @pytest.mark.parametrize("since", [True, False])
 def test_a_timer_that_uses_the_refused_key_is_not_promised(world: World, since: bool) -> None:
-    """On Lambda a machine has the key of its launch, so a key of its own that was stored since does not help."""
+    """On Lambda a machine keeps the key of its launch: a key for the timer that is stored later does not help."""
     world.cloud.guard_shares_key = True
 
     def refused() -> None:

@@ -27,14 +27,14 @@ WAYS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "bf16": (("--set", "train.precision=bf16"), {}),
     "wider": (("--set", "model.width=48"), {}),
     "two threads": ((), {"OMP_NUM_THREADS": "2"}),
-    "killed and resumed": (("--set", "train.checkpoint_every=10"), {}),  # With samples each: slow enough to be killed.
+    "killed and resumed": (("--set", "train.checkpoint_every=10"), {}),  # Samples make it slow enough to kill.
     "moved": ((), {}),
     "handed in twice": ((), {}),
 }
 
 
 def training(home: Path, text: Path, word: str, settings: tuple[str, ...]) -> list[str]:
-    """Return the command of a learner's training in a home of his own."""
+    """Return the command that trains in a learner's own home."""
     words = ["train", "course-lab", *settings, "--data", str(text), "--provider", "local", "--challenge", word, "--yes"]
     return [sys.executable, "-m", "gpurun", *words, "--no-progress", "--name", "fox-41", "--home", str(home)]
 

@@ -83,7 +83,7 @@ def test_everybody_who_is_asked_says_9_meanwhile(
 
 
 def test_its_own_deadline_is_nobodys(left: World) -> None:
-    """The deadline was the machine's; it does not end the volume, so the volume must not be shown as overdue."""
+    """A deadline ends a machine, not the volume that it left: `ps` must not call the volume overdue."""
     left.clock.sleep(left.plan.lease.total_s)
     assert "OVERDUE" not in ps(Session(home=left.home, clock=left.clock), all_runs=False).text
 

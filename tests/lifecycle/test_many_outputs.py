@@ -1,4 +1,4 @@
-"""Tests of a command with more output files than a receipt names, whose names are of every kind, and that continues."""
+"""Tests of a command with more output files than a receipt names, under every kind of name; it is then continued."""
 
 from __future__ import annotations
 

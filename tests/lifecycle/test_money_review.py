@@ -1,4 +1,4 @@
-"""Tests of faults that a review of the rentals found: each could leave a machine billing that no process would end."""
+"""Tests of faults that a review of the rentals found: each could leave a billing machine that no process would end."""
 
 from __future__ import annotations
 

@@ -843,7 +843,7 @@ def label(record: Any) -> str:
 
 
 def deaths_between(voyage: Voyage) -> list[tuple[int, str, str]]:
-    """Every record between the work of the first machine and the last machine: its point, the one before it, itself."""
+    """Return (point, label before, label) for each record from the first machine's work to the last create."""
     events = {f"after {event}" for event in Event}
     numbers = [number for number, (_, place) in enumerate(voyage.played.points, start=1) if place in events]
     records = voyage.played.records

@@ -131,7 +131,7 @@ def test_a_classmates_training_under_ones_own_challenge_is_found(
     mine, theirs = (trained(tmp_path / name, tmp_path / "text.txt", f"ml-2026-{name}") for name in ("ada", "bob"))
     as_own(mine, theirs)
     with_state(mine, theirs, **edits)
-    if not edits:  # The events claim a continuation for which there is no earlier run.
+    if not edits:  # The events claim a resume at step 150, of which there is no other trace.
         events = [json.loads(line) for line in mine.events.read_text().splitlines()]
         events.append({**next(event for event in events if event["kind"] == "start"), "step": 150, "resumed_from": 150})
         mine.events.write_text("".join(json.dumps(event) + "\n" for event in events))

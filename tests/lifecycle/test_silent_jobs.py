@@ -1,4 +1,4 @@
-"""Tests of a job that writes nothing: recorded, shown by `ps` and a notice, and ended as --idle and --silent say."""
+"""Tests of a job that writes nothing: recorded, shown by `ps` and by a notice, and ended by --idle and --silent."""
 
 from __future__ import annotations
 

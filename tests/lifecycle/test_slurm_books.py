@@ -66,7 +66,7 @@ def test_a_receipt_is_within_three_seconds_of_accounting(
             engine.ask("scancel", job)
         elif how == "node":
             engine.break_node()
-        else:  # The time limit of Slurm is over, and not the lease.
+        else:  # Slurm's time limit ends the job, not the lease.
             engine.ask("scontrol", "update", f"jobid={job}", "timelimit=1")
     _, errors = driven.communicate(timeout=300)
     if how == "node":

@@ -1,4 +1,4 @@
-"""Tests that the scripted Slurm says what the real one says: lists, refusals, reasons to wait, states and silence.
+"""Tests that the scripted Slurm answers as the real one does: lists, refusals, reasons to wait, states and silence.
 
 Skipped where slurmctld, slurmdbd or MariaDB are not installed.
 """

@@ -100,7 +100,7 @@ def jobs_used(folder: RunFolder) -> list[str]:
 
 
 def check_promises(home: Home, folder: RunFolder, slurm: ScriptedSlurm, count: int = 12) -> dict[str, Any]:
-    """Check that both jobs of one sbatch are over, their folder is gone, and each trial has one row in the receipt."""
+    """Assert that both jobs of one sbatch are over, their folder is gone, and each trial has one row in the receipt."""
     assert slurm.jobs == ["1", "2"]
     assert all((slurm.state / "jobs" / job / "ended").exists() for job in slurm.jobs)
     assert "--array=0-1" in slurm.options_of("1")

@@ -210,7 +210,7 @@ def wait_for(true: Any, limit_s: float = 60) -> None:
 
 
 def kill_supervisor(home: Path) -> None:
-    """Kill the process that drives the runs of a home, found by its command line."""
+    """Kill the process that drives the runs of a home, and wait until none of their locks is held."""
     found = subprocess.run(["pgrep", "-f", f"gpurun.lifecycle.supervisor {home}"], capture_output=True, text=True)
     for pid in found.stdout.split():
         os.kill(int(pid), signal.SIGKILL)

@@ -29,7 +29,7 @@ RECIPE = resolve(load_recipe("gpt2-124m"), "full", ("train.compile=true",), 1)
 
 
 class CompiledRun(CloudRun):
-    """A run that has downloaded what was compiled on its machine."""
+    """A run whose machine's compile cache came home."""
 
     cache, provider = CACHE, "runpod"
 
