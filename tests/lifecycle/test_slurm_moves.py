@@ -313,7 +313,7 @@ def test_dollars_are_the_cap_where_the_cluster_has_a_price(home: Home, slurm: Sc
 def test_an_unreadable_folder_ends_the_run_and_is_kept(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newest checkpoint is only there: another job would begin with less, and the run's end would remove it."""
+    """Only that folder has the newest checkpoint: another job would begin with less, and a clean-up would delete it."""
     monkeypatch.setattr(on_demand, "PATIENCE_S", 0.5)
     folder = opened(home, tmp_path)
     assert drive(home, GPURUN_CRASH_AT="after train.started") == -9
