@@ -1,4 +1,4 @@
-"""What test_bringing.py and other tests share."""
+"""Helpers shared by test_bringing.py and other tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What test_commands_here.py and other tests share."""
+"""Helpers shared by test_commands_here.py and other tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpurun.providers.local import LocalProvider
 
 
 class Person:
-    """Somebody in a folder of scripts."""
+    """A user who works in a folder of scripts and types gpurun commands there."""
 
     def __init__(self, home: Path, folder: Path) -> None:
         self.home, self.folder, self.house = home, folder, folder.with_name("house")
@@ -33,7 +33,7 @@ class Person:
 
     @property
     def places(self) -> dict[str, str]:
-        """A home and a folder for temporary files of their own: what others write there meanwhile is not theirs."""
+        """Return a HOME and a TMPDIR that no other process writes to."""
         return {"HOME": str(self.house), "TMPDIR": str(self.house / "tmp")}
 
     def runs(self, *words: str, name: str = "fox-41", **more: str) -> subprocess.CompletedProcess[str]:
@@ -53,17 +53,17 @@ class Person:
         return json.loads(self.types("receipt", name, "--json").stdout)["data"]["statement"]["predicate"]
 
     def holds(self) -> bool:
-        """Whether the audit finds nothing, and no machine is left."""
+        """Return whether the audit finds no problem and no machine is left."""
         audit = json.loads(self.types("audit", "--json").stdout.splitlines()[-1])
         return bool(audit["ok"]) and LocalProvider(Home(self.home), SystemClock()).find(None) == []
 
 
 SMALL = ("--set", "train.steps=12", "--set", "train.checkpoint_every=6", "--set", "eval.every=3")
-"""A recipe as short as it still evaluates and saves."""
+"""Settings that shorten a recipe to 12 steps, in which it still evaluates and saves checkpoints."""
 
 
 def kill_supervisor(home: Path) -> None:
-    """End what drives the runs of a home, as a laptop does that breaks."""
+    """Kill the supervisor of a home's runs, as if the laptop had broken, and wait until it holds no run's lock."""
     found = subprocess.run(["pgrep", "-f", f"gpurun.lifecycle.supervisor {home}"], capture_output=True, text=True)
     for pid in found.stdout.split():
         os.kill(int(pid), signal.SIGKILL)

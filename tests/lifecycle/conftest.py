@@ -1,4 +1,4 @@
-"""A home of its own for every test of this room, and a check that nothing outlives it."""
+"""Fixtures of the lifecycle tests: a home for each test, whose instances end with the test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpurun.providers.local import LocalProvider
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Home]:
-    """A home; whatever instance a failing test leaves in it is ended."""
+    """Yield a fresh home, and afterwards end every instance that the test has left in it."""
     home = Home(tmp_path / "home")
     yield home
     provider = LocalProvider(home, SystemClock())

@@ -1,4 +1,4 @@
-"""Drives one run in this process, with the tiny trainer: `python drive.py HOME RUN`. Tests kill it at crash points."""
+"""A program that drives one run with the tiny trainer: `python drive.py HOME RUN`. Tests kill it at crash points."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def reach(home: Home, instance: Instance) -> FarSide:
 
 
 def tiny_python(home: Path) -> Path:
-    """A Python that finds the tiny torch, so that asking for it costs milliseconds."""
+    """Return the path of a Python that imports the tiny torch, so that asking it for torch takes milliseconds."""
     script = home / "tiny-python"
     if not script.exists():
         made = home / f"tiny-python.{id(script)}"
@@ -36,7 +36,7 @@ def tiny_python(home: Path) -> Path:
 
 
 def drive(home: Home, run: str) -> int:
-    """Drive the run to its end; the code with which a process of it would end."""
+    """Drive the run to its end, and return the exit code that a supervisor process would have."""
     try:
         way = None if home.config.exists() else partial(reach, home)  # A cluster's table names its own Python.
         return int(supervise(home, run, SystemClock(), reach=way, trainer=TINY / "trainer"))
@@ -46,7 +46,7 @@ def drive(home: Home, run: str) -> int:
 
 
 def drive_forked(home: Path, run: str, environment: dict[str, str], errors: Path) -> None:
-    """What a process forked from one that has imported all this does: the same as one that was started by itself."""
+    """Drive a run in a forked process that has already imported gpurun, and exit as a newly started process would."""
     os.environ.clear()
     os.environ.update(environment)
     with open(errors, "wb") as out:

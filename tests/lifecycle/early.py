@@ -1,4 +1,4 @@
-"""What test_early.py and other tests share."""
+"""Helpers shared by test_early.py and other tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpurun.remote.local_machine import LocalMachine
 
 
 class Instance:
-    """A machine with an agent, and a trainer that is the test itself."""
+    """A machine with a real agent, on which the test plays the trainer by writing checkpoints."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -29,7 +29,7 @@ class Instance:
         self.far.manifest(0)  # It makes the folders.
 
     def save(self, *steps: int, best: int | None = None) -> list[str]:
-        """The checkpoints that are kept now, as the trainer leaves them."""
+        """Write checkpoints and a manifest that lists only them, as the trainer does; return the files' names."""
         files: list[dict[str, Any]] = []
         (self.out / "checkpoints").mkdir(exist_ok=True)
         for step in steps:

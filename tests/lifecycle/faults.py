@@ -1,4 +1,4 @@
-"""What test_faults.py and other tests share."""
+"""Helpers shared by test_faults.py and other tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def receipt_of(world: World) -> dict[str, Any]:
 
 
 def ended(world: World) -> bool:
-    """The run is closed, nothing lives, the meter kept to the cap, and the receipt says no less than the meter."""
+    """Assert that the run is closed, no machine lives, and the meter is within the cap and the receipt's bound."""
     assert world.state.phase is Phase.CLOSED
     assert world.cloud.alive == []
     assert world.cloud.metered() <= (world.plan.cap_micros or 0)
@@ -27,6 +27,6 @@ def ended(world: World) -> bool:
 
 
 def kept(world: World) -> bool:
-    """The same, and the audit finds nothing wrong with any of it."""
+    """Assert what `ended` asserts, and that the audit finds no problem."""
     assert [row.problems for row in audit(world.home).rows] == [()]
     return ended(world)

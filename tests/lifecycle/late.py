@@ -1,4 +1,4 @@
-"""What test_late.py and other tests share."""
+"""Helpers shared by test_late.py and other tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What test_matrix_destroy.py and other tests share."""
+"""Helpers shared by test_matrix_destroy.py and other tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.lifecycle.scripted_cloud import World
 
 
 def beside(world: World, *, billed: bool) -> None:
-    """The cloud puts something beside each machine."""
+    """Make the cloud leave a disk beside each machine, which is billed or not."""
     world.cloud.profile = replace(world.cloud.profile, leaves=("disk",))
     leave = world.cloud._leave_things
 

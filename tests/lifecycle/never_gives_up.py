@@ -1,4 +1,4 @@
-"""What test_never_gives_up.py and other tests share."""
+"""Helpers shared by test_never_gives_up.py and other tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.lifecycle.scripted_cloud import World
 
 
 def supervised(world: World) -> Callable[[], ExitCode]:
-    """One life of a supervisor on the scripted cloud."""
+    """Return a function that drives the run once, as a supervisor does, and raises MayBeBilling after an error."""
 
     def once() -> ExitCode:
         code = world.drive()
@@ -36,7 +36,10 @@ def swept(world: World, home: Home) -> list[Orphan]:
 
 
 def late_machine(world: World) -> None:
-    """Absence was believed after two minutes; the machine shows after three, once the second attempt has trained."""
+    """Make the first create time out and its machine appear after 180 s.
+
+    After 120 s gpurun believes that there is no such machine, and a second one has trained before the first appears.
+    """
     world.cloud.script["create"] = [Fault.LATE]
     world.cloud.profile = replace(world.cloud.profile, late_s=180.0)
     world.far.train_s = 20.0

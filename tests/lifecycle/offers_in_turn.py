@@ -1,4 +1,4 @@
-"""What test_offers_in_turn.py and other tests share."""
+"""Helpers shared by test_offers_in_turn.py and other tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.lifecycle.scripted_cloud import World
 
 
 class Market(World):
-    """A paid run that may be rented on three offers of one cloud, the second dearer than the first."""
+    """A paid run whose plan has three offers of one cloud, which differ only in their regions."""
 
     def __init__(self, home: Home) -> None:
         super().__init__(home)

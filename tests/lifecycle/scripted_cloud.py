@@ -1,4 +1,4 @@
-"""The simulated cloud on a script, and an agent and a trainer that exist only as what they answer."""
+"""A simulated cloud that follows a script, and a machine's agent and trainer that exist only as their answers."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ MOST_CALLS = 20_000
 RATE = usd(2)
 CARD = "NVIDIA A100-SXM4-80GB"
 LEASE = Lease(boot_s=120, ship_s=60, train_s=300, collect_s=60, destroy_s=60, kill_allowance_s=60)
-# The best checkpoint and the latest, which come home, and the one before the latest, which is there just in case: each
-# has 5,000 bytes.
+# WEIGHTS: the best checkpoint and the latest, which are downloaded. SPARE: the checkpoint before the latest, which
+# stays on the machine unless the latest is damaged. Each file has 5,000 bytes.
 WEIGHTS = [
     ("checkpoints/000020.model.safetensors", as_tensors(b"\x14" * 4926), 20),
     ("checkpoints/000030.model.safetensors", as_tensors(b"\x1e" * 4926), 30),
@@ -64,29 +64,29 @@ PLAIN = Profile("local", TRAITS, idempotent=False, timer="none", tells_rate=True
 
 
 class Killed(BaseException):
-    """The supervisor dies here, as by SIGKILL: nothing of it runs on."""
+    """Raised where the supervisor is killed, as by SIGKILL. gpurun does not handle it."""
 
 
 class Endless(BaseException):
-    """Something is done for ever; no test should wait for that."""
+    """Raised after MOST_CALLS calls: without it the code under test would repeat them forever."""
 
 
 class ScriptedCloud(FakeCloud):
-    """The simulated cloud without manners of its own: it does what the test says, word for word."""
+    """A simulated cloud without any provider's own behaviour: it does exactly what the test's script says."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(PLAIN, clock)
         self.passing = self._pass
         self.calls = 0
         self.killing = ""  # "before create", "after destroy", ...: the supervisor dies there, once
-        self.broken: dict[str, Exception] = {}  # verbs that answer with this, until it is taken out
-        self.reads: list[InstanceState] = []  # what the next reads say, true or not
+        self.broken: dict[str, Exception] = {}  # verb -> the error that its calls raise, until the test removes it
+        self.reads: list[InstanceState] = []  # the states that the next reads return, true or not
         self.rate, self.gpu = RATE, "A100"
         self.reported_rate: Callable[[str], Micros | None] = lambda verb: RATE
 
     @property
     def creates(self) -> list[str]:
-        """What each create does; "made" when the list is empty."""
+        """Return the faults of the next creates, one word each; without a fault, a create succeeds."""
         return [str(fault) for fault in self.script.get("create", [])]
 
     @creates.setter
@@ -126,7 +126,7 @@ class ScriptedCloud(FakeCloud):
         return self.reported_rate(verb)
 
     def _pass(self, place: str) -> None:
-        """Every way to and from the cloud or the machine: the place to die, or to be told that it is broken."""
+        """Kill the supervisor or raise the scripted error, at this point of a call to the cloud or the machine."""
         if self.killing == place:
             self.killing = ""
             raise Killed(place)
@@ -141,7 +141,7 @@ class ScriptedCloud(FakeCloud):
 
 
 class ScriptedFar(FarSide):
-    """An agent and a trainer that exist only as what they answer. `during` runs before every poll."""
+    """An agent and a trainer that exist only as their answers. `during` runs before every poll."""
 
     def __init__(self, cloud: FakeCloud) -> None:
         self.cloud, self.clock, self.card_name = cloud, cloud.clock, CARD
@@ -153,10 +153,10 @@ class ScriptedFar(FarSide):
         self.polls = 0
         self.behind = 0
         self.shortened: list[tuple[float, float]] = []
-        self.flips: dict[str, int] = {}  # How often the last byte of a file comes wrong.
+        self.flips: dict[str, int] = {}  # How many more downloads of a file end with a wrong byte.
         self.setup_takes_s, self.setup_begun_s = 0.0, -1.0
         self.setup_limits_s: list[float] = []
-        self.reached = ""  # The id of the machine that is meant, where a test tells.
+        self.reached = ""  # The id of the machine that gpurun connected to; empty if a test does not set it.
 
     def answers(self, limit_s: float) -> bool:
         try:
@@ -241,7 +241,7 @@ class ScriptedFar(FarSide):
         return EndAnswer(taken=taken, deadline=int(ends_wall) if ends_wall is not None else None, message=message)
 
     def _box(self) -> str:
-        """The box that this is the way to: the first that lives."""
+        """Return the id of the first machine that lives, or an empty string."""
         return next((box.id for box in self.cloud.alive), "")
 
     def manifest(self, most_bytes: int) -> Manifest:
@@ -302,7 +302,7 @@ class ScriptedFar(FarSide):
 
 
 class World:
-    """A paid run on the scripted cloud, whose cap pays for two machines, and what becomes of it."""
+    """A paid run on the scripted cloud, with a cap that pays for two machines."""
 
     def __init__(self, home: Home, lease: Lease = LEASE) -> None:
         self.home, self.clock = home, VirtualClock()
@@ -321,7 +321,7 @@ class World:
 
     @property
     def context(self) -> Context:
-        """What a supervisor works with."""
+        """Return the context that a supervisor works with."""
         return Context(
             home=self.home,
             folder=self.folder,
@@ -337,7 +337,7 @@ class World:
         return self.far
 
     def drive(self) -> ExitCode | str:
-        """Drive the run as a supervisor does: its exit code, the code of the error it ends with, or "killed"."""
+        """Drive the run as a supervisor does; return its exit code, the code of its error, or "killed" after a kill."""
         try:
             return Driver(self.context, Journal.open(self.folder.journal, self.clock)).drive()
         except GpurunError as error:

@@ -1,4 +1,4 @@
-"""A run on the real Slurm, for the suites that drive one."""
+"""Helpers for tests that drive a run on the real Slurm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLOCK = SystemClock()
 
 
 def opened(engine: Engine, home: Home, steps: int, *, train_s: int = 240) -> RunFolder:
-    """A run whose plan is a job of the engine."""
+    """Open a run whose plan is a job of the engine's cluster, and return its folder."""
     home.prepare()
     python = tiny_python(home.root)
     home.config.write_text(f'[slurm.lab]\nhost = "local"\nworkdir = "{engine.work}"\npython = "{python}"\n')
@@ -40,7 +40,7 @@ def opened(engine: Engine, home: Home, steps: int, *, train_s: int = 240) -> Run
 
 
 def seen(folder: RunFolder, event: Event) -> None:
-    """Wait until an event is on record."""
+    """Wait at most 120 s until the journal has an event."""
     for _ in ticks(CLOCK, 0.1, 120):
         if folder.journal.exists() and any(record.event is event for record in read_journal(folder.journal).records):
             return
@@ -48,7 +48,7 @@ def seen(folder: RunFolder, event: Event) -> None:
 
 
 def paid(folder: RunFolder) -> tuple[str, float]:
-    """The job of a run and its billable seconds, by the receipt."""
+    """Return the id of a run's job and its billable seconds, both from the receipt."""
     receipt: dict[str, Any] = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
     (rental,) = receipt["cost"]["rentals"]
     return str(receipt["instance"]["id"]).rpartition("/")[2], float(rental["billable_s"])

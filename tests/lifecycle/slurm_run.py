@@ -1,4 +1,4 @@
-"""A run as a job of the scripted Slurm, for the suites that drive one."""
+"""Fixtures and helpers for tests that drive a run as a job of the scripted Slurm."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def slurm(tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def opened(
     home: Home, slurm: ScriptedSlurm, *, steps: int = 30, nodes: int = 1, step_s: float = 0.002, price: Micros = FREE
 ) -> RunFolder:
-    """A run whose plan is a job of the cluster."""
+    """Open a run whose plan is a job of the scripted cluster, and return its folder."""
     folder = make_run(home, steps=steps, step_s=step_s)
     cluster, need = replace(slurm.cluster, price_per_gpu_hour=price), GpuNeed(count=0, name="cpu", nodes=nodes)
     offer = SlurmProvider([Site(cluster, LoginHere())], CLOCK).offers(need, ())[0]
@@ -73,7 +73,7 @@ def opened(
 
 
 def begin(home: Home, **environment: str) -> ForkProcess:
-    """Begin to drive the run in a process that shares what this one has patched."""
+    """Start to drive the run in a forked process, which keeps the patches of this process."""
     arguments = (home.root, "fox-41", {**os.environ, **environment}, home.root / "driven.txt")
     child = multiprocessing.get_context("fork").Process(target=drive_forked, args=arguments)
     child.start()
@@ -81,14 +81,14 @@ def begin(home: Home, **environment: str) -> ForkProcess:
 
 
 def ended(child: ForkProcess, home: Home) -> int:
-    """How that ended: -9 where a crash point has killed it."""
+    """Wait for the driving process and return its exit code: -9 if a crash point killed it."""
     child.join(timeout=180)
     assert child.exitcode is not None, (home.root / "driven.txt").read_text()
     return child.exitcode
 
 
 def drive(home: Home, **environment: str) -> int:
-    """Drive the run to its end."""
+    """Drive the run to its end and return the exit code."""
     return ended(begin(home, **environment), home)
 
 
@@ -97,7 +97,7 @@ def events_of(folder: RunFolder) -> list[Event]:
 
 
 def check_promises(home: Home, folder: RunFolder, slurm: ScriptedSlurm) -> None:
-    """One job in the queue's history, completed and gone with its folder; a receipt that the audit takes."""
+    """Assert that only one job ran, completed and left no folder, and that the audit accepts the receipt."""
     assert slurm.jobs == ["1"]
     assert (slurm.state / "jobs" / "1" / "word").read_text() == "COMPLETED"
     assert list(slurm.work.iterdir()) == []
@@ -107,6 +107,6 @@ def check_promises(home: Home, folder: RunFolder, slurm: ScriptedSlurm) -> None:
 
 
 def failure_of(folder: RunFolder) -> dict[str, Any]:
-    """What the run's first failed step said."""
+    """Return the journal's data of the run's first failed step."""
     records = read_journal(folder.journal).records
     return next(dict(record.data) for record in records if record.event is Event.STEP_FAILED)

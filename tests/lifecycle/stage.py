@@ -1,4 +1,4 @@
-"""What test_stage.py and other tests share."""
+"""Helpers shared by test_stage.py and other tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZE = 3 << 20
 
 
 def staged_run(home: Home, name: str = "fox-41", **train: Any) -> RunFolder:
-    """A run with two shards, one of them worth a request of its own, and a bucket."""
+    """Open a run with a bucket and two shards, one of them large enough to be staged."""
     folder = tiny_runs.make_run(home, name, **train)
     plan = Plan.from_json(folder.plan.read_bytes())
     (Path(plan.data.folder) / "train_000002.bin").write_bytes(random.Random(7).randbytes(SIZE))

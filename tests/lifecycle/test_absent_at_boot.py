@@ -1,4 +1,4 @@
-"""A machine that is shown as gone before it was ready: doubted for the settling time, then passed over."""
+"""Tests of a machine that its provider reports as gone before it is ready: gpurun takes the next offer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def capped_at(market: Market, machines: float) -> None:
 
 
 def never_was(market: Market) -> None:
-    """The first create gives an id that neither the list nor a reading ever knows."""
+    """Make the first create return the id of a machine that no list and no reading ever shows."""
     find, read = market.cloud.find, market.cloud.read
     first = "i-local-1"
 
@@ -51,7 +51,7 @@ def never_was(market: Market) -> None:
 
 
 def ended_at_launch(market: Market) -> None:
-    """The first machine ends as it is launched, and its provider lists it so, with the reason."""
+    """Make the first machine end at its launch; its provider then lists it as gone, with a reason."""
     make, find, read = market.cloud._make, market.cloud.find, market.cloud.read
     market.cloud.profile = replace(market.cloud.profile, tomb_s=3600.0)
 
@@ -167,7 +167,7 @@ def test_killed_before_the_end_is_proven_it_still_moves_on(market: Market) -> No
 
 
 def test_the_day_after_no_second_is_asked_for(market: Market) -> None:
-    """Whatever somebody came for then: a command that sees an old end proven must not rent."""
+    """A command that proves the death of a machine a day later must not rent another one."""
     ended_at_launch(market)
     market.cloud.killing = "before destroy"
     with pytest.raises(Killed):
@@ -204,7 +204,7 @@ def test_who_waits_is_shown_what_the_provider_says(market: Market) -> None:
 
 
 def test_a_lease_shrinks_for_what_an_earlier_machine_cost(market: Market) -> None:
-    """The next machine's lease was cut as though the cap still had what the one before it had cost."""
+    """When the second machine's price rises, its lease must fit into what the first machine has left of the cap."""
     never_was(market)
     assert market.supervise() is ExitCode.DONE
     records = market.records

@@ -1,4 +1,4 @@
-"""What comes home at the end, in which order, and around what: a full disk, a file that is held, a damaged one."""
+"""Tests of the download at the end of a run: its order, full disks, and files that are locked or damaged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FULL = StoreFull("collect.disk_full", "There is no room for it.", hint="Free som
 
 
 def fetched(world: World) -> list[str]:
-    """The names of the files that are asked for from now on, in this order, each once."""
+    """Return a list to which each file requested from now on is added, once and in order."""
     names, passing = list[str](), world.cloud.passing
 
     def hear(place: str) -> None:
@@ -54,7 +54,7 @@ def fetched(world: World) -> list[str]:
 
 
 def stale(copied: str) -> Callable[..., os.stat_result]:
-    """What `os.stat` is where a copy cannot be looked at: the home's file server was restarted."""
+    """Return an `os.stat` that fails for paths with this ending, as it does after a restart of a file server."""
     stat = os.stat
 
     def out_of_reach(path: Any, *rest: Any, **more: Any) -> os.stat_result:
@@ -66,7 +66,7 @@ def stale(copied: str) -> Callable[..., os.stat_result]:
 
 
 def after(world: World, seconds: float, do: Callable[[], object]) -> None:
-    """Something happens at that time."""
+    """Make the virtual clock call `do` once, when it first shows `seconds` or more."""
     sleep, done = world.clock.sleep, list[float]()
 
     def waking(for_s: float) -> None:
@@ -114,7 +114,7 @@ SEVERAL = (
     ],
 )
 def test_what_is_worth_most_is_wanted_first(latest: int | None, best: int | None, order: str, left: str) -> None:
-    """A list without the checkpoint that it calls the latest is odd: then none of the others is a mere spare."""
+    """A list that lacks the checkpoint it names as the latest is doubtful: all its checkpoints are then wanted."""
     manifest = listing(*SEVERAL, latest=latest, best=best)
     assert " ".join(file.name for file in due_files(manifest)) == order
     assert " ".join(file.name for file in spare_files(manifest)) == left
@@ -154,7 +154,7 @@ def test_both_damaged_are_missing_and_never_called_left_there(world: World) -> N
 
 
 def test_a_small_file_unlike_the_list_is_fetched_again_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many small files come in one stream: the receipt would vouch for bytes that the machine never listed."""
+    """Small files come in one stream. If a wrong one were kept, the receipt would vouch for unlisted bytes."""
     texts = {f"samples/{step:06d}-0.txt": b"The def %06d" % step for step in range(20)}
     names, manifest, spoilt = fetched(world), world.far.manifest, "samples/000007-0.txt"
     listed = [
@@ -198,7 +198,7 @@ def test_what_came_home_early_of_the_one_before_is_on_record(world: World) -> No
 def test_there_is_no_paid_wait_for_the_rest_of_the_one_before(
     world: World, room: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of it came home early, the other half has no room; the latest and the best have, and are all that is due."""
+    """Only half of the spare checkpoint fits on the disk. The latest and the best fit; only they are waited for."""
     more = ("checkpoints/000025.optim.safetensors", b"\x1a" * 5000, 25)
     monkeypatch.setattr(scripted_cloud, "FINISHED", [*scripted_cloud.FINISHED, more])
     room["bytes"] = 20_100
@@ -231,7 +231,7 @@ def test_with_the_latest_at_home_the_one_before_is_not_missed(world: World) -> N
 
 @pytest.fixture
 def room(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """A disk of so many bytes, of which those below artifacts/ are taken."""
+    """Provide the size of a simulated disk, which the files in artifacts/ fill; a test may change it."""
     disk = {"bytes": 12_000}
 
     def usage(_: object) -> SimpleNamespace:
@@ -243,7 +243,7 @@ def room(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def test_what_fits_comes_home_and_the_rest_once_there_is_room(world: World, room: dict[str, int]) -> None:
-    """Two of three files fit; a minute later somebody has made room."""
+    """Two of three files fit on the disk; later there is room for the third."""
     at_that_time = list[set[str]]()
 
     def make_room() -> None:
@@ -297,7 +297,7 @@ def test_a_disk_that_takes_no_new_folder_is_waited_for_too(world: World, monkeyp
 
 
 def test_a_disk_unmounted_at_the_end_of_training_is_waited_for(world: World) -> None:
-    """`artifacts` is a link to a larger disk; without that nothing can be stored, and the machine has it still."""
+    """`artifacts` links to a larger disk. While that is unmounted nothing can be stored; the machine has the files."""
     disk = world.home.root / "disk"
     world.folder.artifacts.symlink_to(disk)
     after(world, 250.0, disk.mkdir)
@@ -310,7 +310,7 @@ def test_a_disk_unmounted_at_the_end_of_training_is_waited_for(world: World) -> 
 
 
 def test_a_folder_that_sudo_has_left_to_root_is_waited_for_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint came home early, which newer ones have replaced over there; then `sudo gpurun collect`."""
+    """`sudo gpurun collect` left the folder of an earlier checkpoint to root; gpurun waits until it can be read."""
     old = ManifestFile(name="checkpoints/000010.model.safetensors", bytes=3, sha256="0" * 64, kind="weights", step=10)
     Inventory(world.folder).note(step=10, files=(old.name,), whole=(old,))
     stat = os.stat
@@ -331,7 +331,7 @@ def test_a_folder_that_sudo_has_left_to_root_is_waited_for_too(world: World, mon
 def test_an_unreachable_copy_ends_no_training_nor_is_made_twice(
     world: World, monkeypatch: pytest.MonkeyPatch, copied: str
 ) -> None:
-    """The home is on another machine's disk, whose server was restarted, or `sudo` has left the folder to root."""
+    """The home is on a file server that restarts: the copy of the log or the events cannot be read for a while."""
     stat = os.stat
     after(world, 30.0, lambda: monkeypatch.setattr(os, "stat", stale(copied)))
     after(world, 50.0, lambda: monkeypatch.setattr(os, "stat", stat))
@@ -344,7 +344,7 @@ def test_an_unreachable_copy_ends_no_training_nor_is_made_twice(
 
 
 def test_a_restarted_supervisor_needs_no_look_at_the_copies(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a journal has lost a machine is asked only where one would be rented next."""
+    """gpurun asks whether the journal has lost a machine only before it would rent another one."""
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"
     stat = os.stat
@@ -370,7 +370,7 @@ def test_an_early_file_that_became_unreadable_is_fetched_again(world: World, mon
     (world.folder.artifacts / LATEST).write_bytes(WEIGHTS[1][1])
     digest = hashlib.file_digest
 
-    # Held open: a file that comes later cannot be given its inode.
+    # The file is held open so that no later file gets its inode.
     with (world.folder.artifacts / LATEST).open("rb") as spoilt:
 
         def unreadable(file: Any, kind: str) -> Any:
@@ -396,7 +396,7 @@ def test_nobody_waits_for_room_for_what_a_dead_machine_had(world: World, room: d
 
 
 def test_more_than_any_disk_takes_is_refused_with_the_list(world: World) -> None:
-    """2^60 bytes are not waited for."""
+    """An announced size of 2^60 bytes must be refused with the list, because no disk will ever have room for it."""
     limits: list[int] = []
     manifest = world.far.manifest
     world.far.manifest = lambda most: limits.append(most) or manifest(most)  # type: ignore
@@ -406,7 +406,7 @@ def test_more_than_any_disk_takes_is_refused_with_the_list(world: World) -> None
 
 
 def test_a_file_too_large_for_the_model_stays_and_the_rest_comes(world: World) -> None:
-    """300 MB "of text" came from a hostile machine of a model of half a megabyte."""
+    """A hostile machine announces a sample text of 300 MB, for a model of half a megabyte."""
     large = {"name": "samples/000040-0.txt", "bytes": 300 << 20, "sha256": "0" * 64, "kind": "sample", "step": 40}
     names, manifest = fetched(world), world.far.manifest
 
@@ -421,12 +421,12 @@ def test_a_file_too_large_for_the_model_stays_and_the_rest_comes(world: World) -
     assert kept(world)
 
 
-# A file that somebody else has open
+# A file that another process has locked
 
 
 @contextmanager
 def held(world: World, content: bytes) -> Iterator[Path]:
-    """Another process has the lock of a file on its way home, as `gpurun collect` does; the path of what it has."""
+    """Lock the partial file of a content, as `gpurun collect` in another process does, and yield its path."""
     place = world.folder.artifacts / PARTIAL_FOLDER / hashlib.sha256(content).hexdigest()
     place.parent.mkdir(parents=True)
     descriptor = os.open(place, os.O_RDWR | os.O_CREAT, 0o600)
@@ -438,7 +438,7 @@ def held(world: World, content: bytes) -> Iterator[Path]:
 
 
 def test_a_file_a_stopped_collect_holds_comes_last_despite_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`gpurun collect` was stopped with ^Z: it holds its file for as long as nobody goes on with it."""
+    """`gpurun collect` was stopped with ^Z, so it holds the lock of its file until the user continues it."""
     monkeypatch.setattr(resumable_file, "WAIT_S", 0.01)
     names = fetched(world)
     with held(world, WEIGHTS[1][1]) as place:

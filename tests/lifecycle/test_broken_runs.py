@@ -1,4 +1,4 @@
-"""What is broken under a run: its journal, its disk, its PyTorch. Nothing is lost, and what to do is said."""
+"""Tests of runs whose journal, disk or PyTorch is broken: no file is lost, and the user learns what to do."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_dry_run_without_torch_says_which_extra(own: Home, monkeypatch: pytest
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Home]:
-    """A home on a disk of four megabytes, which only root can make."""
+    """Yield a home on a disk of four megabytes; skip the test if that cannot be mounted, which needs root."""
     root = tmp_path / "disk"
     root.mkdir()
     if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", root]).returncode:
@@ -123,7 +123,7 @@ def test_a_disk_that_fills_up_anywhere_loses_nothing(small_disk: Home, free_kb: 
     ballast.write_bytes(b"\0" * size)
     first = start(small_disk)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        first.wait(4)  # One that lives on has paused: its disk is full, and its instance is kept.
+        first.wait(4)  # A process that is still alive waits for room on the disk and keeps its instance.
     ballast.unlink()
     _, words = first.communicate(timeout=60)
     state = look_at_run(small_disk, "fox-41").state

@@ -1,4 +1,4 @@
-"""What a machine pushes to a bucket elsewhere is charged where it leaves: no more of it than the plan has paid for."""
+"""Tests that a machine pushes no more to a bucket elsewhere than the plan has paid for, because egress is charged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILE = ManifestFile(name="checkpoints/000010.weights", bytes=9, sha256="0" * 64,
 
 
 def order_of(home: Home, *, provider: str, **bucket: str) -> tuple[dict[str, Any], RunFolder, Plan]:
-    """What the agent is given to push by, of a run with that machine and bucket."""
+    """Return the push order that the agent gets for a provider and a bucket, the run's folder and its plan."""
     folder = staged_run(home)
     plan = Plan.from_json(folder.plan.read_bytes())
     stage = StagePlan(
@@ -41,7 +41,7 @@ def order_of(home: Home, *, provider: str, **bucket: str) -> tuple[dict[str, Any
         plan=plan, clock=SystemClock(), folder=folder, seconds_left=lambda _: 600.0, raise_if_stopped=lambda _: None
     )
     far = SimpleNamespace(let_push=given.append)
-    for _ in range(2):  # Fresh URLs are for the same bytes.
+    for _ in range(2):  # A second order has fresh URLs, but the limit stays the same.
         Pushing(cast(RunState, SimpleNamespace(token="gr")), cast(Context, context), cast(FarSide, far)).give()
     first, again = map(json.loads, given)
     assert first["most_bytes"] == again["most_bytes"]

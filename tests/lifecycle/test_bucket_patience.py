@@ -1,4 +1,4 @@
-"""A line that breaks again and again, and in between carries something, brings a large file there and home."""
+"""Tests that a line which breaks every hour still carries a large file to and from a bucket."""
 
 from __future__ import annotations
 

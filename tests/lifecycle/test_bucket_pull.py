@@ -1,4 +1,4 @@
-"""A bucket that is away for a moment while a machine waits: a minute is paid sooner than hours of sending from here."""
+"""Tests of a bucket that fails while a machine waits: a paid minute of patience may save hours of sending over SSH."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ FILE = StagedFile(
 
 
 class Patience:
-    """Has all the time that it was given."""
+    """A patience that tries once and always has all of its time left."""
 
     def __init__(self, *_: Any, limit_s: float) -> None:
         self.left_s = limit_s
 
     def moved(self) -> None:
-        """Something came."""
+        """Ignore the progress."""
 
     def until_done(self, attempt: Callable[[], None]) -> None:
         attempt()
@@ -52,9 +52,10 @@ def pulled(
     look: Callable[[], None] = lambda: None,
     at: Callable[[int], float] = lambda _: 0.0,
 ) -> tuple[PullResult, list[Any]]:
-    """What came of one staged file, and what was noted, where the machine pulls and the bucket answers like this.
+    """Return the result for one staged file, and the notes, if the machine and the bucket behave as scripted.
 
-    `at` is how many bits come in each second of an order that is not scripted.
+    `order` scripts the machine's pulls and `look` the bucket's answers. Without `order`, `at` gives the bits that come
+    in each second.
     """
 
     def at_a_pace(came: PullResult, on_progress: Callable[[], None], timeout_s: float) -> None:
@@ -72,7 +73,7 @@ def pulled(
     scripted = (lambda came, **_: order(came)) if order else at_a_pace
     monkeypatch.setattr(room, "have_pulled", lambda _, __, ___, came, **more: scripted(came, **more))
     monkeypatch.setattr(Bucket, "look", lambda _: look())
-    lease = SimpleNamespace(ship_s=110, train_s=10_000)  # For 10 GB at a gigabit, as they are counted.
+    lease = SimpleNamespace(ship_s=110, train_s=10_000)  # The plan's time for 10 GB at 1 Gbit/s.
     plan = SimpleNamespace(choices=Choices(stage="s3://shards/gpt"), lease=lease, uplink=Uplink())
     context = cast(Context, SimpleNamespace(plan=plan, clock=clock, raise_if_stopped=lambda _: None))
     came = PullResult()
@@ -131,7 +132,7 @@ def test_what_no_patience_mends_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
 def test_a_slow_bucket_is_kept_when_ssh_would_be_slower_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ten times as slow as in the plan, and still five times as fast as SSH."""
+    """The bucket is ten times slower than in the plan, and still five times faster than SSH."""
     clock = VirtualClock()
     begun = clock.monotonic()
     came, notes = pulled(monkeypatch, clock, at=lambda _: 100e6)
@@ -163,7 +164,7 @@ def test_a_lid_that_was_closed_while_it_came_is_no_slow_bucket(monkeypatch: pyte
 
 
 def test_a_touched_file_is_pulled_and_a_changed_one_is_not(tmp_path: Path) -> None:
-    """A machine may be waited for through a night in which a disk is mounted again."""
+    """While gpurun waits for a machine, files may get new timestamps, for example when a disk is mounted again."""
     data, staged = tmp_path / "data", tmp_path / "staged.json"
     data.mkdir()
     for name in ("same.bin", "touched.bin", "changed.bin"):

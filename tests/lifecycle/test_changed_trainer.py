@@ -1,4 +1,4 @@
-"""A trainer of the user's own: what is refused, and that it is what trains, what is named and what goes on."""
+"""Tests of a user's changed trainer: when it is refused, and that the run trains with it, names it and continues it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL = ("--set", "train.checkpoint_every=100", "--set", "eval.every=100", "--se
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of gpurun's own trainer."""
+    """Return a copy of gpurun's own trainer."""
     copied = shutil.copytree(bundle_root() / "trainer", tmp_path / "mine", ignore=shutil.ignore_patterns("__pycache__"))
     return Path(copied)
 
@@ -91,7 +91,7 @@ def test_continuing_with_another_trainer_is_warned_about(own: Home) -> None:
 
 @pytest.fixture(params=["trainer", "folder"])
 def program(own: Home, request: pytest.FixtureRequest) -> tuple[World, str]:
-    """A run of a recipe or of a command, whose program is as it was planned, and the code if it is not."""
+    """Return a run of a recipe or of a command, and the code of the error if its program has changed."""
     world, kind = World(own), str(request.param)
     if kind == "folder":
         job = CommandJob(recipe="train.py", recipe_sha256="0" * 64, command=Command(argv=("train.py",)))
@@ -103,7 +103,7 @@ def program(own: Home, request: pytest.FixtureRequest) -> tuple[World, str]:
 
 
 def test_a_changed_program_rents_no_machine(program: tuple[World, str]) -> None:
-    """The receipt would name the program that was planned, and another one would have run."""
+    """Otherwise the receipt would name the planned program although another one ran."""
     world, code = program
     world.folder.plan.write_text(changed_plan(world.plan, {"bundle_sha256": "0" * 64}).to_json())
     assert world.drive() is ExitCode.SETUP
@@ -188,7 +188,7 @@ hardware = { gpu = "1xA100", disk_gb = 20, on_cpu = "rehearsal" }
 
 @pytest.mark.slow
 def test_an_optimiser_that_cannot_be_resumed_fails_its_rehearsal(own: Home, copy: Path, tmp_path: Path) -> None:
-    """Its state is saved by halves. It learns, and a spot machine that goes would take the run with it."""
+    """The optimizer saves only half of its state: it learns, but the run could not continue after a lost machine."""
     path, session = tmp_path / "small.toml", Session(home=own, quiet=True)
     path.write_text(RECIPE)
     request = Request(recipe=str(path), choices=Choices(trainer=str(copy)))

@@ -1,4 +1,4 @@
-"""`gpurun collect`: finished checkpoints come home while training goes on, and the run does not notice."""
+"""Tests of `gpurun collect`: it downloads finished checkpoints during training and does not disturb the run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def nobody(file: ManifestFile, have_bytes: int) -> None:
-    """Hears nothing."""
+    """Ignore the progress."""
 
 
 def bring(instance: Instance, folder: RunFolder, only: Only) -> Brought:
@@ -99,7 +99,7 @@ def test_the_newest_comes_home_while_training_continues(own: Home) -> None:
 
 
 def untouched(path: Path) -> tuple[int, int, int]:
-    """What a write would change of a file; a read moves its time of access."""
+    """Return the facts of a file that a write changes and a read does not."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
@@ -118,7 +118,7 @@ def test_only_requested_files_come_home_and_the_rest_are_named(instance: Instanc
 def test_of_all_files_those_that_fit_come_home(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The list is not taken for a hostile one because all of it has no room: two of three have, and a state."""
+    """The disk has no room for all files: gpurun must not refuse the list, but download those that fit."""
     names = instance.save(10, 20, 30, best=10)
     size_bytes = (instance.out / names[0]).stat().st_size
 
@@ -184,7 +184,7 @@ def test_a_file_that_the_supervisor_is_bringing_is_waited_for(
 def test_a_file_that_a_stopped_collect_holds_is_brought_past_it(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another terminal has `gpurun collect` stopped with ^Z: nobody waits for it for ever, without a word."""
+    """`gpurun collect` was stopped with ^Z in another terminal; this one must not wait forever for its file."""
     weights, state = instance.save(10)
     held, waited = hashlib.sha256((instance.out / weights).read_bytes()).hexdigest(), list[str]()
     fetch = instance.far.fetch
@@ -314,7 +314,7 @@ def test_after_the_end_it_names_what_was_lost_and_what_was_left(
 def test_after_the_end_the_newest_is_the_newest_whole_one_here(
     session: Session, lost: tuple[str, ...], only: Only, expected: list[int] | tuple[str, ...]
 ) -> None:
-    """An optimiser's state without its weights is no checkpoint, and a finished one that was lost was finished."""
+    """A checkpoint that lacks a file does not count. If the best one was lost, the refusal names its step."""
     kinds = {"model": "weights", "optim": "optimizer"}
     names = [f"{step:06d}.{part}" for step in (20, 30) for part in kinds]
     sha256 = hashlib.sha256(b"x").hexdigest()
@@ -345,7 +345,7 @@ def test_after_the_end_the_newest_is_the_newest_whole_one_here(
 def test_what_the_end_brings_and_what_it_leaves_are_told_apart(
     session: Session, instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint before the latest comes home only when it is asked for, so nothing else is promised of it."""
+    """The end of the run downloads the latest and the best; the text names `--only all` for the one between them."""
     pushed_run(session, monkeypatch)
     state = RunState(run="fox-41", phase=Phase.TRAINING, instance=None)
     sight = replace(find_meant_run(session, "fox-41"), folder=folder, state=state)
@@ -360,7 +360,7 @@ def test_what_the_end_brings_and_what_it_leaves_are_told_apart(
     assert not any(word in texts["all"] for word in ("gpurun stop", "--only"))
 
 
-# A copy elsewhere
+# Copies in another folder
 
 
 def test_what_was_asked_for_is_copied_to_a_folder_once(session: Session, tmp_path: Path) -> None:
@@ -421,7 +421,7 @@ def test_two_collects_into_one_folder_do_not_spoil_each_other(
     file = ManifestFile(name="a.bin", bytes=len(content), sha256=sha256, kind="weights", step=1)
 
     def another_one(descriptor: int) -> None:
-        """As the first has written all of it, the second begins, and is ended half way."""
+        """Start a second copy once the first has written all bytes, and interrupt it half way."""
         monkeypatch.setattr(os, "fsync", ended)
         second = threading.Thread(target=copy_and_end)
         second.start()
@@ -448,7 +448,7 @@ STAGE = "s3://bucket/prefix"
 
 
 def pushed_run(session: Session, monkeypatch: pytest.MonkeyPatch, *parts: str, **collected: Any) -> RunFolder:
-    """A run whose machine has pushed to a bucket; the bucket is what the test says it is."""
+    """Make a run that has pushed to a simulated bucket, and play the given parts of its journal."""
     run = opened_run(session.home, "fox-41")
     plan = Plan.from_json(run.folder.plan.read_bytes())
     run.folder.plan.write_text(plan.model_copy(update={"choices": Choices(stage=STAGE)}).to_json())
@@ -471,7 +471,7 @@ def pushed_run(session: Session, monkeypatch: pytest.MonkeyPatch, *parts: str, *
 def test_a_gone_machines_missing_files_come_from_the_bucket(
     session: Session, monkeypatch: pytest.MonkeyPatch, collected: dict[str, Any]
 ) -> None:
-    """Also where all that is remembered of it is here: the bucket may have newer checkpoints."""
+    """If the list is a remembered one, the bucket is read even when no file is missing: it may have newer files."""
     pushed_run(session, monkeypatch, "through_training", "death", **collected)
     answer = collect(session, "fox-41", only="last")
     assert [file["name"] for file in answer.data["here"]][:1] == [WEIGHTS]
@@ -504,7 +504,7 @@ def test_an_unreachable_machines_pushes_come_from_the_bucket(
 
 
 def older_bucket(monkeypatch: pytest.MonkeyPatch, *, is_empty: bool = False) -> ManifestFile:
-    """What the bucket has is of step 60: the machine's URLs had run out by then."""
+    """Simulate a bucket that is empty or stopped at step 60, when the machine's URLs expired; return its file."""
     old = ManifestFile(name="checkpoints/000060.safetensors", bytes=5, sha256="6" * 64, kind="weights", step=60)
     manifest = Manifest() if is_empty else Manifest(latest=60, best=Best(step=60, val_loss=9.0), files=(old,))
 

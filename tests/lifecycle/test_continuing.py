@@ -1,4 +1,4 @@
-"""A run goes on from what an earlier one brought home: only what its receipt names, and only if it can go on."""
+"""Tests of continuing a run: only from files that the earlier run's receipt names, and only if it can be continued."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def shards(**more: Any) -> DataSummary:
 def refused_code(
     home: Home, request: Request = FROM, recipe: ResolvedRecipe = RECIPE, data: DataSummary | None = None
 ) -> str:
-    """The code with which it is refused, at whichever of the three places comes first."""
+    """Return the code of the error with which a continuation is refused, by any of its three steps."""
     with pytest.raises(GpurunError) as refused:
         _go_on(home, request, recipe, data or shards())
     assert refused.value.hint
@@ -131,7 +131,7 @@ def test_a_continued_run_repeats_all_but_the_cap_and_consents(home: Home) -> Non
 
 
 def test_another_challenge_is_another_training(home: Home) -> None:
-    """The earlier run's own is among its overrides, so `--from` keeps it; a copied run is not made one's own by it."""
+    """`--from` keeps the earlier run's challenge. Another one is refused, so a copied run cannot pass as one's own."""
     stopped_run(home)
     other = FROM.model_copy(update={"overrides": (f'train.challenge="ml-2026-word:{"a" * 64}"',)})
     resolved = resolve(load_recipe("gpt2-124m"), "full", training_as_before(other, home).overrides)
@@ -300,7 +300,7 @@ def test_a_run_may_be_planned_further_but_never_less_far(home: Home) -> None:
 
 
 def test_changes_are_listed_with_the_flags_that_undo_them(home: Home) -> None:
-    """A rehearsal's form differs from the full one in what nobody typed, and so does a recipe that was edited since."""
+    """The differences may come from a rehearsal's form or an edited recipe, so the hint names a flag for each value."""
     stopped_run(home)
     edited = ("optim.lr=0.002", 'data.source="my texts"', "train.batch_tokens=524288")
     with pytest.raises(UsageError) as refused:
@@ -319,7 +319,7 @@ def test_a_checkpoint_that_is_not_what_came_home_is_refused(home: Home, name: st
 
 
 def test_a_dev_box_with_an_altered_folder_is_not_continued(home: Home, tmp_path: Path) -> None:
-    """Its receipt has the digest of the folder: what somebody put there since was never on the box."""
+    """The receipt has the digest of the uploaded folder: a file that was changed since was never on the box."""
     command = Command(argv=KEEP, outputs=EVERYTHING)
 
     class Box(StoppedRun):
@@ -347,7 +347,7 @@ def test_a_dev_box_with_an_altered_folder_is_not_continued(home: Home, tmp_path:
 
 
 def test_leftovers_of_another_run_are_replaced_not_written_into(home: Home) -> None:
-    """It is a second name of that run's checkpoint, which was paid for."""
+    """The leftover is a hard link to the other run's checkpoint: writing into it would destroy what was paid for."""
     first, into = stopped_run(home), home.staged_data("owl-07")
     kept = {path: path.read_bytes() for path in first.folder.artifacts.rglob("*.*")}
     with_checkpoint_beside(shards(), with_earlier_checkpoint(RECIPE, FROM, home), home, into)
@@ -402,7 +402,7 @@ def test_a_plan_that_was_edited_says_nothing(home: Home) -> None:
 
 
 class Going(StoppedRun):
-    """A run that went on from fox-41, as its plan has it; `claims` is what it was opened with."""
+    """A run that continued fox-41: its plan file names `before`, and it was opened with `claims`."""
 
     before: Earlier
     claims: Earlier
@@ -469,7 +469,7 @@ def test_the_key_that_signs_is_of_this_home(home: Home) -> None:
 
 
 def test_a_moved_home_still_finds_the_shards_of_an_earlier_run(tmp_path: Path) -> None:
-    """Those of a run that had gone on itself are the first one's."""
+    """A run that continued another run uses the shards in that first run's folder."""
 
     class Second(StoppedRun):
         def trainer_files(self) -> None:
@@ -493,7 +493,7 @@ def test_a_moved_home_still_finds_the_shards_of_an_earlier_run(tmp_path: Path) -
 
 
 def asked_of(home: Home, **changes: Any) -> None:
-    """An earlier run that was asked for in another way."""
+    """Make the earlier run, with a request that has these changes."""
 
     class Asked(StoppedRun):
         def trainer_files(self) -> None:
@@ -589,7 +589,7 @@ def test_who_went_on_from_the_same_run_before_is_named(home: Home) -> None:
 
 
 def test_a_bucket_that_the_earlier_run_went_by_is_named(home: Home) -> None:
-    """It is asked for again, as every consent is; but a user who forgets it sends all shards again on paid time."""
+    """Like every consent, a bucket must be given again. A user who forgets it would upload all shards on paid time."""
     run = stopped_run(home)
     earlier = with_earlier_checkpoint(RECIPE, FROM, home).earlier
     assert earlier is not None
@@ -601,7 +601,7 @@ def test_a_bucket_that_the_earlier_run_went_by_is_named(home: Home) -> None:
 
 
 def test_without_a_request_the_plan_says_what_can_be_continued(home: Home) -> None:
-    """A file that went lost is no reason to pay for the same steps again; what is not in the plan is said again."""
+    """If the request file is lost, recipe and provider come from the plan; the user must repeat the overrides."""
     stopped_run(home).folder.request.unlink()
     request = training_as_before(FROM, home)
     assert (request.recipe, request.providers, request.choices) == ("gpt2-124m", ("runpod",), Choices())

@@ -1,4 +1,4 @@
-"""CORE at the end of a run, on this machine: planned, shipped, taken, signed, and taken again from the checkpoint."""
+"""Tests of the CORE score at the end of a run on this machine: planned, uploaded, computed, signed and repeated."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Kill the supervisor at every journal record and every call that leaves it, drive the run again, check the promises.
+"""Tests that kill the supervisor at every journal record and outward call, drive the run again and check the promises.
 
-The kill is a real SIGKILL in a process of its own; instance, agent and trainer are real processes too and live on.
-How often a run looks at a machine depends on the machine: of the looks between two records it is killed at the first.
+The kill is a real SIGKILL of a separate process. Instance, agent and trainer are real processes too, and live on. How
+often a run looks at its machine depends on the machine: of the looks between two records, only the first is a crash
+point.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ RECORDS = {str(event) for event in Event}
 
 
 def crash_points_of_a_run(home: Home) -> list[str]:
-    """The crash points that every whole run passes, in order, each as the path of names that leads to it."""
+    """Return the crash points that every complete run passes, in order; each is the path of names that leads to it."""
     make_run(home, "whole-1", steps=STEPS)
     log = home.root / "points.txt"
     assert drive(home, "whole-1", GPURUN_CRASH_LOG=str(log)).returncode == 0
@@ -46,7 +47,7 @@ def crash_points_of_a_run(home: Home) -> list[str]:
 
 
 def check_promises(home: Home, folder: RunFolder) -> None:
-    """P1 to P5 and P9, by what is on disk and in the process table, not by what gpurun says of itself."""
+    """Assert the promises P1 to P5 and P9 from the disk and the process table, not from what gpurun reports."""
     records = read_journal(folder.journal).records
     events = [record.event for record in records]
     tokens = {record.data["token"] for record in records if record.event is Event.CREATE_INTENDED}
@@ -98,7 +99,7 @@ def test_killed_anywhere_and_resumed_the_run_ends_the_same(points: list[str], gr
 
 @pytest.mark.slow
 def test_killed_at_its_fourteenth_point_each_time_the_run_ends(tmp_path: Path) -> None:
-    """It makes progress each time, and never a second instance: to prove a death is the most that one life must do."""
+    """Each new supervisor makes progress. The proof of death is the longest step that one of them must finish."""
     home = Home(tmp_path / "home")
     folder = make_run(home, steps=STEPS)
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""A provider that denies a machine which lives: its word alone is no proof, as long as the machine itself answers."""
+"""Tests of a provider that denies a living machine: while the machine answers, its death is not proven."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def world(tmp_path: Path) -> World:
 
 
 def deny(world: World, seconds: float) -> None:
-    """From the first request for its end on, the machine is in no list, and reading and ending it are answered 404."""
+    """Make the cloud deny the machine for `seconds` after the first destroy: it reads as gone, and does not end."""
     cloud, begun = world.cloud, list[float]()
     find, read, destroy = cloud.find, cloud.read, cloud.destroy
 

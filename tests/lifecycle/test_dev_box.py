@@ -1,4 +1,4 @@
-"""A dev box on this machine, with the real agent: it ends when nobody uses it, and what was made there is at home."""
+"""Tests of a dev box on this machine, with the real agent: an idle box ends, and the files made on it are at home."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def lab(tmp_path: Path) -> Path:
 def planned(
     home: Home, folder: Path | None, name: str = RUN, idle_s: int = 1800, **wishes: Any
 ) -> tuple[Request, Plan]:
-    """A dev box on this machine; `idle_s` may be shorter than a person can say it."""
+    """Return the request and the plan of a dev box here; `idle_s` may be shorter than the command line allows."""
     continues = wishes.pop("continues", "")
     command = Command(argv=KEEP, folder=str(folder or ""), outputs=EVERYTHING, grace_s=2)
     request = Request(
@@ -74,7 +74,7 @@ def planned(
 
 
 def begun(home: Home, folder: Path | None, name: str = RUN, lease: Lease | None = None, **more: Any) -> RunFolder:
-    """The box once it is in use."""
+    """Start a dev box, wait until its job has started, and return the run's folder."""
     request, plan = planned(home, folder, name, **more)
     if lease is not None:
         plan = plan.model_copy(update={"chosen": plan.chosen.model_copy(update={"lease": lease})})
@@ -96,7 +96,7 @@ def there(home: Home, name: str = RUN) -> FarSide:
 
 
 def over(home: Home, made: RunFolder, limit_s: float = 60.0) -> dict[str, Any]:
-    """What the receipt says of its end."""
+    """Wait until the run is finished, and return the training part of its receipt."""
     assert any(not look_at_run(home, made.name).unfinished for _ in ticks(CLOCK, 0.2, limit_s)), said(made)
     return dict(read_receipt(home, made).predicate["training"])
 
@@ -176,7 +176,7 @@ def test_a_repository_that_cannot_be_cloned_is_quoted_from_git(home: Home, tmp_p
 
 @pytest.mark.slow
 def test_a_dead_supervisor_changes_nothing_for_the_lease(home: Home, lab: Path) -> None:
-    """The machine's own guard ends it; whoever comes back finds that, and the receipt has its end."""
+    """The guard ends the machine at its deadline; the next supervisor finds that and writes the receipt."""
     lease = Lease(boot_s=40, ship_s=20, train_s=25, collect_s=5, destroy_s=5, kill_allowance_s=5)
     made = begun(home, lab, lease=lease)
     (Path(there(home).doors().folder) / "made.txt").write_text("x")

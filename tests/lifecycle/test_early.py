@@ -1,4 +1,4 @@
-"""Checkpoints come home while training goes on, and what goes wrong with that hurts neither training nor the rest."""
+"""Tests of the download during training: its failures must harm neither the training nor the other files."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_older_checkpoint_stays_until_the_newer_is_here_whole(
 def test_what_was_replaced_makes_room_before_the_next_one_comes(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two checkpoints and a half fit: as many as the machine keeps, which is all that is of use."""
+    """The disk has room for two and a half checkpoints; the machine keeps two."""
     size_bytes = (instance.out / instance.save(10)[0]).stat().st_size
 
     def usage(_: object) -> SimpleNamespace:
@@ -136,7 +136,7 @@ def test_a_partial_copy_of_a_replaced_file_gives_back_its_room(
 
 
 def test_a_restarted_supervisor_brings_what_was_still_to_come(instance: Instance, folder: RunFolder) -> None:
-    """It hears of a checkpoint only once, and the next one may be an hour away."""
+    """A checkpoint is announced only once, and the next one may be an hour away."""
     folder.events.write_bytes(LINE)
     instance.save(10)
     with BackgroundDownload(instance.far, folder, FREE, SystemClock()):
@@ -146,7 +146,7 @@ def test_a_restarted_supervisor_brings_what_was_still_to_come(instance: Instance
 def test_unreadable_events_do_not_stop_the_watch(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a home whose file server was restarted."""
+    """The home may be on a file server that was restarted."""
     stat = os.stat
 
     def stale(path: Any, *rest: Any, **more: Any) -> os.stat_result:
@@ -235,7 +235,7 @@ def test_where_bytes_cost_only_paid_ones_come_home_spread_out(
     monkeypatch.setattr(instance.far, "fetch", counted)
     for step in range(1, 21):
         instance.save(*{max(1, step - 1), step}, best=1)
-        for _ in range(2):  # Another life of the supervisor asks for nothing twice.
+        for _ in range(2):  # A restarted supervisor must download nothing twice.
             BackgroundDownload(instance.far, folder, EgressBudget(folder, limit_bytes, 20), SystemClock()).bring(
                 instance.far
             )
@@ -273,7 +273,7 @@ def test_an_older_gpuruns_four_notes_are_read_and_become_one(instance: Instance,
 
 @pytest.mark.parametrize("name", ["inventory.json", "left.json"])
 def test_a_damaged_list_of_what_has_left_counts_as_all_of_it(instance: Instance, folder: RunFolder, name: str) -> None:
-    """Also where it was another thing that was noted last."""
+    """The list is in inventory.json, or in left.json if an older gpurun has written it."""
     instance.save(10)
     (folder.path / name).write_bytes(b"\0\0")
     BackgroundDownload(instance.far, folder, EgressBudget(folder, 900_000, 20), SystemClock()).bring(instance.far)

@@ -1,4 +1,4 @@
-"""What leaves a machine is paid for by the bytes that left it, not by those that the plan allowed."""
+"""Tests that a run pays for the bytes that left a machine, not for those that the plan allowed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_receipt_has_what_left_plus_a_twentieth_not_the_plan(tmp_path: Path,
 
 
 def test_a_machine_of_seconds_costs_awss_minute_and_no_egress(tmp_path: Path) -> None:
-    """The receipt was below the bill as soon as the planned way home no longer covered it; that is not charged here."""
+    """AWS bills at least one minute: the receipt must include it, although it does not include the planned egress."""
     world = World(Home(tmp_path))
     offer_at(world, "aws", "us-east-1")
     world.far.broken["install_agent"] = HostKeyMismatch("203.0.113.9:22", "SHA256:ours", "SHA256:theirs")

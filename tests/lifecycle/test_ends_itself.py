@@ -1,4 +1,4 @@
-"""A provider that does not listen to us: the machine is told to end itself, and the words say when and for how much."""
+"""Tests of a machine that its provider will not end: it ends itself, and the user sees when and for how much."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ DEAD_KEY = SetupError("auth.refused", "RunPod refuses the key.", hint="Give anot
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A machine whose timer is armed at boot."""
+    """Return a world whose machine has a timer that is armed at boot."""
     world = World(Home(tmp_path))
     world.cloud.profile = replace(world.cloud.profile, timer="boot")
     return world
 
 
 def deaf(cloud: ScriptedCloud) -> None:
-    """The key is refused from now on, by every verb."""
+    """Make every verb of the cloud refuse the key from now on."""
     cloud.broken = dict.fromkeys(("destroy", "find", "read", "leftovers"), DEAD_KEY)
 
 
@@ -67,7 +67,7 @@ def test_with_a_dead_key_the_machine_ends_once_files_are_home(world: World) -> N
 
 
 def test_what_it_is_said_to_cost_at_most_has_the_price_that_rose(world: World) -> None:
-    """It said "at most $7.00" of what came to $7.08: it reckoned with the price of the plan."""
+    """The bound must use the price that rose: with the plan's price it was $7.00 for a machine that cost $7.08."""
     world.cloud.reported_rate = lambda verb: usd(4) if world.clock.monotonic() >= 20 else RATE
     world.far.during = lambda: deaf(world.cloud) if incidents(world) else None
     assert world.drive() == "destroy.not_gone"
@@ -128,7 +128,7 @@ def test_train_ps_and_audit_say_the_same_of_it(
 
 
 def test_a_coming_self_end_is_a_plan_that_names_who_grants_it(world: World) -> None:
-    """It said "It ends at 01:22:35, at most $1.31 in all" five minutes later, of a machine that lived."""
+    """After the time at which the machine should end itself, the text must add that its end was not seen."""
     world.far.during = lambda: deaf(world.cloud)
     assert world.drive() == "destroy.not_gone"
     (ends_wall,) = [data["ends_wall"] for data in world.all_of(Event.INCIDENT) if data["code"] == "machine.ends_itself"]
@@ -140,7 +140,7 @@ def test_a_coming_self_end_is_a_plan_that_names_who_grants_it(world: World) -> N
 
 
 def test_a_machines_own_timer_bounds_no_cost(world: World) -> None:
-    """The provider refused the pod's own end for minutes: $48.43 was billed, and $39.75 signed, "kept"."""
+    """A provider refused the timer's request for minutes: $48.43 was billed, but the receipt stated $39.75."""
     lost_in_training(world)
     assert world.drive() == 7
     predicate = json.loads(b64decode(json.loads(world.folder.receipt.read_bytes())["payload"]))["predicate"]
@@ -150,7 +150,7 @@ def test_a_machines_own_timer_bounds_no_cost(world: World) -> None:
 
 @pytest.mark.parametrize("since", [True, False])
 def test_a_timer_that_uses_the_refused_key_is_not_promised(world: World, since: bool) -> None:
-    """Lambda's, where no key of its own was stored for it, or only since: the machine has the one of its launch."""
+    """On Lambda a machine keeps the key of its launch: a key for the timer that is stored later does not help."""
     world.cloud.guard_shares_key = True
 
     def refused() -> None:
@@ -200,7 +200,7 @@ def test_an_accepted_weak_lease_trains_and_claims_no_timer(world: World) -> None
 
 
 def lost_in_training(world: World) -> None:
-    """The laptop is lost while it trains, and found when the lease is over."""
+    """Kill the supervisor during training, and let the time pass until the lease is over."""
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"
     world.clock.sleep(LEASE.total_s + 600)

@@ -1,7 +1,7 @@
-"""The fault matrix of the spine: what a cloud, an instance or a clock can do between "asked" and "proven gone".
+"""Tests of the fault matrix: what a cloud, an instance or a clock may do between a create and the proof of death.
 
-Every row runs in virtual time on a cloud with a meter of its own. Whatever happens, `kept` holds: nothing is left
-without being told, nothing costs more than the cap, and no receipt says less than the meter.
+Every test runs in virtual time on a cloud with its own meter. Whatever happens, `kept` holds: no machine is left
+without a report, no run costs more than its cap, and no receipt states less than the meter.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_a_lost_or_strange_answer_is_looked_up_and_adopted(world: World, how: st
 
 
 def test_the_readable_part_of_a_list_is_adopted_at_once(world: World) -> None:
-    """The answer to create is lost, and for an hour the second page of every list is broken: the first has it."""
+    """The answer to the create is lost, and each list breaks off after its first page, which has the machine."""
     world.cloud.creates = ["made, answer lost"]
     find = world.cloud.find
 
@@ -206,7 +206,7 @@ def test_another_gpu_than_the_one_agreed_to_is_destroyed(world: World) -> None:
 def test_a_machine_in_another_place_than_ordered_is_sent_nothing(
     world: World, wanted: str, reported: str, verbs: tuple[str, ...]
 ) -> None:
-    """RunPod's document calls a data centre preferred; a user who names one may be bound to it."""
+    """RunPod treats the requested data centre as a preference, but the user may be obliged to stay in it."""
     world.folder.plan.write_text(
         changed_plan(world.plan, {"offer": world.plan.offer.model_copy(update={"region": wanted})}).to_json()
     )
@@ -231,7 +231,7 @@ def test_a_silent_agent_is_given_up_within_the_boot_limit(world: World) -> None:
 
 
 def test_a_death_at_birth_is_reported_in_the_providers_words(world: World) -> None:
-    """EC2 takes a launch, and ends the machine a second later, for want of room for its disk or of a key for that."""
+    """EC2 may accept a launch and end the machine a second later, because of a volume limit or a missing disk key."""
     why, read = "terminated · Client.VolumeLimitExceeded: Volume limit exceeded", world.cloud.read
 
     def stillborn(instance_id: str) -> Instance:
@@ -313,7 +313,7 @@ def test_a_clock_that_jumps_an_hour_never_lengthens_the_lease(world: World, jump
 def test_a_slow_clock_after_a_restart_never_lengthens_the_lease(
     world: World, monkeypatch: pytest.MonkeyPatch, killing: str
 ) -> None:
-    """No clock of this machine tells what was; the provider's answers do, whatever ours is set to afterwards."""
+    """After a restart this computer's clock may be wrong, so gpurun relies on the times in the provider's answers."""
     start, jobs = world.far.start, list[Mapping[str, Any]]()
 
     def started(job: Mapping[str, Any]) -> Started:
@@ -334,7 +334,7 @@ def test_a_slow_clock_after_a_restart_never_lengthens_the_lease(
 
 
 def test_a_provider_without_a_clock_keeps_no_machine_overdue(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a restart, by a failure that nobody foresaw: the lease ends by this machine's clock."""
+    """After a restart, if the request for the provider's time fails, the lease ends by this computer's clock."""
 
     def odd() -> None:
         raise ValueError("no date at all")
@@ -376,7 +376,7 @@ def test_a_laptop_asleep_past_the_deadline_destroys_with_exit_7(world: World, pl
     world.cloud.killing = f"before {place}"
     assert world.drive() == "killed"
     world.clock.sleep(4 * 3600)
-    world.cloud.boxes[0].died_s = LEASE.total_s  # The agent's own timer.
+    world.cloud.boxes[0].died_s = LEASE.total_s  # The timer on the machine ended it.
     assert world.drive() is ExitCode.BUDGET_STOP
     assert ended(world)
 
@@ -561,7 +561,7 @@ def test_an_instance_of_an_unreadable_run_is_ended_by_its_token(world: World, fi
 
 
 def test_a_strange_run_name_on_a_machine_stops_no_sweep(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its token it is found in the journal of the run that made it, and ends with a receipt."""
+    """The machine's token leads to the journal of the run that made it, and that run ends with a receipt."""
     monkeypatch.setattr("gpurun.lifecycle.reaper.supervise", lambda home, run, clock: world.drive())
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"

@@ -1,4 +1,4 @@
-"""A full disk on this laptop: gpurun waits while files can still be saved, and ends each machine that must end."""
+"""Tests of a full disk on this laptop: gpurun waits while files can be saved, and ends each machine that must end."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from tests.refusals import refusal
 
 DAY_S = 24 * 3600.0
 MINUTES_S = 600.0
-# A lease that is long enough for a test that waits for its end to see it wait.
+# A lease that is long enough to show whether gpurun waits for its end.
 LONG = Lease(boot_s=120, ship_s=60, train_s=3600, collect_s=60, destroy_s=60, kill_allowance_s=60)
 
 
 class Disk:
-    """The disk below a folder. While it is full it takes not a byte and makes no file."""
+    """A simulated disk below a folder. While it is full, no byte can be written and no file created."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = False
@@ -77,7 +77,7 @@ def leased_for_an_hour(world: World) -> None:
 
 
 def once(world: World) -> ExitCode:
-    """One life of the real supervisor."""
+    """Run the real supervisor once."""
     return supervise(world.home, world.folder.name, world.clock, reach=world.reach, trainer=TINY / "trainer")
 
 
@@ -92,7 +92,7 @@ def kept_on(world: World) -> ExitCode:
 
 
 def at(world: World, when_s: float, do: Callable[[], object]) -> None:
-    """Do something once it is so late."""
+    """Make the virtual clock call `do` once, when it first shows `when_s` or more."""
     sleep, done = world.clock.sleep, list[float]()
 
     def slept(seconds: float) -> None:
@@ -164,7 +164,7 @@ def test_a_starting_supervisor_does_a_standing_destroy_at_once(world: World, dis
 
 
 def test_a_machine_that_may_exist_is_looked_for_and_ended(world: World, disk: Disk) -> None:
-    """The answer to the create never came, its user wants it gone, and the list shows it only after a while."""
+    """The answer to the create was lost, the user requests the end, and the list shows the machine only after 100 s."""
     world.cloud.killing, world.cloud.list_lag_s = "after create", 100.0
     assert world.drive() == "killed"
     ask_to_stop(world.folder, "destroy", by="user", reason="test")
@@ -197,7 +197,7 @@ def test_with_nothing_requested_a_full_disk_is_only_reported(world: World, disk:
 
 
 def full_from(event: Event, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full from the moment when the first record of this kind is to be written."""
+    """Make the disk full just before the first record of this kind is written."""
     append, seen = Journal.write, set[Event]()
 
     def appended(self: Journal, written: Event, data: Any) -> Any:
@@ -273,7 +273,7 @@ def test_an_unusable_machine_waits_for_no_record_either(
 def test_a_late_machine_is_ended_though_it_cannot_be_recorded(
     world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing that the journal has would tell of it; and just then the provider is silent."""
+    """The journal cannot record the late machine, and the provider does not answer at that moment."""
     late_machine(world)
     full_from(Event.INCIDENT, disk, monkeypatch)
 
@@ -376,7 +376,7 @@ def test_a_wish_that_cannot_be_written_says_what_to_do(world: World, disk: Disk)
 
 
 def verb(world: World, how: Any) -> Any:
-    """`gpurun stop` and `gpurun destroy`, after the question."""
+    """Do what `gpurun stop` or `gpurun destroy` does after the user's consent."""
     session: Any = Session(home=world.home, clock=world.clock)
     return run_control.stop_run(session, look_at_run(world.home, world.folder.name), how, "test")
 

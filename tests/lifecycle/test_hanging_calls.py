@@ -1,4 +1,4 @@
-"""A user's request for the machine's end is acted on within seconds, whichever call hangs just then: in real time."""
+"""Tests in real time that a request to end the machine is obeyed within seconds, whichever call hangs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HANGING = [
 
 
 class RealWorld(World):
-    """The scripted cloud by this machine's own clock, with the driver on threads; one call hangs until it is let go."""
+    """The scripted cloud on the real clock, with the driver in threads; one call hangs until the test lets it go."""
 
     def __init__(self, home: Home, hanging: str) -> None:
         super().__init__(home)
@@ -132,7 +132,7 @@ def test_a_destroy_during_an_open_create_follows_its_answer(own: Home) -> None:
 def test_a_silent_supervisor_keeps_no_machine_from_its_end(
     own: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is frozen, as by SIGSTOP: the command itself sends the request, and says why the receipt must wait."""
+    """The supervisor is frozen by SIGSTOP: the command itself ends the machine, and says why the receipt must wait."""
     tiny_runs.make_run(own, steps=100_000)
     supervisor = tiny_runs.start(own)
     for _ in ticks(SystemClock(), 0.05, 30):
@@ -150,7 +150,7 @@ def test_a_silent_supervisor_keeps_no_machine_from_its_end(
 
 
 def test_a_machine_gone_in_a_hanging_destroy_is_billed_no_more(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request for an end that hung for a minute was billed with that minute."""
+    """If the destroy call hangs after the machine is gone, that time must not be billed."""
     monkeypatch.setattr(terminate, "LOOK_EVERY_S", 0.1)
     world = RealWorld(own, "after destroy")
     driven = Background(world.drive)

@@ -1,4 +1,4 @@
-"""A machine whose end would take away what is not at home is held for a while: within its lease, and on record."""
+"""Tests of holding a machine whose end would destroy files that are not at home: within its lease, and recorded."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def world(home: Home) -> World:
-    """A world in which one file of the latest checkpoint arrives with another digest, each time."""
+    """Return a world in which one file of the latest checkpoint always arrives with a wrong digest."""
     world = World(home)
     world.far.flips[DAMAGED] = 1 << 30
     return world
 
 
 def held_s(world: World) -> float:
-    """For how long the machine was held, by the journal."""
+    """Return the seconds for which the machine was held, from the journal."""
     (begun,), (ended,) = (
         [record for record in world.records if record.event is event]
         for event in (Event.HOLD_INTENDED, Event.HOLD_OBSERVED)
@@ -52,7 +52,7 @@ def receipt(world: World) -> Any:
 
 
 def while_held(world: World, do: Any) -> None:
-    """Do something at the first look at the machine while it is held."""
+    """Make the first poll of the held machine call `do`."""
 
     def during() -> None:
         if world.state.phase is Phase.HELD:
@@ -71,7 +71,7 @@ def proven_and_audited(world: World) -> None:
 
 
 def collect(world: World) -> None:
-    """What `gpurun collect` does, in a process of its own: the line is whole again."""
+    """Repair the line and do what `gpurun collect` does in another process."""
     world.far.flips.clear()
     budget = EgressBudget.from_plan(world.folder, world.plan)
     bring_now(world.far, world.folder, "all", world.clock, lambda *_: None, budget)
@@ -182,7 +182,7 @@ def test_the_hold_is_as_long_as_its_user_says(world: World, hold_s: int) -> None
 
 
 def outputs(world: World, **more: Any) -> None:
-    """Have the far side say what its command has left, before its last word."""
+    """Make the machine report the files that its command has left, before its last event."""
     before = world.far._events
 
     def events() -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""gpurun from its wheel, in an environment where no clone is: recipes, trainer, guard and pages are inside."""
+"""Tests of gpurun installed from its wheel, without a clone: recipes, trainer, guard and pages are inside."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.process]
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python with gpurun by pip from its wheel, and what it needs from this test's own environment."""
+    """Return a Python that has gpurun from its wheel, and its dependencies from this test's environment."""
     folder = tmp_path_factory.mktemp("installed")
     pip = [sys.executable, "-m", "pip", "-q", "--no-input"]
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, ROOT], check=True)
@@ -28,7 +28,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder / "venv", symlinks=True)
     python = folder / "venv" / "bin" / "python"
     subprocess.run([*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], check=True)
-    # A folder that a .pth names gives its packages and not its own .pth files: the clone's editable install stays out.
+    # Python ignores the .pth files in a folder that a .pth file names, so the clone's editable install stays out.
     beside = folder / "venv" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     (beside / "needed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python

@@ -1,4 +1,4 @@
-"""Ctrl-C on a real terminal: what happens depends on how far the run is, and it is always said."""
+"""Tests of Ctrl-C on a real terminal: its effect depends on the run's phase, and the terminal always shows it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = ["train", "mini-gpt", "--provider", "local", "--name", "fox-41", "--set",
 
 
 class Terminal:
-    """A command on a pseudo-terminal of 100 by 40."""
+    """A gpurun command on a pseudo-terminal with 100 columns and 40 lines."""
 
     def __init__(self, *arguments: str) -> None:
         self.pid, self.fd = pty.fork()
@@ -35,7 +35,7 @@ class Terminal:
         self.shown = ""
 
     def until(self, words: str, limit_s: float = 60) -> None:
-        """Read until the words were shown."""
+        """Read until the command has shown the words."""
         end = time.monotonic() + limit_s
         while words not in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.shown):
             assert time.monotonic() < end, f"{words!r} was never shown: {self.shown[-800:]}"
@@ -46,7 +46,7 @@ class Terminal:
         os.write(self.fd, text.encode())
 
     def code(self) -> int:
-        """Its exit code, once it has ended."""
+        """Wait until the command has ended, and return its exit code."""
         try:
             while os.read(self.fd, 65536):
                 continue

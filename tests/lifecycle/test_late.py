@@ -1,4 +1,4 @@
-"""A machine that shows itself after its absence had been believed: once it is on record, only its proven end counts."""
+"""Tests of a machine that appears after gpurun believed in its absence: from then on its death must be proven."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from tests.unit.ledger_samples import chain_anew
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """Absence was believed after two minutes; the machine shows after three, once the second attempt has trained."""
+    """Return a world whose first machine appears after 180 s, when a second one has trained."""
     world = World(Home(tmp_path))
     late_machine(world)
     return world
 
 
 def with_cap_for(world: World, machines: int) -> None:
-    """A cap that pays for so many machines at their worst."""
+    """Give the run a cap that pays for this many machines at their worst case."""
     plan = world.plan.model_copy(update={"cap_micros": times(world.plan.worst_micros, machines)})
     world.folder.plan.write_text(plan.to_json())
 
 
 def late_and_deaf(world: World) -> None:
-    """The late machine is on record, hears nothing, and the supervisor has given up for now."""
+    """Drive the run until the late machine is recorded, ignores its destroy, and the supervisor gives up for now."""
     destroy = world.cloud.destroy
 
     def deaf_to_the_late_one(instance_id: str) -> None:
@@ -62,7 +62,7 @@ def late_and_deaf(world: World) -> None:
 
 
 def settled(world: World) -> bool:
-    """It is over: nothing lives, the proof came before the receipt, and the books hold."""
+    """Assert that the run is closed, the late machine's death was proven before the receipt, and the audit is clean."""
     assert world.cloud.alive == []
     assert world.state.phase is Phase.CLOSED
     assert not world.state.may_be_billing
@@ -152,7 +152,7 @@ def test_a_provider_whose_key_is_gone_leaves_it_red(world: World, monkeypatch: p
 
 
 def test_one_that_will_not_go_keeps_no_other_alive(world: World) -> None:
-    """Two attempts came late, each with its token: one beside the third, which hears nothing, and one at the end."""
+    """Two late machines appear, each with its own token. One ignores its destroy; the other must end all the same."""
     world.cloud.script["create"] = [Fault.LATE, Fault.LATE]
     world.cloud.profile = replace(world.cloud.profile, late_s=185.0)
     world.far.train_s = 10.0
@@ -184,7 +184,7 @@ def test_a_machine_in_only_part_of_a_list_still_came_late(world: World) -> None:
 
 @pytest.fixture
 def closed_red(world: World) -> World:
-    """Its record does not tell the token, its receipt was written, and it was closed with 9."""
+    """Return a closed run, exit code 9, with a receipt and a record of the late machine that lacks its token."""
     late_and_deaf(world)
     journal = Journal.open(world.folder.journal, world.clock)
     written = write_receipt(world.home, world.folder)

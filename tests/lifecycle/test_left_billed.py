@@ -1,4 +1,4 @@
-"""A volume that is billed and does not go: exit 9 wherever one asks, and somebody goes on trying."""
+"""Tests of a billed volume that cannot be removed: every command exits with 9, and gpurun keeps trying."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def left(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """The volume would not go, the supervisor has given up for now, and from here on it would."""
+    """Return a world whose volume could not be removed until the supervisor gave up; now it can."""
     with monkeypatch.context() as patch:
         patch.setattr(world.cloud, "remove", lambda leftover: None)
         assert world.drive() == "destroy.leftover"
@@ -45,7 +45,7 @@ def left(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def settled(world: World) -> bool:
-    """It is over: the volume is gone, and the books hold."""
+    """Assert that the volume is gone, the run is closed and the audit finds no problem."""
     assert world.cloud.leftovers(None) == []
     assert world.state.phase is Phase.CLOSED
     row = audit(world.home).rows[0]
@@ -83,7 +83,7 @@ def test_everybody_who_is_asked_says_9_meanwhile(
 
 
 def test_its_own_deadline_is_nobodys(left: World) -> None:
-    """The machine would have died then; what it left does not."""
+    """A deadline ends a machine, not the volume that it left: `ps` must not call the volume overdue."""
     left.clock.sleep(left.plan.lease.total_s)
     assert "OVERDUE" not in ps(Session(home=left.home, clock=left.clock), all_runs=False).text
 
@@ -165,7 +165,7 @@ def test_a_supervisor_whose_last_word_is_a_note_is_restarted(left: World) -> Non
 
 
 def test_what_cannot_go_yet_keeps_nothing_that_is_billed(world: World) -> None:
-    """A firewall group stays as long as a network card is in it; it is listed first, and is free."""
+    """A firewall group cannot be removed while a network card uses it. It is listed first, but costs nothing."""
     world.cloud.profile = replace(world.cloud.profile, leaves=("group", "disk"))
     leave, remove = world.cloud._leave_things, world.cloud.remove
 

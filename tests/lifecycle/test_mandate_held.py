@@ -1,4 +1,4 @@
-"""What a mandate holds for a run: from before its create until its end is proven, whoever dies in between."""
+"""Tests of the money that a mandate holds for a run, from before its create until the proof of death."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.lifecycle.scripted_cloud import Killed, World
 
 
 class Mandated(World):
-    """A world whose run was approved under a mandate that pays for three of its kind."""
+    """A world whose run has a mandate that pays for three such runs."""
 
     def __init__(self, home: Home) -> None:
         super().__init__(home)
@@ -48,7 +48,7 @@ def world(tmp_path: Path) -> Mandated:
 
 
 def test_fifty_kills_before_a_create_give_all_money_back(world: Mandated) -> None:
-    """A real SIGKILL, in a process of its own: what it had reserved is nobody's a minute later."""
+    """Each process is killed by a real SIGKILL; the money that it reserved is free again after RESERVED_S."""
     for number in range(50):
         child = os.fork()
         if child == 0:

@@ -1,4 +1,4 @@
-"""A command that leaves more files than a receipt names, under names of every kind: a person runs it and goes on."""
+"""Tests of a command with more output files than a receipt names, under every kind of name; it is then continued."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def person(own_home: Path, tmp_path: Path) -> Person:
 
 
 def test_more_files_than_a_receipt_names_are_all_held_by_it(person: Person) -> None:
-    """A small run's receipt is as it was; of more, the first thousand stand in it and a digest over the list of all."""
+    """The receipt lists the first thousand files, and has the digest of a list of all files."""
     files = possible([*NASTY, *(b"frames/img %04d.png" % number for number in range(MANY))])
     (person.folder / "train.py").write_text(script(files))
     done = person.runs(

@@ -1,4 +1,4 @@
-"""A home with many finished runs: only what is open is replayed, and nothing that may be billed is missed for it."""
+"""Tests of a home with many finished runs: only open runs are replayed, and none that may be billed is missed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def home(made: Home, own_home: Path) -> Home:
 
 @pytest.fixture
 def finished(home: Home) -> Home:
-    """Without the open ones."""
+    """Return the home without its open runs."""
     for name in OPEN:
         shutil.rmtree(home.run(name).path)
     return home
@@ -49,7 +49,7 @@ def finished(home: Home) -> Home:
 
 @pytest.fixture
 def types(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Types:
-    """Type a command line: its exit code, and what it says."""
+    """Return a function that runs a command line and returns its exit code and its output."""
 
     def run(words: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["gpurun", *words.split()])
@@ -70,7 +70,7 @@ def types(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def test_no_journal_is_read_but_those_that_a_verb_is_about(
     words: str, runs: set[str], home: Home, types: Types, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`ps` took five seconds of a core and 760 MB for ten thousand runs."""
+    """If `ps` read all journals, it would take five seconds and 760 MB for ten thousand runs."""
     read = list[str]()
 
     def reading(path: Path) -> bytes:
@@ -92,13 +92,13 @@ def test_ps_counts_what_is_finished_and_lists_it_when_asked(finished: Home, type
 
 
 def found_late(home: Home) -> None:
-    """A machine shows itself after all, and the journal that was closed grows."""
+    """Append to a closed journal that a machine appeared after all."""
     late = {"code": "create.late", "message": "A machine showed itself.", "id": "m-2", "token": "gr-run-00007-7f3a91"}
     Journal.open(home.run(RUN).journal, SystemClock()).write(Event.INCIDENT, late)
 
 
 def closed_red(home: Home) -> None:
-    """An old gpurun closed it with 9, though a machine of it lived."""
+    """Change the journal as if an older gpurun had closed the run with exit code 9 while a machine lived."""
     records = [json.loads(line) for line in home.run(RUN).journal.read_bytes().splitlines()]
     late = {"code": "create.late", "message": "A machine showed itself.", "id": "m-2", "token": "gr-run-00007-7f3a91"}
     records.insert(-1, {**records[-1], "event": "incident", "data": late})
@@ -107,7 +107,7 @@ def closed_red(home: Home) -> None:
 
 
 def begins_again(home: Home) -> None:
-    """A copy of the journal from while it trained was put back."""
+    """Cut the journal back to the start of training, as if an old copy had been restored."""
     edit_lines(home.run(RUN).journal, lambda lines: lines[: [b"train.started" in row for row in lines].index(True) + 1])
 
 

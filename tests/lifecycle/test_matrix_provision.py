@@ -1,4 +1,4 @@
-"""Rows of the fault matrix between "asked for" and "ready", where a machine is there that is not the one ordered."""
+"""Tests of the fault matrix between create and ready, where a machine is not the one that was ordered."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def world(tmp_path: Path) -> World:
 
 
 def change_facts(world: World, **changes: Any) -> None:
-    """The machine's own word about itself, other than it was ordered."""
+    """Make the machine report facts that differ from the order."""
     hello = world.far.hello
 
     def changed_hello(python: str | None = None, **_: Any) -> MachineFacts:
@@ -87,7 +87,7 @@ def test_a_machine_not_as_ordered_is_refused_before_the_upload(world: World, wro
 
 
 def test_a_read_under_another_token_is_not_taken_for_the_machine(world: World) -> None:
-    """The id of another machine in an answer must neither be shipped to nor be ended."""
+    """An answer may describe another machine: gpurun must neither upload to it nor end it."""
     read = world.cloud.read
 
     def mixed_up(instance_id: str) -> Instance:
@@ -101,7 +101,7 @@ def test_a_read_under_another_token_is_not_taken_for_the_machine(world: World) -
 
 
 def test_the_next_of_kin_in_a_list_is_neither_adopted_nor_ended(world: World) -> None:
-    """A provider's own search may take a longer name for the same: only an equal token counts."""
+    """A provider's search may also match longer names; only a machine with exactly this run's token counts."""
     find = world.cloud.find
     order = Order(run="fox-4", token="gr-fox-4-0", attempt=1, offer=world.plan.offer, deadline_wall=9e9)
     stranger = world.cloud.create(order)
@@ -121,7 +121,7 @@ def test_the_next_of_kin_in_a_list_is_neither_adopted_nor_ended(world: World) ->
 def test_where_nothing_can_ever_be_written_nothing_is_asked_for(
     world: World, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A network disk that takes every lock and forgets every line would forget a machine."""
+    """A disk without a working fsync, or without working locks, could lose the record of a rented machine."""
     monkeypatch.setattr(supervisor, "open_provider", lambda name, **_: world.cloud)
     if broken == "fsync":
 
@@ -138,7 +138,7 @@ def test_where_nothing_can_ever_be_written_nothing_is_asked_for(
 
 
 def test_a_create_intended_before_sleep_is_not_sent_hours_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deadline that is in it would be over: the machine would end itself at birth, or live past its cap."""
+    """Its deadline would have passed: the machine would end itself at birth, or live past the cap."""
     real = journal.crashpoint
 
     def asleep(place: str) -> None:
@@ -156,7 +156,7 @@ def test_a_create_intended_before_sleep_is_not_sent_hours_later(world: World, mo
 
 
 def answers_the_second_time(world: World, *, after_s: float = 0.0) -> list[str]:
-    """The first answer to a create is lost, and the same request may be sent again; the tokens that were sent so."""
+    """Lose the first answer to a create, and allow that request to be sent again; return the tokens of such resends."""
     create, sent = world.cloud.create, list[str]()
 
     def lost(order: Order) -> Instance:
@@ -245,7 +245,7 @@ def test_a_duplicate_listed_long_after_death_delays_nothing(world: World) -> Non
 
 
 def test_a_machine_found_dead_by_token_costs_and_gets_no_second(world: World) -> None:
-    """Some clouds list their dead for an hour: not an absence, after which another would be rented."""
+    """Some clouds list a dead machine for an hour. That is not an absence, after which gpurun may rent another one."""
     world.cloud.profile = replace(world.cloud.profile, tomb_s=3600.0)
     world.cloud.killing = "after create"
     assert world.drive() == "killed"

@@ -1,4 +1,4 @@
-"""Rows of the fault matrix between "ready" and "at home": a full disk, a machine that dies, an agent that hangs."""
+"""Tests of the fault matrix between ready and the end of collect: full disks, dying machines and hanging agents."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_closed_lid_during_sending_costs_its_time_in_the_lease(world: World) -
 
 @pytest.mark.parametrize(("shift_s", "torch_s"), [(0, 0), (3600, 0), (-3600, 0), (-110, 0), (0, 100)])
 def test_training_time_does_not_depend_on_the_machines_clock(world: World, shift_s: float, torch_s: float) -> None:
-    """It may be put right before the job is there; so the job says in seconds when to stop, by no clock of theirs."""
+    """The machine's clock may be corrected before the job starts, so the job states in seconds when to stop."""
     hello, start, jobs = world.far.hello, world.far.start, []
 
     def shifted(python: str | None = None, **_: Any) -> MachineFacts:
@@ -121,7 +121,7 @@ def test_training_time_does_not_depend_on_the_machines_clock(world: World, shift
 
 
 def test_a_flood_of_log_costs_neither_lease_nor_checkpoint(world: World) -> None:
-    """Two hundred megabytes were written in a minute, and the line brings four in ten seconds."""
+    """The trainer wrote 200 MB in a minute, and the line carries 4 MB in ten seconds."""
     poll, size = world.far.poll, 200_000_000
 
     def flooded(wants: Mapping[str, tuple[int, int]]) -> Poll:
@@ -154,7 +154,7 @@ def test_a_20_gb_log_holds_no_machine_and_no_stop_restarts_it(world: World, name
         return Poll(reply.status, {**reply.chunks, name: Chunk(offset, bytes(min(most, size - offset)), size)})
 
     world.far.poll = flooded  # type: ignore[method-assign]
-    # Without its last event nobody knows that it was done.
+    # Without the last event gpurun cannot know that training was done.
     assert world.drive() is (ExitCode.DONE if name == "trainer.log" else ExitCode.TRAINING_FAILED)
     assert ended_s[-1] - ended_s[0] <= LEASE.collect_s / 4 + 1
     assert len(world.at_home) == 3
@@ -165,7 +165,7 @@ def test_a_20_gb_log_holds_no_machine_and_no_stop_restarts_it(world: World, name
 
 @pytest.mark.parametrize("state", ["idle", "running"])
 def test_whatever_an_agent_says_there_is_time_to_collect(world: World, state: str) -> None:
-    """It beats and never tells that the training has ended: the watch leaves what collecting takes of the lease."""
+    """The agent answers but never reports the end of training; the watch must leave enough of the lease to collect."""
     poll = world.far.poll
 
     def for_ever(wants: Mapping[str, tuple[int, int]]) -> Poll:
@@ -180,7 +180,7 @@ def test_whatever_an_agent_says_there_is_time_to_collect(world: World, state: st
 
 @pytest.mark.parametrize("ending_s", [0.7, 3.0, 400.0])
 def test_the_end_is_seen_within_a_tenth_of_the_training_time(world: World, ending_s: float) -> None:
-    """The last save and the samples follow it: until the end is seen, a machine is paid for that has nothing to do."""
+    """The last save and the samples follow the last step. Until gpurun sees the end, it pays for an idle machine."""
     poll, steps, seen = world.far.poll, world.context.plan.job.resolved["train"]["steps"], list[float]()
     world.far.train_s = 60.0 + ending_s
 
@@ -200,7 +200,7 @@ def test_the_end_is_seen_within_a_tenth_of_the_training_time(world: World, endin
 
 @pytest.mark.parametrize("is_reached", [True, False])
 def test_a_lid_opened_with_time_only_to_collect_learns_the_end(world: World, is_reached: bool) -> None:
-    """Training had ended long before: a run that was done is not reported as stopped by its lease."""
+    """Training ended while the laptop slept. If the machine can still be reached, the run is done and not stopped."""
     poll = world.far.poll
 
     def dozing(wants: Mapping[str, tuple[int, int]]) -> Poll:
@@ -279,7 +279,7 @@ def test_a_hanging_agent_is_left_after_a_minute_and_files_come(world: World) -> 
 
 
 def test_a_lid_closed_during_an_answer_ends_no_training(world: World) -> None:
-    """The answer repeats the beat before, as every second one does, and is read five minutes after it was given."""
+    """The answer repeats the heartbeat before it and is read 100 s later: that is not a hanging agent."""
     poll, beats = world.far.poll, list[float]()
 
     def dozing(wants: Mapping[str, tuple[int, int]]) -> Poll:
@@ -344,7 +344,7 @@ def test_a_stop_that_is_refused_is_said_again(world: World, refusal: tuple[str, 
 @pytest.mark.parametrize("how", ["save", "now"])
 @pytest.mark.parametrize("unheard", [MachineLost("the lid was closed"), Killed("before the answer was on record")])
 def test_a_stop_after_a_lost_start_brings_home_what_was_trained(world: World, unheard: BaseException, how: How) -> None:
-    """The trainer runs although its start was never confirmed here: what it has saved is paid for."""
+    """The trainer runs although its start was never confirmed; the checkpoints that it saved are paid for."""
     start = world.far.start
 
     def answer_lost(job: Mapping[str, Any]) -> Started:
@@ -365,7 +365,7 @@ def test_a_stop_after_a_lost_start_brings_home_what_was_trained(world: World, un
 
 @pytest.mark.parametrize("reason", ["hang", "preempted"])
 def test_a_trainer_ended_by_the_agent_fails_and_comes_home(world: World, reason: str) -> None:
-    """The agent's reason counts, not what the trainer's own end would have shown."""
+    """The reason that the agent gives counts, not the signal that ended the trainer."""
     poll = world.far.poll
 
     def stuck(wants: Mapping[str, tuple[int, int]]) -> Poll:
@@ -399,7 +399,7 @@ def test_a_training_stopped_without_our_request_is_not_a_success(world: World) -
 
 @pytest.mark.parametrize("state", ["PENDING", "STOPPING", "UNKNOWN"])
 def test_unreachable_and_in_no_clear_state_is_not_dead(world: World, state: str) -> None:
-    """Only STOPPED and GONE end a training: a cloud that has no clear word for it has not said that it is over."""
+    """Only STOPPED and GONE end a training; a cloud that reports any other state has not said that it is over."""
     world.far.broken, world.far.broken_times = {"poll": MachineLost("no route")}, {"poll": 5}
 
     def unclear() -> None:
@@ -438,7 +438,7 @@ def test_a_trainer_that_ended_silently_is_reported_as_seen(
 
 @pytest.mark.parametrize("call", ["unpack", "start", "poll", "manifest"])
 def test_another_host_at_a_reached_address_does_not_end_it(world: World, call: str) -> None:
-    """The laptop is behind a firewall that answers SSH itself, or in another network that has this address, too."""
+    """The laptop may be behind a firewall that answers SSH itself, or in a network that also has this address."""
     elsewhere = HostKeyMismatch("203.0.113.9:22", "SHA256:ours", "SHA256:theirs")
     world.far.broken, world.far.broken_times = {call: elsewhere}, {call: 20}
     assert world.drive() is ExitCode.DONE
@@ -499,7 +499,7 @@ def test_a_vanished_machines_early_files_count_the_rest_is_named(world: World) -
         if world.far.polls == 3:
             manifests.append(world.far.manifest(1 << 40))
             manifest, first = manifests[0], manifests[0].files[0]
-            Inventory(world.folder).remember(manifest)  # As the early fetching does it.
+            Inventory(world.folder).remember(manifest)  # As the download during training does.
             path = world.folder.artifacts / first.name
             path.parent.mkdir(parents=True)
             path.write_bytes(WEIGHTS[0][1])
@@ -534,7 +534,7 @@ def test_a_never_matching_file_is_missing_and_the_rest_is_home(world: World) -> 
 
 
 def test_the_bucket_is_asked_beside_a_lost_machines_old_list(world: World) -> None:
-    """The laptop was closed for hours: what it remembers is at home, and the bucket has newer checkpoints."""
+    """The laptop was closed for hours: its list of files is old, and the bucket may have newer checkpoints."""
     assert world.drive() is ExitCode.DONE
     (record,) = [record for record in world.records if record.event is Event.COLLECT_OBSERVED]
     pushed = world.state.model_copy(update={"pushed": "runs/fox-41"})

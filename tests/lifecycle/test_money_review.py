@@ -1,4 +1,4 @@
-"""Losses that a review of the rentals found: each was a way to pay for a machine that nobody asked to end."""
+"""Tests of faults that a review of the rentals found: each could leave a billing machine that no process would end."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def market(tmp_path: Path) -> Market:
 
 
 def test_a_list_that_cannot_be_read_keeps_no_known_machine_alive(world: World) -> None:
-    """The id is in the journal: a broken list is no reason not to ask for its end."""
+    """The journal has the machine's id, so gpurun must end it although the list is broken."""
     world.far.during = lambda: world.cloud.broken.update(find=Unknown("a machine without an id is in the list"))
     assert world.drive() == "destroy.not_gone"
     assert world.cloud.alive == []
 
 
 def test_a_full_disk_at_the_lease_end_keeps_no_machine_alive(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be written down is still to be asked for: an end that nobody recorded costs nothing."""
+    """gpurun must end a machine even if it cannot record that: an unrecorded end costs nothing."""
     full = SetupError("disk.full", "There is no space left.", hint="Free some.")
 
     def refuse(*_: object) -> None:
@@ -81,7 +81,7 @@ def test_an_unwritable_home_keeps_no_machine_alive(world: World, monkeypatch: py
 @pytest.mark.parametrize("left", [0, 1])
 @pytest.mark.parametrize("killing", ["before far.manifest", ""])
 def test_a_journal_without_its_records_rents_no_second_machine(world: World, killing: str, left: int) -> None:
-    """Put back from an old copy, or removed: what lies beside it shows that there was a machine, which may live."""
+    """The journal was restored from an old copy or emptied. Other files show a machine of the run, which may live."""
     world.cloud.killing = killing
     assert world.drive() == ("killed" if killing else ExitCode.DONE)
     lines = world.folder.journal.read_bytes().splitlines(keepends=True)
@@ -95,7 +95,7 @@ def test_a_journal_without_its_records_rents_no_second_machine(world: World, kil
 
 
 def test_a_firewall_that_cannot_be_opened_anew_ends_no_training(world: World) -> None:
-    """One question about the laptop's own address goes unanswered, while the line is down for a moment."""
+    """The laptop's public address cannot be found once, while the line is down for a moment."""
     calls = []
 
     def let_in(instance: Instance) -> None:
@@ -143,7 +143,7 @@ def test_a_passed_over_offers_key_is_not_needed_for_the_end(market: Market, monk
 
 
 def damaged(market: World) -> None:
-    """Break the journal's second line: what follows is not believed any more."""
+    """Damage the journal's second line, so that the lines after it are not trusted."""
     lines = market.folder.journal.read_bytes().split(b"\n")
     lines[1] = lines[1].replace(b"gpurun-", b"gpurxn-", 1)
     market.folder.journal.write_bytes(b"\n".join(lines))
@@ -191,7 +191,7 @@ def test_a_damaged_journal_ends_no_other_homes_run_of_its_name(
 
 
 def test_a_machine_with_a_damaged_token_is_never_called_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be another home's of the same name, so it is not ended; but it carries this run's name, and it lives."""
+    """The machine may be another home's run of the same name, so it is not ended; but gpurun must report it."""
     world.cloud.killing = "before far.poll"
     world.drive()
     lines = world.folder.journal.read_bytes().splitlines(keepends=True)
@@ -236,7 +236,7 @@ def test_a_damaged_journal_and_a_refused_key_are_may_be_billing(world: World, mo
 
 
 def test_sharing_a_runs_name_does_not_make_a_machine_ours(world: World, tmp_path: Path) -> None:
-    """Two homes, one account, one run name: the supervisor here drives its own token alone."""
+    """Two homes share an account and a run's name: the supervisor here owns only the machine with its own token."""
     world.cloud.killing = "before far.poll"
     world.drive()
     world.clock.sleep(world.plan.lease.total_s + 60)
@@ -249,7 +249,7 @@ def test_sharing_a_runs_name_does_not_make_a_machine_ours(world: World, tmp_path
 
 
 def test_a_late_first_machine_is_seen_before_the_receipt(world: World) -> None:
-    """Absence was believed after two minutes; the machine shows after three, while the second attempt trains."""
+    """gpurun believes in its absence after 120 s; the machine appears after 180 s, while the second one trains."""
     world.cloud.script["create"] = [Fault.LATE]
     world.cloud.profile = replace(world.cloud.profile, late_s=180.0)
     world.far.train_s = 200.0
@@ -281,7 +281,7 @@ def test_a_call_that_hangs_at_the_end_leaves_time_to_destroy(world: World, monke
 
 
 def test_a_possible_unwatched_life_counts_against_the_cap(world: World) -> None:
-    """The supervisor dies after the send; hours later the machine is gone again (a spot machine, taken away)."""
+    """The supervisor is killed after the create. When the next one starts, the spot machine has been taken away."""
     world.cloud.killing = "after create"
     assert world.drive() == "killed"
     world.clock.sleep(400.0)
@@ -295,7 +295,7 @@ def test_a_possible_unwatched_life_counts_against_the_cap(world: World) -> None:
 
 
 def test_older_than_spares_a_machine_whose_age_is_unknown(world: World) -> None:
-    """Lambda tells no age: `reap --destroy --older-than 2d` must not end what was made a minute ago elsewhere."""
+    """Lambda reports no age, so `reap --destroy --older-than 2d` must not end a machine that may be a minute old."""
     world.cloud.killing = "before far.poll"
     world.drive()
     find = world.cloud.find
@@ -320,7 +320,7 @@ def test_reap_is_not_content_without_the_key_of_a_billing_cloud(
 
 
 def test_a_machine_without_its_deadline_is_not_within_its_lease(world: World) -> None:
-    """The journal here still knows the deadline."""
+    """The list lacks the deadline, but the journal in this home has it."""
     world.cloud.killing = "before far.poll"
     world.drive()
     find = world.cloud.find
@@ -344,7 +344,7 @@ def test_a_simultaneous_milder_request_does_not_undo_destroy(world: World, monke
         seen = read(folder)
         monkeypatch.setattr(wishes, "read_stop_request", read)
         second.start()
-        second.join(0.2)  # Without a lock it has its say in between; with one it waits for its turn.
+        second.join(0.2)  # Without a lock the second thread writes now; with a lock it waits for its turn.
         return seen
 
     monkeypatch.setattr(wishes, "read_stop_request", interrupted)
@@ -373,7 +373,7 @@ def test_an_undying_machine_does_not_save_its_duplicate(world: World) -> None:
 
 
 def test_an_agent_busy_for_a_moment_in_boot_loses_no_machine(world: World) -> None:
-    """What a killed supervisor had begun there still holds the agent's lock."""
+    """A call that a killed supervisor began on the machine still holds the agent's lock."""
     world.far.broken["hello"] = FarRefusal("busy", "another call holds the lock")
     world.far.broken_times["hello"] = 1
     assert world.drive() is ExitCode.DONE

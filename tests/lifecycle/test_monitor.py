@@ -1,4 +1,4 @@
-"""A second machine, a price that rose: looked for while the run lasts, and paid for out of the run's own time."""
+"""Tests of the watch during a run: a second machine or a risen price is found and paid for from the run's own time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.refusals import refusal
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A cap that leaves nothing to spare, and a trainer that would go on for ever."""
+    """Return a world whose cap pays for just one machine, and whose trainer would never end."""
     world = World(Home(tmp_path))
     capped(world, 1)
     world.far.train_s = 1e6
@@ -34,7 +34,7 @@ def world(tmp_path: Path) -> World:
 
 
 def capped(world: World, machines: int) -> None:
-    """A cap that pays for so many machines at their worst."""
+    """Give the run a cap that pays for this many machines at their worst case."""
     world.plan = world.plan.model_copy(update={"cap_micros": times(world.plan.worst_micros, machines)})
     world.folder.plan.write_text(world.plan.to_json())
 
@@ -44,14 +44,14 @@ def incidents(world: World) -> list[str]:
 
 
 def kept(world: World) -> bool:
-    """Nothing lives, and the meter is within the cap."""
+    """Assert that no machine lives and that the meter is within the cap."""
     assert world.cloud.alive == []
     assert world.cloud.metered() <= (world.plan.cap_micros or 0)
     return True
 
 
 def test_a_second_machine_seen_late_ends_while_the_first_trains(world: World) -> None:
-    """One create made two, the list lags a minute, and the first is ready after twelve seconds."""
+    """One create makes two machines; the list lags by a minute, and the first machine is ready after 12 s."""
     world.cloud.creates = ["made twice"]
     world.cloud.list_lag_s = 60.0
     assert world.drive() is ExitCode.BUDGET_STOP
@@ -68,7 +68,7 @@ def test_a_second_machine_seen_late_ends_while_the_first_trains(world: World) ->
 
 
 def test_a_machine_back_after_believed_absence_ends_in_minutes(world: World) -> None:
-    """The answer was lost, and the list lags for longer than the provider is known to hide a machine."""
+    """The create's answer is lost, and the list lags for longer than the settling time that gpurun waits."""
     capped(world, 2)
     world.cloud.creates = ["made, answer lost"]
     world.cloud.list_lag_s = 150.0
@@ -123,7 +123,7 @@ def test_a_price_that_rose_is_reckoned_with_at_once(world: World) -> None:
 def test_a_machine_listed_but_not_read_ends_after_a_second_list(
     world: World,
 ) -> None:
-    """Where two answers differ, one of them is old: nothing is ended by a single one."""
+    """If two answers of a provider differ, one of them is old, so a single answer ends no machine."""
     real, born = world.cloud.find, []
 
     def once_a_ghost(token: str | None) -> list[Instance]:
@@ -162,7 +162,7 @@ def test_a_second_machine_that_stays_ends_the_run_within_the_cap(world: World) -
 
 
 class Busy(ScriptedCloud):
-    """Counts the lists of everything, and answers "too many requests" from a moment on."""
+    """A cloud that records the times of its full lists, and answers "too many requests" from `busy_from_s` on."""
 
     listed_s: list[float]
     busy_from_s = float("inf")
@@ -223,7 +223,7 @@ def test_a_machine_that_its_provider_calls_ill_is_reported_once(world: World) ->
 
 
 def test_what_boot_and_upload_did_not_need_is_trained_for(world: World) -> None:
-    """Both took some seconds of the three minutes that they had."""
+    """Boot and upload took some seconds of their three minutes; the rest is added to the training."""
     assert world.drive() is ExitCode.BUDGET_STOP
     job = world.all_of(Event.TRAIN_INTENDED)[0]
     began_wall = next(record.wall for record in world.records if record.event is Event.TRAIN_INTENDED)
@@ -241,7 +241,7 @@ def test_hours_that_the_user_named_are_not_made_more(tmp_path: Path) -> None:
 
 
 def test_checkpoints_slower_than_planned_are_begun_earlier(world: World) -> None:
-    """Two of 12,000 bytes each, at a hundred bytes a second, take four minutes: two and a half are kept for them."""
+    """Two checkpoints of 12,000 bytes at 100 bytes/s take 4 minutes; at most half of the training time is kept free."""
 
     def slow() -> None:
         Inventory(world.folder).note(bytes_per_s=100.0)
@@ -255,7 +255,7 @@ def test_checkpoints_slower_than_planned_are_begun_earlier(world: World) -> None
 
 
 def test_a_home_copied_before_its_create_rents_no_second_machine(tmp_path: Path) -> None:
-    """Hours may lie between the plan and the create, with a bucket in between: the copy has the same run."""
+    """Hours may pass between the plan and the create, so a copy of the home may drive the same run."""
     first = World(Home(tmp_path / "home"))
     assert first.home.id
     copytree(first.home.root, tmp_path / "copy")
@@ -279,7 +279,7 @@ def test_the_same_run_of_another_home_is_no_twin(tmp_path: Path) -> None:
 def test_a_run_another_machine_opened_continues_only_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A home that is synced between two laptops: the other one's supervisor may drive the run still."""
+    """The home is synced between two laptops: the other laptop's supervisor may still drive the run."""
     world = World(Home(tmp_path))
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"
@@ -306,7 +306,7 @@ def test_a_twice_risen_price_is_paid_for_as_long_as_each_stood(world: World) -> 
 
 
 def test_an_incident_of_a_run_at_work_is_no_failed_end(world: World) -> None:
-    """`ps` and `audit` are red after an end that could not be proven, not for a note on the way."""
+    """`ps` and `audit` must be red after an end that could not be proven, not because of a note during the run."""
     world.cloud.reported_rate = lambda verb: usd(4) if world.clock.monotonic() >= 60 else RATE
     seen: list[str] = []
 
@@ -321,7 +321,7 @@ def test_an_incident_of_a_run_at_work_is_no_failed_end(world: World) -> None:
 
 
 def test_an_unanswered_look_ships_nothing_beside_a_duplicate(world: World) -> None:
-    """The one look at which both could be seen was dropped, and the machine was ready before the next."""
+    """The only list that would show both machines is lost, and the first machine is ready before the next list."""
     capped(world, 2)
     world.cloud.creates, world.cloud.list_lag_s = ["made twice"], 15.0
     world.cloud.profile = replace(world.cloud.profile, boot_s=30.0, timeout_s=30.0)

@@ -1,4 +1,4 @@
-"""The month's limit, asked between a run's intent and its create, and settled by its receipt."""
+"""Tests of the month's limit: checked between a run's intent and its create, and settled when the end is proven."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.lifecycle.scripted_cloud import Killed, World
 
 
 class Limited(World):
-    """A world whose home has a limit for the month."""
+    """A world whose runs count against the home's limit for the month."""
 
     @property
     def context(self) -> Context:
@@ -63,7 +63,7 @@ def test_a_supervisor_killed_before_settling_settles_on_restart(
 
 
 def test_a_proven_end_frees_its_money_before_the_receipt(world: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bill may take half an hour to be read; the money of a machine that is gone is not held meanwhile."""
+    """Reading the bill may take half an hour; the money of a machine that is gone must not be held until then."""
 
     def killed(*_: object) -> None:
         raise Killed

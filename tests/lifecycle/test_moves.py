@@ -1,6 +1,6 @@
-"""A run that continues on another machine where one is taken away or lost: for which ends, from where, for how much.
+"""Tests of a run that continues on another machine after one was taken or lost: when, from where, and for how much.
 
-Whole runs in virtual time, on simulated clouds with a meter of their own; the far side trains and saves.
+They are whole runs in virtual time, on simulated clouds with their own meters; the simulated machine trains and saves.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from tests.simulation.soak import folder_of_one_run
 
 
 class Voyage:
-    """One run on simulated clouds. `at` has what happens once the trainer has come to a step, on the nth machine."""
+    """One run on simulated clouds. `at` maps (nth machine, step) to what happens when the trainer reaches that step."""
 
     def __init__(self, root: Path, *profiles: str, **more: Any) -> None:
         scenario: dict[str, Any] = {"train_s": 120.0, "machines": 5, "legs": 5, **more}
@@ -69,7 +69,7 @@ class Voyage:
         return [box for cloud in self.played.clouds.values() for box in cloud.boxes]
 
     def on_spot(self, dearer: int) -> None:
-        """All that is offered is spot; on demand it is so many times as dear, where that is known (0: it is not)."""
+        """Make every offer spot; on demand it costs `dearer` times as much, or an unknown price if `dearer` is 0."""
 
         def spot(offer: Offer) -> Offer:
             price = offer.rate_micros_per_hour * dearer or None
@@ -84,12 +84,12 @@ class Voyage:
             cloud.stock = [spot(offer) for offer in cloud.stock]
 
     def take(self) -> None:
-        """The provider takes away whatever runs."""
+        """Take every running machine away, as its provider may."""
         for cloud in self.played.clouds.values():
             cloud.take()
 
     def take_at(self, *steps: int) -> None:
-        """Each machine is taken at a step, one after the other."""
+        """Take the machines away, one after the other, each at its step."""
         for place, step in enumerate(steps, start=1):
             self.at[place, step] = self.take
 
@@ -112,18 +112,18 @@ class Voyage:
                 self.at.pop((place, step))()
 
     def drive(self) -> str:
-        """Drive once; the name of the exit code, or the code of the error."""
+        """Drive the run once; return the name of its exit code, or the code of its error."""
         with self.stage.set_up(), self._watched():
             return self.stage.drive().words
 
     def drive_to_the_end(self) -> str:
-        """Drive until the run is closed, as a user would; how that ended."""
+        """Drive the run until it is closed, as a user would; return the last outcome."""
         with self.stage.set_up(), self._watched():
             self.stage.drive_to_the_end()
         return self.played.outcomes[-1].words
 
     def at_record(self, event: Event, then: Callable[[], None]) -> None:
-        """`then` happens once an event is on record, the first time."""
+        """Call `then` once, when the journal first has this event."""
         passing, due = self.stage.nemesis.passing, [then]
 
         def passed(place: str) -> None:
@@ -146,7 +146,7 @@ class Voyage:
         return read_receipt(self.played.home, self.played.folder).predicate
 
     def problems(self) -> list[str]:
-        """What the judge of the simulation and the audit find."""
+        """Return the problems that the simulation's checker and the audit find."""
         rows = audit(self.played.home).rows
         return [*check(self.played), *(problem for row in rows for problem in row.problems)]
 
@@ -196,7 +196,7 @@ def test_the_receipt_has_repeated_steps_and_the_on_demand_cost(tmp_path: Path) -
     assert ["again_micros" in leg for leg in legs] == [False, True, True]
     rate = legs_rate(moved)
     step_micros = 120.0 / 30 * rate / 3600
-    # A look at the machine every few seconds is among its training: a step is dearer by that.
+    # The training time includes polls of the machine every few seconds, which makes each step dearer.
     for leg in legs[1:]:
         assert leg["again"] * step_micros * 0.9 <= leg["again_micros"] <= leg["again"] * step_micros * 2
     on_demand = sum(leg["on_demand_micros"] for leg in legs)
@@ -209,7 +209,7 @@ def test_the_receipt_has_repeated_steps_and_the_on_demand_cost(tmp_path: Path) -
 
 @pytest.mark.parametrize("above", [0, 1], ids=["as agreed", "a micro-dollar more"])
 def test_a_reported_maximum_price_makes_the_cost_a_bound(voyage: Voyage, above: int) -> None:
-    """AWS, on spot. What was planned, what is reported as a limit and what is reported as the price stay apart."""
+    """On AWS spot the provider reports only a maximum price: the receipt must not call that the price paid."""
     (cloud,) = voyage.played.clouds.values()
     agreed, read = cloud.stock[0].rate_micros_per_hour, cloud.read
 
@@ -257,7 +257,7 @@ def legs_rate(voyage: Voyage) -> int:
 
 
 def receipt_text(voyage: Voyage) -> str:
-    """What `gpurun receipt` draws, on one line."""
+    """Return what `gpurun receipt` draws, on one line."""
     receipt = read_receipt(voyage.played.home, voyage.played.folder)
     lines = receipt_screen(receipt, Style(width=200), now=voyage.stage.laptop.wall())
     return " ".join("".join(span.text for span in line).strip() for line in lines)
@@ -298,7 +298,7 @@ CACHE, CODE = "compile-cache/0123456789abcdef.bin", b"what torch has compiled"
 
 
 def compiling(voyage: Voyage) -> list[list[str]]:
-    """Have every machine tell of a compile cache; what each is sent of one, machine by machine."""
+    """Give every machine a compile cache; return the cache files that are uploaded, one list for each machine."""
     reach, sent, known_fars = voyage.stage._reach, list[list[str]](), list[Any]()
 
     def compiles(instance: Any) -> Any:
@@ -407,7 +407,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(voyage: Voyage) -> Non
     "newer", ["checkpoint-40/model.pt", "checkpoint-20/model.pt"], ids=["beside it", "in its place"]
 )
 def test_a_checkpoint_that_is_still_on_its_way_does_not_count(tmp_path: Path, newer: str) -> None:
-    """Its machine is taken in the minutes that the download takes: the list has the newer one, which is not here."""
+    """The machine is taken during the download: the list has the newer checkpoint, but it is not at home."""
 
     def file(name: str, content: bytes, kind: str, step: int) -> ManifestFile:
         digest = hashlib.sha256(content).hexdigest()
@@ -696,7 +696,7 @@ def test_a_late_machine_of_the_first_leg_is_ended_and_paid(tmp_path: Path) -> No
 
 
 def copied(voyage: Voyage, at: tuple[int, int], then: Callable[[], None]) -> Home:
-    """Copy the run's home at a step of a machine, as to another laptop; `then` happens to the first one."""
+    """Copy the home at a step of a machine, as to another laptop, and then call `then`; return the copy."""
     copy = Home(voyage.played.home.root.parent / "copy")
 
     def copy_home() -> None:
@@ -712,13 +712,13 @@ def die() -> None:
 
 
 def continued_in(voyage: Voyage, home: Home) -> None:
-    """The same run is driven from another home from now on, in the same clouds."""
+    """Drive the run from another home from now on, in the same clouds."""
     voyage.played.home, voyage.played.folder = home, home.run(RUN)
 
 
 @pytest.mark.parametrize("next_cloud", ["runpod", "aws"])
 def test_a_copied_home_rents_nothing_once_the_first_has_moved(tmp_path: Path, next_cloud: str) -> None:
-    """The copy knows the first machine, and not that the run has moved; the next one may be in another cloud."""
+    """The copy knows the first machine, but not that the run has moved; the next machine may be in another cloud."""
     voyage = Voyage(tmp_path, "runpod", "aws", machines=9)
     clouds, first = voyage.played.clouds, voyage.played.home
     stock = {name: cloud.stock for name, cloud in clouds.items()}
@@ -748,7 +748,7 @@ def test_a_copied_home_rents_nothing_once_the_first_has_moved(tmp_path: Path, ne
 
 
 def test_of_two_homes_at_once_one_sees_the_other_and_ends(tmp_path: Path) -> None:
-    """A list lags, so that a look before the create shows neither to the other; the look before the upload does."""
+    """As lists lag, the check before the create misses the other machine; the check before the upload finds it."""
     voyage = Voyage(tmp_path, machines=9)
     (cloud,) = voyage.played.clouds.values()
     copy = copied(voyage, (1, 12), voyage.take)
@@ -765,7 +765,7 @@ def test_of_two_homes_at_once_one_sees_the_other_and_ends(tmp_path: Path) -> Non
 
 
 def test_a_run_copied_alone_sees_the_machine_of_its_first_home(tmp_path: Path) -> None:
-    """Its tokens have the home that opened the run, and not the one where it lies now."""
+    """The machines' tokens name the home that opened the run, not the home where the run's folder is now."""
     voyage = Voyage(tmp_path, machines=9)
     copy = copied(voyage, (1, 12), voyage.take)
     voyage.at[2, 14] = die
@@ -778,7 +778,7 @@ def test_a_run_copied_alone_sees_the_machine_of_its_first_home(tmp_path: Path) -
 
 
 def next_create(voyage: Voyage, *, faults: tuple[Fault, ...]) -> None:
-    """Its machine is taken, and these happen to the creates after that."""
+    """Take the first machine away at step 12, and give the next creates these faults."""
     (cloud,) = voyage.played.clouds.values()
 
     def take() -> None:
@@ -789,12 +789,12 @@ def next_create(voyage: Voyage, *, faults: tuple[Fault, ...]) -> None:
 
 
 def noticed(voyage: Voyage) -> None:
-    """The provider gives notice: the agent has saved and stopped, and the machine is there still."""
+    """Give notice to the first machine at step 12: its agent saves and stops, and the machine still exists."""
     voyage.at[1, 12] = lambda: next(iter(voyage.stage._fars.values())).stop(reason="preempted")
 
 
 def held(voyage: Voyage) -> None:
-    """The same, but a finished file does not come home: the machine is held for it, and taken meanwhile."""
+    """Give notice while a finished file cannot be downloaded; the machine is held for that file, and then taken."""
 
     def breaks() -> None:
         (far,) = voyage.stage._fars.values()
@@ -806,7 +806,7 @@ def held(voyage: Voyage) -> None:
 
 
 def silent(voyage: Voyage) -> None:
-    """The provider does not answer for ten minutes from the request for its end on."""
+    """Take the first machine away; its provider does not answer for ten minutes from the intent to destroy it."""
     (cloud,) = voyage.played.clouds.values()
     voyage.take_at(12)
     voyage.at_record(Event.DESTROY_INTENDED, lambda: cloud.outages.append((cloud.now, cloud.now + 600.0)))
@@ -822,7 +822,7 @@ ORDERS: dict[str, Callable[[Voyage], None]] = {
     "gone at once": partial(next_create, faults=(Fault.STILLBORN,)),
     "silent": silent,
 }
-"""In which orders a run comes from one machine to the next."""
+"""The ways in which a run gets from one machine to the next."""
 NEVER_BETWEEN = {
     "at the beginning of a run": {Event.RUN_OPENED, Event.STAGE_INTENDED, Event.STAGE_OBSERVED},
     "at the end of a run": {Event.BILL_OBSERVED, Event.RECEIPT_OBSERVED, Event.RUN_CLOSED},
@@ -834,16 +834,16 @@ NEVER_BETWEEN = {
     "only with a bucket, on the emulated clouds": {Event.SALVAGE_INTENDED, Event.SALVAGE_OBSERVED},
 }  # fmt: skip
 TORN, RICH = b'{"seq": 9, "ev', 30
-"""Half a record; and for how many machines the cap pays: also for those that may exist unseen beside the next one."""
+"""Half a record; and for how many machines the cap pays, including those that may exist unseen beside the next one."""
 
 
 def label(record: Any) -> str:
-    """The event of a record, with its code where it has one."""
+    """Return the event of a record, with its code if it has one."""
     return " ".join(filter(None, (record.event, str(record.data.get("code", "")))))
 
 
 def deaths_between(voyage: Voyage) -> list[tuple[int, str, str]]:
-    """Every record between the work of the first machine and the last machine: its point, the one before it, itself."""
+    """Return (point, label before, label) for each record from the first machine's work to the last create."""
     events = {f"after {event}" for event in Event}
     numbers = [number for number, (_, place) in enumerate(voyage.played.points, start=1) if place in events]
     records = voyage.played.records
@@ -853,7 +853,7 @@ def deaths_between(voyage: Voyage) -> list[tuple[int, str, str]]:
 
 
 def test_killed_at_any_record_between_two_machines_it_is_one_run() -> None:
-    """The records are those of the same run undisturbed; the dying supervisor leaves half of its next one."""
+    """The kill points are the records of an undisturbed run; the killed supervisor leaves half of its next record."""
     seen: set[tuple[str, str]] = set()
     met: set[str] = {Event.JOURNAL_REPAIRED}
     for order, prepare in ORDERS.items():

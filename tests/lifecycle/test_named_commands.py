@@ -1,4 +1,4 @@
-"""Named commands: a public repository's own run from a user's clone, planned, capped, signed, its log's scores read."""
+"""Tests of named commands: a public repository's own run from a user's clone, with the scores read from its log."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A clone of a made-up repository that has one command, by the name of nano."""
+    """Return a clone of a made-up repository, for which gpurun has one named command, nano-speedrun."""
     folder = tmp_path / "nano"
     (folder / "runs").mkdir(parents=True)
     (folder / "runs" / "speedrun.sh").write_text(SPEEDRUN)

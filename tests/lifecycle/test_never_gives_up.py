@@ -1,4 +1,4 @@
-"""While something may be billed, somebody goes on asking, and whatever showed itself is ended."""
+"""Tests that gpurun keeps asking while something may be billed, and ends every machine that appears."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_looked_at_may_be_billed(world: World, monkeypatch: pytes
 
 
 def unreadable(world: World, monkeypatch: pytest.MonkeyPatch, *, number: int) -> None:
-    """control.json cannot be read any more, once training has begun."""
+    """Make control.json unreadable once training has begun."""
 
     def refused(path: Path) -> bytes:
         if world.far.polls > 3:
@@ -185,7 +185,7 @@ def test_a_trace_that_cannot_be_written_ends_no_supervisor(world: World, monkeyp
 
 
 def test_what_part_of_a_provider_shows_is_ended_despite_silence(world: World, tmp_path: Path) -> None:
-    """One region of many does not answer: the overdue machine in another one is no less overdue."""
+    """One region does not answer; the overdue machine in another region must be ended all the same."""
     killed_and_overdue(world)
     find = world.cloud.find
 
@@ -201,7 +201,7 @@ def test_what_part_of_a_provider_shows_is_ended_despite_silence(world: World, tm
 
 
 def test_a_machine_of_unknown_id_is_ended_from_a_partial_list(world: World) -> None:
-    """The answer to create was lost, and the second page of every list is broken: the first page has the machine."""
+    """The answer to the create was lost, and every list breaks off after its first page, which has the machine."""
     find = world.cloud.find
 
     def first_page(token: str | None) -> list[Instance]:
@@ -235,7 +235,7 @@ def test_a_wrong_laptop_clock_ends_no_machine_early_or_late(
 
 
 class _Wrong(VirtualClock):
-    """The clock of a laptop that is wrong by so much; its time passes with the other's."""
+    """A laptop's clock that is wrong by `ahead_s` seconds; its time passes with the right clock's."""
 
     def __init__(self, right: VirtualClock, ahead_s: float) -> None:
         super().__init__()

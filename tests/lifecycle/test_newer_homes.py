@@ -1,6 +1,6 @@
-"""A home as tomorrow's gpurun writes it: a key more in every line and every event, and an event of its own.
+"""Tests of a home that a newer gpurun has written: unknown keys in every line and event, and an unknown event.
 
-And one odd journal or plan beside good ones: it is that run's trouble alone, and its machine still ends with proof.
+One odd journal or plan beside good ones harms its own run alone, and that run's machine still ends with proof.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def world(own: Home) -> World:
 
 @pytest.fixture
 def tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on journals are written as tomorrow's gpurun does; after `ready.observed` with an event of its own."""
+    """Write journals as a newer gpurun does: with unknown keys, and after `ready.observed` with an unknown event."""
     append = Journal.write
 
     def appended(self: Journal, event: Event, data: Mapping[str, Any]) -> Record:
@@ -70,14 +70,14 @@ def killed_after(event: Event, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def types(home: Home, words: str, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> tuple[int, Any]:
-    """The exit code and the last envelope of one command that is typed in this home."""
+    """Run one command in this home; return its exit code and its last envelope."""
     patch.setattr(sys, "argv", ["gpurun", *words.split(), "--json", "--home", str(home.root)])
     code = run_app(build_app())
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 def rewritten(path: Path, change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
-    """The journal with every record changed, chained again."""
+    """Change every record of a journal, and chain the records again."""
     head, lines = GENESIS, []
     for place, line in enumerate(path.read_bytes().splitlines()):
         lines.append(canonical({**change(place, json.loads(line)), "prev": head}))
@@ -152,7 +152,7 @@ def test_nothing_is_rented_on_an_event_that_it_does_not_know(
 def test_a_record_that_lacks_a_read_field_damages_its_run_alone(
     own: Home, event: Event, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was a KeyError out of every verb, for every run."""
+    """Such a record once ended every command with a KeyError, for every run."""
     odd = Journal.open(make_run(own, "odd-1").journal, VirtualClock())
     odd.write(Event.RUN_OPENED, {"run": "odd-1"})
     odd.write(event, {"novel": 1})
@@ -198,7 +198,7 @@ def test_an_odd_optional_field_does_not_count_as_damage(event: Event, data: dict
 def test_a_machine_with_a_damaged_plan_is_destroyed_and_proven(
     own: Home, broken: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`destroy` refused with exit 10 while the machine lived, and its supervisor gave up."""
+    """`destroy` once refused with exit code 10 while the machine lived, and the supervisor gave up."""
     folder = make_run(own)
     assert drive(own, GPURUN_CRASH_AT="after train.started").returncode == -9
     folder.plan.write_bytes(broken) if broken is not None else folder.plan.unlink()
@@ -222,7 +222,7 @@ def test_a_machine_with_a_damaged_plan_is_destroyed_and_proven(
 
 @pytest.mark.parametrize("cap_micros", [12_000_000, 900_000_000], ids=["its own", "another"])
 def test_the_plan_of_a_later_machine_must_match_the_journal(own: Home, cap_micros: int) -> None:
-    """Another plan in its place would be followed, with a cap that the user never agreed to."""
+    """Otherwise another plan in its place would be followed, with a cap that the user never agreed to."""
     run = CloudRun(own)
     agreed, leg = plan_of("fox-41").to_json(), run.folder.legs / "2.json"
     planned = {"plan": leg.name, "plan_sha256": hashlib.sha256(agreed.encode()).hexdigest()}

@@ -1,4 +1,4 @@
-"""A notebook as its platform runs it, cell after cell, with the real trainer on this CPU, and what comes home of it."""
+"""Tests of notebooks as their platforms run them, with the real trainer on this CPU, and of importing their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG_S = 300
 
 
 def written(folder: Path, platform: str, *more: str) -> Path:
-    """The notebook of a tiny lab."""
+    """Write the notebook of a tiny lab, and return its path."""
     (folder / "text.txt").write_text("".join(f"{number} bottles of milk\n" for number in range(60)))
     flags = [word for setting in TINY for word in ("--set", setting)]
     path = folder / f"{platform}.ipynb"
@@ -29,7 +29,7 @@ def written(folder: Path, platform: str, *more: str) -> Path:
 
 
 def imported(folder: Path, name: str, *words: str) -> None:
-    """The evidence is a run that the audit, by these words, finds nothing against."""
+    """Import the evidence as a run, and assert that its receipt is good and that the audit with these words passes."""
     done = gpurun("import", str(folder / "evidence.zip"), "--name", name)
     assert done.returncode == 0, done.stderr
     receipt = json.loads(gpurun("receipt", name, "--json").stdout)["data"]["statement"]["predicate"]
@@ -46,7 +46,7 @@ def test_notebook_cells_run_in_plain_python_and_import_as_a_run(tmp_path: Path) 
     notebook = json.loads(written(tmp_path, "colab").read_text())
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     script = tmp_path / "cells.py"
-    script.write_text("\n".join(cells[:-1]))  # The last one offers a download, which takes a kernel.
+    script.write_text("\n".join(cells[:-1]))  # The last cell offers a download, which needs a kernel.
     subprocess.run([sys.executable, str(script)], cwd=tmp_path, check=True, capture_output=True, timeout=LONG_S)
     imported(tmp_path, "fox-41")
 
@@ -100,7 +100,7 @@ def test_a_real_kernel_runs_it_and_its_run_is_gone_on_from(tmp_path: Path, platf
     notebook = nbformat.read(written(tmp_path, platform), 4)
     nbformat.validate(notebook)
     place = {"metadata": {"path": str(tmp_path)}}
-    for _ in range(2):  # Whoever runs it again goes on from the newest checkpoint, here the last.
+    for _ in range(2):  # The second time it continues from the newest checkpoint, here the last one.
         nbclient.NotebookClient(notebook, timeout=LONG_S, resources=place).execute()
     shown = json.dumps(notebook)
     assert "evidence.zip</a>" in shown  # Offered for download.

@@ -1,4 +1,4 @@
-"""What was agreed to is what is rented: approved offers in their order, at their price, nothing left beside them."""
+"""Tests that gpurun rents what the user agreed to: approved offers in order, at their price, with nothing left over."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_refusal_for_another_reason_takes_no_other_offer(market: Market) -> No
 
 
 def refusing(market: Market, *refusals: Exception) -> None:
-    """The next creates are refused like this, one after the other."""
+    """Refuse the next creates with these errors, one after the other."""
     waiting, create = list(refusals), market.cloud.create
 
     def refused(order: Order) -> Instance:
@@ -100,7 +100,7 @@ def test_one_reason_for_all_offers_is_shown_once(market: Market) -> None:
 
 @pytest.mark.parametrize("offers", [1, 3])
 def test_a_key_without_rights_stays_a_matter_of_setup(market: Market, offers: int) -> None:
-    """Whether nothing else was approved, or all of it was refused in the same way."""
+    """This holds if only one offer was approved, and if all three are refused for the same reason."""
     market.set_plan(candidates=market.plan.candidates[:offers])
     refusing(market, *[no_rights() for _ in range(offers)])
     assert market.supervise() is ExitCode.SETUP

@@ -1,7 +1,7 @@
-"""Homes that an older gpurun left (commit aed5b6b, tokens `gr-…`): each opens, is audited, ended and gone on with.
+"""Tests of homes that an older gpurun left (commit aed5b6b, tokens `gr-…`): each opens, is audited, ended, continued.
 
-Each archive in `homes/` is one home as that gpurun wrote it, on RunPod's emulator: a run that is finished, one whose
-supervisor was killed in training, and one whose machine was asked to end and lives on.
+Each archive in `homes/` is one home as that gpurun wrote it, on RunPod's emulator: a finished run, a run whose
+supervisor was killed in training, and a run whose machine lives although it was asked to end.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ RUN = "fox-41"
 
 
 class Older:
-    """One unpacked home, half a minute after its last record, and its machine as the cloud still has it."""
+    """An unpacked home half a minute after its last record, with its machine as the cloud still has it."""
 
     def __init__(self, kind: str, into: Path) -> None:
         with tarfile.open(HOMES / f"{kind}.tar.gz") as archive:
             archive.extractall(into, filter="data")
         self.home = Home(into / kind)
         self.folder = self.home.run(RUN)
-        if kind == "training":  # The files that will come are of no model's size, so its start is to tell of none.
+        if kind == "training":  # The scripted files do not have this model's size.
             events = self.folder.events.read_bytes()
             self.folder.events.write_bytes(events.replace(b'"parameters":4848', b'"parameters":null'))
         self.clock = VirtualClock(start=self.records[-1].wall + 30)
@@ -77,7 +77,7 @@ class Older:
 
     @contextmanager
     def later(self) -> Iterator[None]:
-        """In another boot of the laptop, with the cloud in the place of RunPod."""
+        """Patch in another boot of the laptop, and the simulated cloud in the place of RunPod."""
         with ExitStack() as stack:
             stack.enter_context(mock.patch("gpurun.lifecycle.supervisor.open_provider", return_value=self.cloud))
             for module in ("ledger.journal", "lifecycle.context"):
@@ -92,7 +92,7 @@ class Older:
         ask_to_stop(self.folder, how, by="user", reason="a test")
 
     def types(self, *words: str, capsys: pytest.CaptureFixture[str], expect: int = 0) -> Any:
-        """The envelope of one command that is typed in this home."""
+        """Run one command in this home, assert its exit code, and return its last envelope."""
         with mock.patch.object(sys, "argv", ["gpurun", *words, "--json", "--home", str(self.home.root)]):
             code = run_app(build_app())
         out = capsys.readouterr().out

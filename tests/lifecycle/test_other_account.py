@@ -1,4 +1,4 @@
-"""A run that is finished under another key: what one account rented does not exist for the next, and did not die."""
+"""Tests of a run under another account's key: that account cannot see the machine, which does not prove its death."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.lifecycle.scripted_cloud import ScriptedCloud, World
 
 
 class Account(ScriptedCloud):
-    """The same cloud, as one customer sees it."""
+    """The cloud as one customer sees it."""
 
     mark = "key:1111"
 
@@ -49,14 +49,14 @@ def killed_while_it_trained(world: World) -> ScriptedCloud:
 
 
 def other(world: World, mark: str) -> ScriptedCloud:
-    """What another account is shown: nothing."""
+    """Return the cloud as another account sees it, which is empty."""
     cloud = Account(world.clock)
     cloud.mark = mark
     return cloud
 
 
 def new_key(cloud: ScriptedCloud, mark: str) -> None:
-    """The same account under a new key: it is shown all that was there."""
+    """Give the same account a new key, which sees every machine."""
     assert isinstance(cloud, Account)
     cloud.mark = mark
 
@@ -92,7 +92,7 @@ def test_absence_under_another_accounts_key_is_no_death(world: World, how: str) 
 
 
 def test_absence_under_another_accounts_key_is_no_refusal_either(world: World) -> None:
-    """The supervisor died right after the send: an empty account would say that there is nothing, and rent again."""
+    """The supervisor died right after the create. If an empty account counted as a refusal, gpurun would rent again."""
     world.cloud.killing = "after create"
     assert world.drive() == "killed"
     right, world.cloud = world.cloud, other(world, "key:2222")
@@ -138,7 +138,7 @@ def test_nobody_can_vouch_for_an_account_that_its_provider_names(world: World) -
 
 
 def test_an_unknown_account_does_not_delay_a_machines_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is billed by the second while that is asked; and what carries the token needs nobody's word."""
+    """The machine is billed by the second, and its token already shows that it belongs to this run."""
     cloud = killed_while_it_trained(world)
     ask_to_stop(world.folder, "destroy", by="user", reason="")
     monkeypatch.setattr(cloud, "account_mark", silent)
@@ -171,7 +171,7 @@ def test_a_cut_create_is_adopted_for_an_unknown_account(world: World, monkeypatc
 
 
 def reaped(world: World, patch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """The exit code of `gpurun reap --exit-code`, and the code of what it could not see."""
+    """Return the exit code of `gpurun reap --exit-code`, and the codes of its errors."""
     patch.setattr("gpurun.providers.registry.ready_providers", lambda home: [])
     patch.setattr("gpurun.providers.registry.open_provider", lambda *_, **__: world.cloud)
     outcome = reap(Session(home=world.home, clock=world.clock), ["local"], exit_code=True)

@@ -1,4 +1,4 @@
-"""A lid that is closed or a line that is down costs its time, not the result; a hung machine is not paid for ever."""
+"""Tests that a closed lid or a dead line costs time but no result, and that a hung machine is not paid for forever."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def world(tmp_path: Path) -> World:
 
 
 def dead_for(world: World, verb: str, seconds: float) -> list[float]:
-    """The line is down for so long from the first call of a verb on; when it was called."""
+    """Cut the line for `seconds` from the first call of a verb on; return the times of that verb's calls."""
     real, calls = getattr(world.far, verb), list[float]()
 
     def down(*arguments: Any, **options: Any) -> Any:
@@ -53,7 +53,7 @@ def dead_for(world: World, verb: str, seconds: float) -> list[float]:
 
 
 def doze_in(world: World, verb: str, seconds: float) -> None:
-    """The laptop sleeps in the first call of a verb; when it wakes the connection is dead."""
+    """Let the laptop sleep in the first call of a verb; when it wakes, the connection is dead."""
     real, slept = getattr(world.far, verb), list[float]()
 
     def dozing(*arguments: Any, **options: Any) -> Any:
@@ -79,7 +79,7 @@ def test_two_minutes_without_a_line_in_collect_lose_nothing(
 
 
 def test_a_night_with_the_lid_closed_in_collect_loses_nothing(world: World) -> None:
-    """Asleep it tries nothing, so that is not held against the machine."""
+    """A sleeping laptop tries nothing, so its sleep must not count against the machine."""
     doze_in(world, "fetch", 8 * 3600.0)
     assert world.drive() is ExitCode.DONE
     assert len(world.at_home) == 3
@@ -124,7 +124,7 @@ def test_a_machine_that_dies_while_collecting_is_not_waited_for(world: World) ->
 
 
 def test_an_unreachable_machine_is_paid_just_as_long_again(world: World) -> None:
-    """It may be hung for good; waiting for it may cost what making its result again would cost, and no more."""
+    """The machine may be hung. Waiting for it may cost what making its result again would cost, and no more."""
     world.far.broken["manifest"] = NO_ROUTE
     world.far.train_s = trains_s = 1800.0
     assert world.drive() is ExitCode.TRAINING_FAILED
@@ -134,7 +134,7 @@ def test_an_unreachable_machine_is_paid_just_as_long_again(world: World) -> None
 
 
 def test_a_machine_silent_at_its_new_address_is_given_up_early(world: World) -> None:
-    """A pod gets another port by a restart; where nothing answers there either, it is given up as any other."""
+    """A pod gets another port when it restarts; if nothing answers there either, it is given up like any other."""
     read, calls = world.cloud.read, dead_for(world, "poll", float("inf"))
 
     def restarted(instance_id: str) -> Instance:
@@ -148,7 +148,7 @@ def test_a_machine_silent_at_its_new_address_is_given_up_early(world: World) -> 
 
 
 def test_without_any_network_giving_up_would_save_nothing(world: World) -> None:
-    """Four hours without any network, after five minutes of training: the provider could not be told to end it."""
+    """After five minutes of training the network is down for four hours: the provider could not be reached either."""
     calls = dead_for(world, "fetch", 4 * 3600.0)
     read = world.cloud.read
 
@@ -181,7 +181,7 @@ def test_what_the_bucket_has_is_waited_for_a_quarter_hour(world: World) -> None:
 
 @pytest.mark.parametrize("verb", ["unpack", "start", "manifest", "get checkpoints/000030.model.safetensors"])
 def test_an_agent_that_was_killed_a_few_times_is_asked_again(world: World, verb: str) -> None:
-    """Over there the memory is short: the agent's small process is what the kernel ends."""
+    """If memory is short on the machine, its kernel may kill the agent's small process."""
     world.far.broken, world.far.broken_times = {verb: KILLED}, {verb: 5}
     assert world.drive() is ExitCode.DONE
     assert len(world.at_home) == 3
@@ -226,7 +226,7 @@ def test_a_minutes_cut_and_a_closed_lid_do_not_count_as_silence(world: World) ->
 def test_a_silent_machine_is_given_up_after_the_users_limit(
     world: World,
 ) -> None:
-    """Ten hours of lease were paid for, by a person who slept."""
+    """Otherwise a user who sleeps would pay for the ten hours of the lease."""
     choices = world.plan.choices.model_copy(update={"give_up_after_s": 1800})
     world.folder.plan.write_text(world.plan.model_copy(update={"choices": choices}).to_json())
     dead = [dead_for(world, verb, 1e9) for verb in ("poll", "manifest")]

@@ -1,4 +1,4 @@
-"""Public shards on their way to a rented machine: what does not come in twice the planned time ends the run, exit 5."""
+"""Tests of downloading public shards to a rented machine: twice the planned time ends the run with exit code 5."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DATA = DataSummary(
 
 
 class Patience:
-    """Counts down by the clock of the test."""
+    """A patience that counts down by the test's clock."""
 
     def __init__(self, _: RunState, context: Any, *, limit_s: float) -> None:
         self._clock, self._end_mono = context.clock, context.clock.monotonic() + limit_s
@@ -47,7 +47,7 @@ def downloaded(
     tmp_path: Any,
     order: Callable[[VirtualClock, PullResult, Callable[[], None]], None],
 ) -> tuple[int, float]:
-    """How many bytes came, in how many seconds, where the machine downloads like this."""
+    """Return how many bytes came, and in how many seconds, if the machine downloads as `order` scripts it."""
     clock, result = VirtualClock(), PullResult()
     begun = clock.monotonic()
 
@@ -76,7 +76,7 @@ def at(bits_per_s: float) -> Callable[[VirtualClock, PullResult, Callable[[], No
 
 
 def failing(code: str, times: int) -> Callable[[VirtualClock, PullResult, Callable[[], None]], None]:
-    """So often the file is refused with this code; then it comes at once."""
+    """Return an order that refuses the file this many times with this code, and then delivers it at once."""
 
     def order(clock: VirtualClock, came: PullResult, on_progress: Callable[[], None]) -> None:
         nonlocal times

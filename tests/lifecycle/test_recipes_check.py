@@ -1,4 +1,4 @@
-"""`gpurun recipes check`: every recipe is planned and really rehearsed, and nothing of it stays."""
+"""Tests of `gpurun recipes check`: every recipe is planned and really rehearsed, and no file of that stays."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def recipe(folder: Path, name: str, lr: str) -> str:
 
 
 def left_in(home: Home) -> list[str]:
-    """What a check leaves behind, but for the cache of tokenised text."""
+    """Return what a check leaves behind, except for the cache of tokenised text."""
     return sorted(path.name for path in home.root.iterdir() if path.name not in ("cache", "runs")) + home.run_names()
 
 
 @pytest.mark.slow
 def test_a_recipe_that_learns_passes_and_another_fails_alone(own: Home, tmp_path: Path) -> None:
-    """Through the real supervisor, agent and trainer; a rate of 50 drives the loss up."""
+    """The rehearsals use the real supervisor, agent and trainer; a learning rate of 50 drives the loss up."""
     good, bad = recipe(tmp_path, "good", "0.003"), recipe(tmp_path, "bad", "50.0")
     result = check(Session(home=own, quiet=True), [good, "no-such-recipe", bad])
     first, unknown, last = result.data["recipes"]
@@ -65,7 +65,7 @@ def test_a_recipe_that_learns_passes_and_another_fails_alone(own: Home, tmp_path
 def test_a_rehearsal_that_breaks_is_reported_with_its_reason(
     own: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tiny trainer of the lifecycle's tests stands in for the real one; it knows how to fail."""
+    """The tiny trainer of the lifecycle tests replaces the real one, because it can be made to fail."""
 
     def supervise(folder: RunFolder, home: Home, clock: Clock) -> None:
         plan = json.loads(folder.plan.read_text())
@@ -85,7 +85,7 @@ def test_a_rehearsal_that_breaks_is_reported_with_its_reason(
 def test_a_check_that_is_interrupted_ends_its_rehearsal_first(
     own: Home, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    """Else the trainer would go on in a folder that is about to be removed."""
+    """Otherwise the trainer would continue in a folder that is about to be removed."""
     folder = make_run(own)
     monkeypatch.setattr(recipe_checks, "start_supervisor", lambda *_: os.kill(os.getpid(), number))
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""A cap that is too low is refused with one that does: a user who types it is not refused again."""
+"""Tests that the refusal of a cap that is too low names a sufficient cap, with which the user is not refused again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.plan_makers import make_plan
 
 
 def planned(gpu: str, cap: str, **choices: bool) -> Plan:
-    """The plan under this cap; NoOffer where there is none."""
+    """Return the plan under this cap; raise NoOffer if there is none."""
     wanted = Request(recipe="gpt2-124m", gpu=parse_gpu(gpu), max_cost_micros=parse_usd(cap), choices=Choices(**choices))
     home = Home(Path("/nowhere"))
     plan = make_plan(wanted, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=False)
@@ -37,14 +37,14 @@ def test_the_cap_that_a_refusal_names_is_one_that_does(gpu: str, is_accepted: bo
     with pytest.raises(NoOffer) as refused:
         planned(gpu, "1", **choices)
     (named,) = re.findall(r"--max-cost ([\d.]+)", refused.value.hint)
-    if "--accept-weak-lease" in refused.value.hint:  # Nobody else has such a card.
+    if "--accept-weak-lease" in refused.value.hint:  # Only a weak lease offers such a card.
         choices = {"weak_lease": True}
     assert f"({planned(gpu, named, **choices).offer.provider} " in refused.value.what
 
 
 @pytest.mark.parametrize("gpu", ["8xA100", "8xA10G"])
 def test_the_worst_case_at_a_risen_price_is_the_next_plans(gpu: str) -> None:
-    """With disk, address and egress, which AWS bills beside the rate."""
+    """The worst case includes disk, address and egress, which AWS bills beside the rate."""
     plan = planned(gpu, "500", weak_lease=True)
     worst = format_usd(plan.worst_micros)
     assert worst in risen_price_refusal(plan, plan.offer.rate_micros_per_hour, "").hint

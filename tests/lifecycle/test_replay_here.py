@@ -1,4 +1,4 @@
-"""What only a replay finds: weights that were moved, in a home whose every file was made to fit and signed again."""
+"""Tests of what only a replay finds: changed weights in a home whose files were all made to fit and signed again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXT = "To be, or not to be, that is the question: whether 'tis nobler in the mi
 
 
 def nudge(path: Path, by: float) -> None:
-    """Move every weight of a checkpoint."""
+    """Add `by` to every weight of a checkpoint."""
     from trainer.checkpoint import read_tensors, write_tensors
 
     tensors = {name: tensor + by for name, tensor in read_tensors(path).items()}
@@ -29,7 +29,7 @@ def nudge(path: Path, by: float) -> None:
 
 
 def sign_again(home: Home, folder: RunFolder, name: str) -> None:
-    """Make journal, receipt and chain of the run over, so that all of them have the file as it is now."""
+    """Rewrite the run's journal, receipt and chain, so that all of them have the file's present digest."""
     records: list[dict[str, Any]] = [json.loads(line) for line in folder.journal.read_bytes().splitlines()]
     content = (folder.artifacts / name).read_bytes()
     now = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
@@ -68,7 +68,7 @@ def test_moved_and_re_signed_weights_are_found_by_replay_alone(own_home: Path, t
 
 
 def trained(home: Path, text: Path, word: str, *more: str) -> RunFolder:
-    """A learner's honest run in a home of his own."""
+    """Train a learner's honest run in that learner's home, and return its folder."""
     words = ("course-lab", "--data", str(text), "--provider", "local", "--challenge", word, "--yes", "--no-progress")
     done = gpurun("train", *words, "--name", "fox-41", *more, "--home", str(home))
     assert done.returncode == 0, done.stderr
@@ -76,7 +76,7 @@ def trained(home: Path, text: Path, word: str, *more: str) -> RunFolder:
 
 
 def as_own(mine: RunFolder, theirs: RunFolder) -> None:
-    """Put a classmate's weights, a little moved, and losses into one's own run."""
+    """Put a classmate's losses and slightly changed weights into one's own run."""
     name = "checkpoints/000300.model.safetensors"
     (mine.artifacts / name).write_bytes((theirs.artifacts / name).read_bytes())
     nudge(mine.artifacts / name, 1e-9)
@@ -90,14 +90,14 @@ def as_own(mine: RunFolder, theirs: RunFolder) -> None:
 
 
 def without_first_steps(mine: RunFolder) -> None:
-    """Delete the events that a replay compares."""
+    """Delete the events of the first 20 steps, which a replay compares."""
     events = [json.loads(line) for line in mine.events.read_text().splitlines()]
     kept = [event for event in events if event["kind"] != "step" or event["step"] > 20]
     mine.events.write_text("".join(json.dumps(event) + "\n" for event in kept))
 
 
 def with_state(mine: RunFolder, theirs: RunFolder, **edits: Any) -> None:
-    """Make the checkpoint's own word fit, but for what is edited in it."""
+    """Make the checkpoint's state fit the copied losses, except for these edits."""
     name = "checkpoints/000300.state.json"
     state, other = (json.loads((folder.artifacts / name).read_bytes()) for folder in (mine, theirs))
     losses = {key: other[key] for key in ("loss", "val_loss") if key in other}
@@ -126,12 +126,12 @@ def with_state(mine: RunFolder, theirs: RunFolder, **edits: Any) -> None:
 def test_a_classmates_training_under_ones_own_challenge_is_found(
     own_home: Path, tmp_path: Path, edits: dict[str, Any], hides: bool
 ) -> None:
-    """Six such cards had no problem, and the replay said that the first 20 losses agree."""
+    """Six such cards once passed, and the replay reported that the first 20 losses agree."""
     (tmp_path / "text.txt").write_text(TEXT * 3)
     mine, theirs = (trained(tmp_path / name, tmp_path / "text.txt", f"ml-2026-{name}") for name in ("ada", "bob"))
     as_own(mine, theirs)
     with_state(mine, theirs, **edits)
-    if not edits:  # It says that it went on from where nothing shows.
+    if not edits:  # The events claim a resume at step 150, of which there is no other trace.
         events = [json.loads(line) for line in mine.events.read_text().splitlines()]
         events.append({**next(event for event in events if event["kind"] == "start"), "step": 150, "resumed_from": 150})
         mine.events.write_text("".join(json.dumps(event) + "\n" for event in events))

@@ -1,4 +1,4 @@
-"""A name stands for one run, for good: the chain of receipts knows a run by its name, with or without its folder."""
+"""Tests that a name stands for one run forever: the chain of receipts knows the run even without its folder."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.unit.ledger_samples import finished_run
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """A home in which a run was finished, and its folder removed to have the room again."""
+    """Return a home with a finished run whose folder was removed to free its room."""
     home = Home(tmp_path / "home").prepare()
     shutil.rmtree(finished_run(home, "fox-41").path)
     return home
 
 
 def test_a_second_run_of_a_name_is_refused_before_it_costs(home: Home) -> None:
-    """It would have been paid for and then got no receipt: that place in the chain is taken."""
+    """Such a run would be paid for and get no receipt, because its place in the chain is taken."""
     with refusal(RunHeld, "run.name_taken", "fox-41", "folder") as refused:
         make_run(home, "fox-41")
     assert "--name" in refused.value.hint
@@ -42,7 +42,7 @@ def test_a_name_that_is_taken_shows_the_run_that_has_it(home: Home) -> None:
 
 def test_no_name_is_drawn_twice(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     finished_run(home, "fox-40")
-    numbers = iter((31, 30, 29))  # 41 had its receipt, 40 has its folder.
+    numbers = iter((31, 30, 29))  # fox-41 has a receipt, and fox-40 has a folder.
     monkeypatch.setattr(run_name.secrets, "choice", lambda animals: "fox")
     monkeypatch.setattr(run_name.secrets, "randbelow", lambda most: next(numbers))
     assert free_name(home) == "fox-39"

@@ -1,4 +1,4 @@
-"""Checkpoints that a machine has pushed come home when the machine is lost, the laptop was closed, or both."""
+"""Tests that pushed checkpoints come home although the machine is lost, the laptop was closed, or both."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def until_pushed(s3: S3Emulator, place: str, step: int) -> None:
 
 @pytest.fixture
 def lost(own: Home, s3: S3Emulator, request: pytest.FixtureRequest) -> RunFolder:
-    """A run whose supervisor died as soon as training had begun; the machine finished, pushed, and is gone."""
+    """Return a run whose supervisor died as training began; the machine finished and pushed, and is gone."""
     folder = staged_run(own, steps=STEPS)
     crash_at = getattr(request, "param", "after train.started")
     assert tiny_runs.drive(own, GPURUN_CRASH_AT=crash_at).returncode == -9

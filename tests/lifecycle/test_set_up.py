@@ -1,4 +1,4 @@
-"""The script of --setup in a run: paid once, seen while it works, quoted where it fails."""
+"""Tests of the --setup script in a run: it runs once, its output is shown, and its failure is quoted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drive(home: Home, cuts: int = 0) -> int:
-    """Drive the run here with the real agent; so many questions about the script are done and never answered."""
+    """Drive the run with the real agent, lose the first `cuts` replies about the script, and return the exit code."""
     left = [cuts]
 
     class Cut(FarSide):
@@ -62,7 +62,7 @@ def drive(home: Home, cuts: int = 0) -> int:
 
 
 def make(home: Home, script: str, limit_s: int = 60) -> Path:
-    """A run that is set up by a script, which adds a line to a file of this machine for each of its starts."""
+    """Make a run whose script adds a line to a file on this machine at each start; return that file."""
     starts = home.root / "starts"
     tiny_runs.setting_up(tiny_runs.make_run(home), f"echo begun >>{starts}\n{script}", limit_s)
     return starts

@@ -1,4 +1,4 @@
-"""One account, several homes: whose machine it is, until when, and who may end it before that."""
+"""Tests of several homes on one account: whose a machine is, until when, and who may end it before that."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Reap = Callable[..., tuple[int, Any]]
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A run that trains, and whose supervisor is away just now."""
+    """Return a world whose run trains, and whose supervisor was killed."""
     made = World(Home(tmp_path / "home"))
     made.cloud.killing = "before far.poll"
     assert made.drive() == "killed"
@@ -45,7 +45,7 @@ def other(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def reap(world: World, monkeypatch: pytest.MonkeyPatch) -> Reap:
-    """`gpurun reap` in a home, at the cloud of the test and in its time: exit code and data."""
+    """Return a function that runs `gpurun reap` in a home, on this test's cloud and clock: exit code and data."""
 
     def run(home: Home, **flags: Any) -> tuple[int, Any]:
         try:
@@ -70,7 +70,7 @@ def looked_at(world: World, home: Home) -> Orphan:
 
 
 def tag_as(world: World, **changed: object) -> None:
-    """The provider's list has the machine with other tags."""
+    """Make the provider's list show the machine with these tags changed."""
     find = world.cloud.find
     world.cloud.find = lambda token: [instance.model_copy(update=changed) for instance in find(token)]  # type: ignore
 
@@ -135,7 +135,7 @@ def test_an_edited_deadline_keeps_no_machine_alive(world: World, other: Home, re
 
 
 def test_an_older_tag_without_a_deadline_is_an_alarm_not_a_lease(world: World, other: Home, reap: Reap) -> None:
-    """Three days old, and "left: within its lease", exit 0, for ever."""
+    """If it counted as within its lease, such a machine could bill forever, while `reap` exits with 0."""
     box = world.cloud.boxes[0]
     box.order = box.order.model_copy(update={"token": "gr-fox-41-0a1b2c3d"})
     tag_as(world, deadline_wall=None)
@@ -161,7 +161,7 @@ def test_an_older_machine_ends_by_this_homes_journal_not_its_tag(world: World) -
 
 
 def test_only_the_current_token_of_a_run_is_driven(world: World) -> None:
-    """A machine of another asking showed itself late: the journal names it, and its supervisor wants it gone."""
+    """A machine of another create appeared late. The journal names it, but the run's supervisor does not drive it."""
     box, token = world.cloud.boxes[0], make_token(world.home.id, world.cloud.boxes[0].order.deadline_wall, "fox-41")
     with RunLock(world.folder.lock):
         assert looked_at(world, world.home).fate == "owned"

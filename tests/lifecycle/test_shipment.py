@@ -1,4 +1,4 @@
-"""What is shipped holds every module that training imports."""
+"""Tests that the upload contains every module that training imports."""
 
 from __future__ import annotations
 

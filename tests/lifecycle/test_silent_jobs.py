@@ -1,4 +1,4 @@
-"""A job that writes nothing: shown on record, in `ps` and by a notice, and ended as --idle and --silent have it."""
+"""Tests of a job that writes nothing: recorded, shown by `ps` and by a notice, and ended by --idle and --silent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def world(tmp_path: Path) -> World:
 
 
 def silent_between(world: World, spans: list[tuple[float, float]], percent: int) -> None:
-    """Have the agent report a silent job between these seconds of its training, with its card at this use."""
+    """Make the agent report a silent job between these seconds of its training, with its card at this use."""
     poll, started_wall = world.far.poll, list[float]()
 
     def reported(wants: Any) -> Poll:
@@ -115,7 +115,7 @@ def test_a_job_its_agent_stopped_for_silence_has_failed(world: World, reason: st
 
 
 def command_run(home: Home, lab: Path, script: str, **choices: Any) -> Any:
-    """Run a script here with these choices; return how its supervisor ended, and the run as it is seen then."""
+    """Run a script here with these choices; return the end of its supervisor, and the run as it is then."""
     lab.mkdir(exist_ok=True)
     (lab / "train.py").write_text(script)
     home.prepare()
@@ -141,7 +141,7 @@ def test_a_command_that_hangs_here_is_stopped_and_comes_home(tmp_path: Path) -> 
 
 
 def error_of(home: Home) -> GpurunError:
-    """What a terminal says at the end of the run."""
+    """Return the error that a terminal shows at the end of the run."""
     (error,) = show_finished(Session(home=home, quiet=True, clock=SystemClock()), look_at_run(home, "fox-41")).errors
     return error
 

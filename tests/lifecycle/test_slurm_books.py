@@ -1,4 +1,4 @@
-"""The real Slurm with its accounting: receipts as sacct has the job, set-ups and commands, and its own sentences.
+"""Tests on the real Slurm with accounting: receipts that match sacct, set-ups, commands and Slurm's own sentences.
 
 Skipped where slurmctld, slurmdbd or MariaDB are not installed.
 """
@@ -34,7 +34,7 @@ from tests.lifecycle.tiny_runs import start
 CLOCK = SystemClock()
 pytestmark = [LATER, pytest.mark.skipif(bool(missing_books()), reason=missing_books() or "it is here")]
 CLOSE_S = 3.0
-"""How far a receipt may be from what accounting has."""
+"""The most seconds by which a receipt may differ from accounting."""
 RUN = ("run", "--provider", "slurm", "--gpu", "cpu", "--accept-cpu", "--partition", "debug", "--yes")
 
 
@@ -66,7 +66,7 @@ def test_a_receipt_is_within_three_seconds_of_accounting(
             engine.ask("scancel", job)
         elif how == "node":
             engine.break_node()
-        else:  # Its time is over as far as Slurm is concerned, and not by the lease.
+        else:  # Slurm's time limit ends the job, not the lease.
             engine.ask("scontrol", "update", f"jobid={job}", "timelimit=1")
     _, errors = driven.communicate(timeout=300)
     if how == "node":
@@ -161,7 +161,7 @@ def test_a_queue_has_reason_place_and_start_and_a_qos_its_cure(engine: Engine) -
     engine.ask("sbatch", "-N2", "--exclusive", "--time=9", "-o", "/dev/null", "--wrap", "sleep 500")
     need = GpuNeed(count=0, name="cpu", nodes=2)
     made = provider.create(order(provider).model_copy(update={"offer": provider.offers(need, ())[0]}))
-    for _ in ticks(CLOCK, 1, 90):  # The backfill scheduler says it at its next turn.
+    for _ in ticks(CLOCK, 1, 90):  # The backfill scheduler sets the expected start at its next turn.
         words = provider.queue_words(provider.read(made.id))
         if "start expected" in words:
             break

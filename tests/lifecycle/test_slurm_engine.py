@@ -1,4 +1,4 @@
-"""The same on the real engine: slurmctld and two slurmd, on loopback; skipped where Slurm is not installed."""
+"""Tests of jobs and runs on the real Slurm: slurmctld and two slurmd on loopback. Skipped where it is not installed."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_job_not_admitted_is_known_by_slurms_own_words(
     wish = order(provider)
     offer = wish.offer.model_copy(update={"nodes": nodes})
     made = provider.create(wish.model_copy(update={"offer": offer}))
-    for _ in ticks(CLOCK, 0.5, 60):  # The scheduler that sees it first may write another reason for a while.
+    for _ in ticks(CLOCK, 0.5, 60):  # At first another scheduler may write another reason.
         if error := provider.never_runs(provider.read(made.id)):
             assert re.search(form_of(reason), error.what), error.what
             return
@@ -149,7 +149,7 @@ def test_a_set_up_that_fails_ends_the_job_on_the_real_engine(engine: Engine) -> 
 
 
 def check_one_job(engine: Engine, home: Home, folder: RunFolder) -> None:
-    """One job in the queue's history, proven gone with its folder, and a receipt that the audit takes."""
+    """Assert that there is at most one job, its death was proven once, its folder is gone, and the audit passes."""
     assert [row.problems for row in audit(home).rows] == [()]
     found = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK).find(None)
     assert len(found) <= 1
@@ -163,7 +163,7 @@ def test_on_real_slurm_a_killed_supervisor_ends_with_one_job(engine: Engine, tmp
     home = Home(tmp_path / "home")
     folder = opened(engine, home, 30)
     assert drive(home, GPURUN_CRASH_AT=f"after {record}").returncode == -9
-    again = start(home)  # What may have been submitted is waited for, for as long as an sbatch tries.
+    again = start(home)  # A create that may have been sent is waited for, for as long as sbatch may try.
     _, errors = again.communicate(timeout=300)
     assert again.returncode == ExitCode.DONE, errors
     check_one_job(engine, home, folder)
@@ -180,7 +180,7 @@ def test_a_controller_away_in_any_phase_loses_nothing(engine: Engine, tmp_path: 
     seen(folder, phase)
     engine.stop_controller(60)
     _, errors = driven.communicate(timeout=300)
-    if driven.returncode == ExitCode.MAY_BE_BILLING:  # As a supervisor does, it is tried again.
+    if driven.returncode == ExitCode.MAY_BE_BILLING:  # A supervisor would try again.
         driven = start(home)
         _, errors = driven.communicate(timeout=300)
     assert driven.returncode == ExitCode.DONE, errors
@@ -213,7 +213,7 @@ def test_datatrove_jobs_make_the_same_shards_byte_for_byte(
     begun = begun_of(wanted)
     settings = {"time": "00:10:00", "partition": "main", "sbatch_args": {"mem-per-cpu": "200M"}}
     logs = str(engine.work / "logs")
-    with monkeypatch.context() as patched:  # PATH is the engine's own, which it puts back.
+    with monkeypatch.context() as patched:  # Only in this block: the engine restores PATH.
         patched.setenv("PATH", f"{os.environ['PATH']}:{Path(sys.executable).parent}")
         patched.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         SlurmPipelineExecutor(steps(begun), tasks=len(begun.left), logging_dir=logs, **settings).run()
@@ -229,7 +229,7 @@ SMALL = ("model.dropout=0", "train.batch_tokens=1024", "train.checkpoint_every=1
 
 
 def training(engine: Engine, home: Home, gpu: str, run: str, steps: int) -> subprocess.Popen[bytes]:
-    """`gpurun train` of a small model, with torch, on so many nodes."""
+    """Start `gpurun train` of a small model, with torch, on the nodes that `gpu` requests."""
     home.prepare()
     home.config.write_text(f'[slurm.lab]\nhost = "local"\nworkdir = "{engine.work}"\npython = "{sys.executable}"\n')
     words = [word for setting in (*SMALL, f"train.steps={steps}") for word in ("--set", setting)]
@@ -241,7 +241,7 @@ def training(engine: Engine, home: Home, gpu: str, run: str, steps: int) -> subp
 
 
 def last_loss(events: Path) -> float:
-    """The training loss of the last step."""
+    """Return the training loss of the last step."""
     lines = [json.loads(line) for line in events.read_text().splitlines()]
     return float(next(event["loss"] for event in reversed(lines) if event["kind"] == "step"))
 

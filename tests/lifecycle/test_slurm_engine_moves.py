@@ -1,6 +1,6 @@
-"""The real Slurm takes a run's job away, and the run continues in another one: root cancels it at six records.
+"""Tests of a run that continues in another job of the real Slurm, after root has cancelled the first at six moments.
 
-The loss of the moved run is that of an unbroken one to the last digit. Skipped where Slurm is not installed.
+The run that moved must reach the loss of an unbroken one, to the last digit. Skipped where Slurm is not installed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ for step in range(state["step"] + 1, 61):
         os.rename(f"{out}.part", out)
     time.sleep(float(sys.argv[1]))
 """
-"""A training with momentum and random batches, which saves both; it takes a while for each step."""
+"""A training with momentum and random batches, which saves the state of both; it pauses after each step."""
 
 
 @pytest.fixture(scope="module")
@@ -64,21 +64,21 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Path:
-    """A folder with that training."""
+    """Return a folder with that training."""
     (folder := tmp_path / "lab").mkdir()
     (folder / "train.py").write_text(TRAINING)
     return folder
 
 
 def unbroken(tmp_path: Path) -> dict[str, object]:
-    """What the same training ends with in one piece."""
+    """Run the same training in one piece, and return its last checkpoint."""
     (whole := tmp_path / "whole").mkdir()
     subprocess.run([sys.executable, "-c", TRAINING, "0"], cwd=whole, check=True, stdout=subprocess.DEVNULL)
     return dict(json.loads((whole / "out/ckpt.json").read_text()))
 
 
 def begin(home: Home, lab: Path, *words: str, pause: str = "0.3", **environment: str) -> subprocess.Popen[bytes]:
-    """Begin a run of it that may continue in another job."""
+    """Start a run of that training, which may continue in another job."""
     own = ("--gpu", "cpu", "--accept-cpu", "--yes", "--name", "fox-41", "--max-gpu-hours", "3", "--keep-going")
     files = ("--checkpoint-glob", "out/ckpt.json", "--outputs", "out/ckpt.json", "--resume-arg=--resume")
     return subprocess.Popen(
@@ -132,14 +132,14 @@ def test_cancelled_by_root_it_continues_to_the_same_loss(
     assert [row.problems for row in audit(home).rows] == [()]
     assert list(engine.work.iterdir()) == []
     intents = [record for record in records(folder) if record.event is Event.CREATE_INTENDED]
-    if moment != "collecting":  # By then all was done, and comes from its folder.
+    if moment != "collecting":  # By then training was done, and its files come from the job's folder.
         assert len(intents) == 2, story()
     if moment == "a checkpoint":
         assert read_receipt(home, folder).predicate["legs"][1]["step"] >= 20
 
 
 def test_taken_by_one_cluster_the_run_continues_on_another(engine: Engine, tmp_path: Path, lab: Path) -> None:
-    """One is on this machine, the other behind a login node; the first one takes its job back and takes no other."""
+    """One cluster is on this machine, the other behind a login node. The one that had the job takes no other job."""
     home, keys = Home(tmp_path / "home").prepare(), make_keys(tmp_path / "keys")
     with running(tmp_path / "annex") as annex:
         login = sshd.Sshd(

@@ -1,4 +1,4 @@
-"""A sweep of the course's recipe as two jobs of the real Slurm; skipped where Slurm is not installed."""
+"""Tests of a sweep of the course's recipe as two jobs of the real Slurm. Skipped where Slurm is not installed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def trials(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def check_promises(engine: Engine, person: Person) -> list[dict[str, Any]]:
-    """Both jobs are over, by accounting's own word each ran trials; twelve rows, none twice; the audit is content."""
+    """Assert that both jobs are gone, all twelve trials ran once, and the audit passes; return the receipt's rows."""
     home = Home(person.home)
     folder = home.run("fox-41")
     receipt = read_receipt(home, folder).predicate

@@ -1,4 +1,4 @@
-"""A job whose own words run in an image, and whose pilot and agent do not: by a stand-in, and by the real apptainer."""
+"""Tests of a job whose command runs in an image, unlike its pilot and agent: with a stand-in and a real apptainer."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_person_gets_into_the_image_in_which_the_job_runs(
             if Event.TRAIN_STARTED in events_of(folder):
                 break
         words = ["ssh", "--home", str(home.root), "fox-41", "--", "sh", "-c", 'echo "$APPTAINER_CONTAINER"']
-        said = subprocess.run(  # In a process of its own, which srun takes over.
+        said = subprocess.run(  # In a separate process, which srun replaces.
             [sys.executable, "-m", "gpurun", *words],
             capture_output=True,
             text=True,

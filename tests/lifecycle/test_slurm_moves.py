@@ -1,4 +1,4 @@
-"""Runs that continue in another job of a scripted Slurm: for which ends, from where, and within which cap."""
+"""Tests of runs that continue in another job of a scripted Slurm: after which ends, from where, under which cap."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = ["home", "slurm"]
 
 @pytest.fixture(autouse=True)
 def profile(slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the login shell of a plan read the profile of that cluster, and not what the tests' own user has."""
+    """Make the login shell of a plan read that cluster's profile, and not the profile of the tests' own user."""
     monkeypatch.setenv("HOME", str(slurm.profile.parent))
 
 
@@ -49,7 +49,7 @@ SLOW_NANOGPT = NANOGPT.replace("i % 10", "i % 30").replace("sleep(0.02)", "sleep
 
 
 def planned(home: Home, tmp_path: Path, steps: int = STEPS, *, max_cost: Any = None, **choices: Any) -> Plan:
-    """The plan of a script that saves every three seconds, and may continue in another job."""
+    """Return the plan of a script that saves every three seconds, and may continue in another job."""
     lab = tmp_path / "lab"
     lab.mkdir(exist_ok=True)
     (lab / "train.py").write_text(SLOW_NANOGPT)
@@ -66,13 +66,13 @@ def planned(home: Home, tmp_path: Path, steps: int = STEPS, *, max_cost: Any = N
 
 
 def opened(home: Home, tmp_path: Path, steps: int = STEPS, **more: Any) -> RunFolder:
-    """Such a run, ready to be driven."""
+    """Open such a run, ready to be driven, and return its folder."""
     plan = planned(home, tmp_path, steps, **more)
     return create_run(home, Request(recipe="", providers=("slurm",), choices=plan.choices), plan)
 
 
 def until(what: str, true: Callable[[], bool]) -> None:
-    """Wait for something."""
+    """Wait at most 60 s until `true()` holds; `what` names it if it never does."""
     for _ in ticks(CLOCK, 0.02, 60):
         if true():
             return
@@ -80,12 +80,12 @@ def until(what: str, true: Callable[[], bool]) -> None:
 
 
 def recorded(folder: RunFolder, event: Event, times: int = 1) -> Callable[[], bool]:
-    """Whether an event is on record so often."""
+    """Return a function that returns whether the journal has an event at least this often."""
     return lambda: folder.journal.exists() and events_of(folder).count(event) >= times
 
 
 def saved(slurm: ScriptedSlurm) -> bool:
-    """Whether the job that runs has a checkpoint that can come home."""
+    """Return whether a job has a finished checkpoint that can be downloaded."""
     return any("ckpt.pt" in path.read_text() for path in slurm.work.glob("*/out/MANIFEST.json"))
 
 
@@ -95,14 +95,14 @@ def legs(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def one_at_a_time(slurm: ScriptedSlurm) -> bool:
-    """Whether each job was over before the next one was submitted."""
+    """Return whether each job was over before the next one was submitted."""
     ends = [(slurm.state / "jobs" / job / "ended").read_text() for job in slurm.jobs]
     submitted = [(slurm.state / "jobs" / job / "submitted").read_text() for job in slurm.jobs]
     return all(int(end) <= int(next_one) for end, next_one in zip(ends, submitted[1:], strict=False))
 
 
 def check_moved(home: Home, folder: RunFolder, slurm: ScriptedSlurm, jobs: int = 2) -> None:
-    """One run over so many jobs, one after the other: all it wanted is at home, and its receipt has a line for each."""
+    """Assert that the run used this many jobs in turn, its files are at home, and the receipt has a line for each."""
     assert json.loads((folder.artifacts / "outputs/out-char/ckpt.pt").read_text()) == {"iter": STEPS - 1}
     assert len(slurm.jobs) == jobs
     assert one_at_a_time(slurm)
@@ -137,7 +137,7 @@ def test_a_job_that_an_admin_cancels_continues_in_another(
 def test_cancelled_at_any_record_it_continues_in_one_other_job(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, moment: str
 ) -> None:
-    """Before a checkpoint there is none to continue from: then it starts again, once."""
+    """Before the first checkpoint the run has nothing to continue from, so it starts again, once."""
     folder = opened(home, tmp_path)
     if moment == "queued":
         slurm.set("hold", "Priority")
@@ -153,7 +153,7 @@ def test_cancelled_at_any_record_it_continues_in_one_other_job(
     slurm.cancel("1")
     slurm.clear("hold")
     assert ended(child, home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
-    if moment == "collecting":  # All was saved, and what did not come home before comes from the folder.
+    if moment == "collecting":  # All files were saved, and those that are not at home come from the job's folder.
         assert slurm.jobs in (["1"], ["1", "2"])
         assert one_at_a_time(slurm)
     else:
@@ -163,7 +163,7 @@ def test_cancelled_at_any_record_it_continues_in_one_other_job(
 
 
 def is_moving(folder: RunFolder, words: str) -> bool:
-    """Whether what the run waits for is shown in these words."""
+    """Return whether the progress that the run shows contains these words."""
     shown = read_moving(folder, CLOCK.wall())
     return shown is not None and words in shown.words
 
@@ -204,7 +204,7 @@ def test_a_job_that_its_own_user_cancels_ends_the_run(
 
 
 def test_what_gpurun_itself_cancels_counts_as_lost(home: Home, slurm: ScriptedSlurm, tmp_path: Path) -> None:
-    """An admin puts it back into the queue; gpurun cancels it there, by the name of the user."""
+    """An admin puts the job back into the queue; gpurun cancels it there, under the user's name."""
     slurm.set("books")
     folder = opened(home, tmp_path)
     child = begin(home)
@@ -239,7 +239,7 @@ def test_a_cap_below_a_second_start_up_is_warned_of_and_ends_it(
 def test_earlier_jobs_reduce_what_the_next_one_may_take(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 1.1 hours the first job took one: what is left pays for no second start-up."""
+    """The first job used one of 1.1 GPU-hours: what is left does not pay for a second start-up."""
     monkeypatch.setattr(move_run, "gpu_hours_at_most", lambda *_: 1.0)
     folder = opened(home, tmp_path, max_gpu_hours=1.1)
     child = begin(home)
@@ -266,7 +266,7 @@ def test_killed_between_two_jobs_it_is_resumed_with_one_job(
 
 
 def stopping_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the time of the first job be over a few seconds after its command has begun."""
+    """Make the time of the first job end a few seconds after its command has begun."""
     usual = job_spec.stops_of
 
     def stops_of(state: RunState, context: Context) -> tuple[float, float]:
@@ -313,7 +313,7 @@ def test_dollars_are_the_cap_where_the_cluster_has_a_price(home: Home, slurm: Sc
 def test_an_unreadable_folder_ends_the_run_and_is_kept(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is newest lies there alone: another job would begin with less, and the end of the run remove it."""
+    """Only that folder has the newest checkpoint: another job would begin with less, and a clean-up would delete it."""
     monkeypatch.setattr(on_demand, "PATIENCE_S", 0.5)
     folder = opened(home, tmp_path)
     assert drive(home, GPURUN_CRASH_AT="after train.started") == -9
@@ -328,7 +328,7 @@ def test_an_unreadable_folder_ends_the_run_and_is_kept(
 
 
 def two_clusters(home: Home, slurm: ScriptedSlurm, *, price: str = "") -> None:
-    """Describe two clusters, each with a partition and a workdir of its own; the second one may have a price."""
+    """Describe two clusters, each with its own partition and workdir; the second one may have a price."""
     first = home.config.read_text()
     second = first.replace("[slurm.lab]", "[slurm.annex]").replace(str(slurm.work), f"{slurm.work}-annex")
     home.config.write_text(f'{first}partition = "debug"\n{second}partition = "main"\n{price}')

@@ -1,4 +1,4 @@
-"""Whole runs as jobs of a scripted Slurm: real processes, the real agent, and one job whatever happens to this side."""
+"""Tests of whole runs as jobs of a scripted Slurm, with real processes and the real agent: always exactly one job."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_two_nodes_are_one_job_that_starts_and_saves_together(home: Home, slurm:
     assert ended(child, home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
     check_promises(home, folder, slurm)
     stop = trainer_events(folder)[-1]
-    assert stop["reason"] == "signal"  # srun, asked to end, would have killed it without a checkpoint.
+    assert stop["reason"] == "signal"  # A srun that is asked to end kills the trainer before it can save.
     assert (folder.artifacts / f"checkpoints/{stop['step']:06d}.model.safetensors").exists()
     assert "--nodes=2" in slurm.options_of("1")
     records = read_journal(folder.journal).records
@@ -225,7 +225,7 @@ def test_a_requeued_job_is_lost_and_trains_no_second_time(home: Home, slurm: Scr
 
 
 def away(home: Home, slurm: ScriptedSlurm, *, steps: int, until: str) -> RunFolder:
-    """A run whose supervisor is killed once it trains, and whose job goes on without it until a file is there."""
+    """Kill the run's supervisor when it trains, wait until its job has written a file, and return the run's folder."""
     folder = opened(home, slurm, steps=steps)
     assert drive(home, GPURUN_CRASH_AT="after train.started") == -9
     for _ in ticks(CLOCK, 0.05, 20):
@@ -235,13 +235,13 @@ def away(home: Home, slurm: ScriptedSlurm, *, steps: int, until: str) -> RunFold
 
 
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the lease be over long ago by every clock that this side has."""
+    """Set this side's wall clock two hours ahead, long past the lease."""
     wall = SystemClock.wall
     monkeypatch.setattr(SystemClock, "wall", lambda clock: wall(clock) + 7200)
 
 
 def at_home(folder: RunFolder) -> set[str]:
-    """The finished files that are in the run's artifacts, as their own manifest names them."""
+    """Return the names of the checkpoint files in the run's artifacts."""
     return {path.name for path in folder.artifacts.rglob("*.safetensors")}
 
 
@@ -303,7 +303,7 @@ def test_an_unreadable_folder_goes_only_when_the_user_says_so(
 
 
 def sweep(home: Home, slurm: ScriptedSlurm, *, remove_all: bool) -> list[str]:
-    """What a reap does with the folders of runs."""
+    """Return what a reap does with each run's folder on the cluster."""
     provider = SlurmProvider([Site(slurm.cluster, LoginHere())], CLOCK)
     found = sweep_leftovers([provider], home, CLOCK, remove_all=remove_all, look_only=False)
     return [stray.fate for stray in found]
@@ -410,7 +410,7 @@ def test_a_hint_says_that_the_workdir_may_not_be_shared(home: Home, slurm: Scrip
 def test_an_upload_longer_than_the_queue_ends_once_the_job_runs(home: Home, slurm: ScriptedSlurm) -> None:
     folder = opened(home, slurm)
     slurm.set("hold", "Priority")
-    child = begin(home, GPURUN_CRASH_AT="before far.settle")  # All parts are there, and none is in its place.
+    child = begin(home, GPURUN_CRASH_AT="before far.settle")  # All parts are uploaded, and no file is in its place.
     assert ended(child, home) == -9
     slurm.clear("hold")
     assert drive(home) == ExitCode.DONE

@@ -1,4 +1,4 @@
-"""What the scripted Slurm says, brought out of the real one: lists, refusals, reasons to wait, states, and silence.
+"""Tests that the scripted Slurm answers as the real one does: lists, refusals, reasons to wait, states and silence.
 
 Skipped where slurmctld, slurmdbd or MariaDB are not installed.
 """
@@ -54,7 +54,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(autouse=True)
 def emptied(engine: Engine) -> Iterator[None]:
-    """Cancel what a test has left in the cluster, and wait until its nodes take jobs again."""
+    """Cancel the jobs that a test has left in the cluster, and wait until its nodes take jobs again."""
     yield
     for _ in ticks(CLOCK, 0.5, 60):
         engine.ask("scancel", "-u", "root", is_checked=False)
@@ -67,7 +67,7 @@ COLUMNS = r"\d+\|{state}\|\d{{9,}}\|{used}\|{ends}\|{reason}\|gr-fox-41-\w+\|fox
 
 
 def rows_of(provider: SlurmProvider, ask: Callable[..., str]) -> dict[InstanceState, str]:
-    """What squeue has, in gpurun's columns, of one job that waits for the other of its name, and of that."""
+    """Return the squeue lines, in gpurun's columns, of a running job and of a job that waits for it by its name."""
     wish = order(provider)
     first = provider.create(wish)
     wait_for(provider, first, InstanceState.RUNNING)
@@ -129,7 +129,7 @@ def test_what_the_scripted_slurm_says_the_real_one_says(engine: Engine) -> None:
     assert config[0].startswith(SAYS["config"])
     facts = {"cluster": "probe", "tracker": "proctrack/cgroup", "over": "0 min"}
     assert {SAYS[name].format(fact) for name, fact in facts.items()} <= set(config)
-    engine.controller.send_signal(signal.SIGSTOP)  # It takes the request, and answers nothing.
+    engine.controller.send_signal(signal.SIGSTOP)  # It accepts the request, and does not answer.
     try:
         assert words_of(engine, "sbatch", "--wrap", "true")[-1] == SAYS["sbatch"].format(SAYS["timed out"])
     finally:
@@ -202,7 +202,7 @@ UNDONE = {
 
 @contextmanager
 def configured(engine: Engine, line: str) -> Iterator[None]:
-    """Have a line more in slurm.conf."""
+    """Add a line to slurm.conf, and remove it at the end."""
     before = engine.conf.read_text()
     try:
         for text in (f"{before}{line}\n", before):
@@ -215,13 +215,13 @@ def configured(engine: Engine, line: str) -> Iterator[None]:
 
 
 def submitted(engine: Engine, options: str = "", script: str = "sleep 300") -> str:
-    """Return the number of a job that the cluster has taken."""
+    """Submit a job to the cluster, and return its number."""
     words = ("sbatch", "--parsable", "--output=/dev/null", *options.split(), "--wrap", script)
     return engine.ask(*words).stdout.strip()
 
 
 def shown(engine: Engine, job: str, column: str, form: str) -> str:
-    """Wait until squeue shows of a job what has a form; return that, or what it shows after two minutes."""
+    """Wait until squeue shows a job's column in this form; return its text, or the last one after two minutes."""
     for _ in ticks(CLOCK, 0.3, 120):
         if re.fullmatch(form, text := engine.ask("squeue", "-h", "-t", "all", "-j", job, "-o", column).stdout.strip()):
             break

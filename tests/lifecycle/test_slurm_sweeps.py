@@ -1,4 +1,4 @@
-"""A sweep as several jobs of a scripted Slurm: one sbatch, one cap, one receipt, each trial once, each job gone."""
+"""Tests of a sweep as several jobs of a scripted Slurm: one sbatch, one cap, one receipt, and each trial once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ echo "$1" >weights.txt
 
 @pytest.fixture(autouse=True)
 def _looks_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what lies outside of a command's folder nothing is asserted here."""
+    """Shorten the search for files outside a command's folder, because no test here needs it."""
     monkeypatch.setattr(sweep, "LOOK_S", 0.2)
 
 
@@ -61,7 +61,7 @@ def opened(
     script: str = TRAIN,
     **more: Any,
 ) -> RunFolder:
-    """The run of a sweep over two jobs."""
+    """Open the run of a sweep over two jobs, and return its folder."""
     (lab := tmp_path / "lab").mkdir()
     (lab / "train.sh").write_text(script)
     command = Command(argv=("sh", "train.sh", "{lr}", pause), folder=str(lab), outputs=("*.txt",), grace_s=30, **more)
@@ -94,13 +94,13 @@ def until(folder: RunFolder, trial: int, state: str) -> None:
 
 
 def jobs_used(folder: RunFolder) -> list[str]:
-    """In which jobs the trials ran whose files came home."""
+    """Return the jobs in which the trials ran whose files came home, one entry for each trial."""
     best = folder.artifacts / "outputs" / "gpurun-sweep" / "best"
     return sorted(path.read_text().strip() for path in best.glob("*/job.txt"))
 
 
 def check_promises(home: Home, folder: RunFolder, slurm: ScriptedSlurm, count: int = 12) -> dict[str, Any]:
-    """Check that both jobs of one sbatch are over, their folder is gone, and each trial has one row in the receipt."""
+    """Assert that both jobs of one sbatch are over, their folder is gone, and each trial has one row in the receipt."""
     assert slurm.jobs == ["1", "2"]
     assert all((slurm.state / "jobs" / job / "ended").exists() for job in slurm.jobs)
     assert "--array=0-1" in slurm.options_of("1")

@@ -1,4 +1,4 @@
-"""A run whose shards go by a bucket: put there once, before anything is rented; no trouble with it loses the run."""
+"""Tests of a run whose shards go through a bucket: staged once, before renting; no bucket failure loses the run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_bucket_that_refuses_ends_the_run_before_renting(own: Home, s3: S3Emul
 
 
 def test_a_home_that_takes_no_upload_notes_rents_nothing(own: Home, s3: S3Emulator) -> None:
-    """As where `sudo gpurun` has made the folder, or the disk is full."""
+    """The folder may belong to root after `sudo gpurun`, or the disk may be full."""
     folder = staged_run(own)
     own.cache.mkdir(parents=True)
     own.uploads.write_bytes(b"a file in the folder's place")

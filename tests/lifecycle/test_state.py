@@ -1,4 +1,4 @@
-"""What a journal means for what comes next."""
+"""Tests of the state that follows from a journal's records, and of the step that comes next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What had come home is on record and of use, whatever kept the collect step from saying so."""
+"""Tests that files which came home are recorded and usable, whatever kept the collect step from recording them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def put(folder: RunFolder, *files: tuple[str, bytes, int]) -> None:
-    """They are at home."""
+    """Write these files into the run's artifacts."""
     for name, content, _ in files:
         (folder.artifacts / name).parent.mkdir(parents=True, exist_ok=True)
         (folder.artifacts / name).write_bytes(content)
@@ -53,7 +53,7 @@ def listed(name: str, content: bytes, step: int) -> ManifestFile:
 
 
 def while_training(world: World, *files: tuple[str, bytes, int]) -> None:
-    """These come home early, by the machine's list of now."""
+    """Put these files at home as the download during training does, with the list that the machine has now."""
     Inventory(world.folder).remember(world.far.manifest(MOST_ANNOUNCED_BYTES))
     put(world.folder, *files)
 
@@ -64,7 +64,7 @@ def until_the_lease_is_over(world: World) -> None:
 
 @pytest.mark.parametrize(("how", "code"), [("destroy", ExitCode.INTERRUPTED), ("closed lid", ExitCode.BUDGET_STOP)])
 def test_files_home_before_a_destroy_are_in_the_receipt(world: World, how: str, code: ExitCode) -> None:
-    """`gpurun collect` and then `gpurun destroy`; or a lid that stays closed until the lease is over."""
+    """The user runs `gpurun collect` and then `gpurun destroy`, or the lid stays closed until the lease is over."""
 
     def act() -> None:
         if world.far.polls == 3:
@@ -99,7 +99,7 @@ def test_of_a_run_of_which_nothing_came_home_nothing_is_said(world: World) -> No
 
 
 def test_what_a_collect_brought_before_a_crash_is_in_the_receipt(world: World) -> None:
-    """It is opened again when the lease is over; nothing had come home early."""
+    """The supervisor is killed in the download and started again when the lease is over."""
     world.cloud.killing = f"before far.get {ALL[0]}"
     assert world.drive() == "killed"
     until_the_lease_is_over(world)
@@ -115,7 +115,7 @@ def test_an_unreadable_list_keeps_no_run_from_its_receipt(world: World) -> None:
     assert kept(world)
 
 
-# A checkpoint that two later ones have replaced over there
+# A checkpoint that two later ones have replaced on the machine
 
 
 def test_a_whole_checkpoint_is_remembered_when_no_list_has_it(tmp_path: Path, folder: RunFolder) -> None:
@@ -136,7 +136,7 @@ def test_a_whole_checkpoint_is_remembered_when_no_list_has_it(tmp_path: Path, fo
 
 @pytest.mark.parametrize("how", ["the machine vanishes", "nothing arrives whole"])
 def test_the_last_whole_one_is_recorded_where_later_are_lost(world: World, how: str) -> None:
-    """The line is slow: while 15 came home, 25 and 30 were finished."""
+    """The line is slow: while step 15 was downloaded, steps 25 and 30 were finished."""
 
     def act() -> None:
         if world.far.polls == 3:
@@ -163,7 +163,7 @@ def test_the_last_whole_one_is_recorded_where_later_are_lost(world: World, how: 
 
 
 def test_early_files_count_beside_what_the_bucket_has(folder: RunFolder) -> None:
-    """Of its list, what the bucket's newer one names no more was replaced, and is missed by nobody."""
+    """Files that the bucket's newer list no longer has were replaced, so they are not missing."""
     put(folder, WEIGHTS[0])
     files = [listed(*WEIGHTS[0]), listed(*WEIGHTS[1]), listed(*SPARE)]
     Inventory(folder).remember(Manifest(latest=30, files=tuple(files)))

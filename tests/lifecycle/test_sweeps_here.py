@@ -1,4 +1,4 @@
-"""A sweep on this machine, as a person runs it: one run, one receipt, a row a trial, each of them once."""
+"""Tests of a sweep on this machine, as a user runs it: one run, one receipt, and one row for each trial."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ HERE = ("--provider", "local", "--yes", "--name")
 
 @pytest.mark.slow
 def test_the_page_about_sweeps_holds_as_it_is_typed(person: Person) -> None:
-    """Its commands, on this machine in the place of a rented one; the recipe's trials are shorter than it says."""
+    """The page's commands run here instead of on a rented machine, and the recipe's trials are shorter."""
     blocks = re.findall(r"```(?:bash|toml)\n(.*?)```", PAGE, re.DOTALL)
     (recipe, command), table, on_cluster, last = blocks[0].splitlines(), *blocks[1:]
     left, best = last.splitlines()

@@ -1,4 +1,4 @@
-"""The whole way on this machine as a person walks it: the real command, the real trainer, the real files."""
+"""Tests of whole runs on this machine as a user starts them, with the real command, trainer and files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_rehearsal_of_the_paid_run_uses_two_processes(own_home: Path) -> Non
     assert "\x1b" not in done.stdout + done.stderr
     events = [json.loads(line) for line in (own_home / "runs/dry-1/events.jsonl").read_text().splitlines()]
     assert next(event for event in events if event["kind"] == "start")["world_size"] == 2
-    # Under plain torchrun a model in parts whose memory runs out would end.
+    # Under plain torchrun, a sharded model that runs out of memory would end.
     assert '"trainer.launch","--processes=2"' in (own_home / "runs/dry-1/journal.jsonl").read_text().replace(", ", ",")
     falling = losses(own_home / "runs/dry-1")
     assert falling[-1] < falling[0] - 2.0
@@ -210,9 +210,9 @@ def wait_for(true: Any, limit_s: float = 60) -> None:
 
 
 def kill_supervisor(home: Path) -> None:
-    """SIGKILL the process that holds the run's lock, found by its command line."""
+    """Kill the process that drives the runs of a home, and wait until none of their locks is held."""
     found = subprocess.run(["pgrep", "-f", f"gpurun.lifecycle.supervisor {home}"], capture_output=True, text=True)
     for pid in found.stdout.split():
         os.kill(int(pid), signal.SIGKILL)
-    # One that waits for the disk dies only after that; the lock tells when.
+    # A process that waits for the disk dies only after that, which the lock shows.
     wait_for(lambda: not any(holder_of(folder) for folder in (home / "runs").glob("*/run.lock")))

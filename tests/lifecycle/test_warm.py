@@ -1,4 +1,4 @@
-"""What an earlier run compiled goes along when it was asked for, may fit, and is what the receipt says; else not."""
+"""Tests of uploading an earlier run's compile cache: only if requested, if it may fit, and if the receipt names it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECIPE = resolve(load_recipe("gpt2-124m"), "full", ("train.compile=true",), 1)
 
 
 class CompiledRun(CloudRun):
-    """A run that brought home what was compiled on its machine."""
+    """A run whose machine's compile cache came home."""
 
     cache, provider = CACHE, "runpod"
 
@@ -69,7 +69,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def sent_along(home: Home, wanted: Request | None = None, recipe: ResolvedRecipe = RECIPE) -> dict[str, bytes]:
-    """What lies beside the shards then; the plan's bytes count it."""
+    """Return the caches that are put beside the shards, and assert that the plan's bytes include them."""
     into, data = home.staged_data("owl-07"), plan_of("owl-07").data
     into.mkdir(parents=True)
     needed = wanted or request()

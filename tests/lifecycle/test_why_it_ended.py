@@ -1,4 +1,4 @@
-"""Why a machine runs no more: what was wanted here comes before what became of it, and a moved one is gone on with."""
+"""Tests of why a machine stopped: a request from here comes before a loss, and a moved machine is used further."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_supervisor_awake_after_the_timer_says_lease_is_over(world: World) -> 
 
 
 def moved(world: World, monkeypatch: pytest.MonkeyPatch, *, survives: bool) -> None:
-    """At the third poll the machine gets another port, at which alone it answers; its training lives on or not."""
+    """At the third poll, move the machine to another port, where alone it answers; its training may survive or not."""
     was_moved: list[float] = []
     read, poll, reach = world.cloud.read, world.far.poll, world.reach
 

@@ -1,4 +1,4 @@
-"""Runs that take a second: a real local instance, the real agent, and a trainer without torch."""
+"""Helpers for runs that take a second: a real local instance, the real agent, and a trainer without torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DRIVE = Path(__file__).with_name("drive.py")
 def make_run(
     home: Home, name: str = "fox-41", *, steps: int = 40, lease: Lease | None = None, **train: Any
 ) -> RunFolder:
-    """Open a run whose plan is ready to be driven."""
+    """Open a run whose plan is ready to be driven, and return its folder."""
     home.prepare()
     data = home.root / "shards"
     data.mkdir(exist_ok=True)
@@ -70,7 +70,7 @@ def make_run(
 
 
 def setting_up(folder: RunFolder, script: str, limit_s: int | None = None) -> None:
-    """Have the machine of a run set up by a script, within the limit of its lease or within another."""
+    """Change the plan so that a script sets the machine up, within `limit_s` or else within the lease's limit."""
     plan = Plan.from_json(folder.plan.read_bytes())
     changes = {"choices": plan.choices.model_copy(update={"setup": script})}
     changes |= {"lease": plan.lease.model_copy(update={"setup_s": limit_s})} if limit_s is not None else {}
@@ -78,7 +78,7 @@ def setting_up(folder: RunFolder, script: str, limit_s: int | None = None) -> No
 
 
 def start(home: Home, name: str = "fox-41", **environment: str) -> subprocess.Popen[str]:
-    """Start driving a run in a process of its own."""
+    """Start a process that drives a run."""
     return subprocess.Popen(
         [sys.executable, str(DRIVE), str(home.root), name],
         env={**os.environ, "PYTHONPATH": str(DRIVE.parents[2]), **environment},
@@ -90,16 +90,16 @@ def start(home: Home, name: str = "fox-41", **environment: str) -> subprocess.Po
 
 @dataclass(frozen=True)
 class Driven:
-    """How a process that drove a run ended: its exit code (-9 after a SIGKILL), and what it said on its way."""
+    """The end of a process that drove a run: its exit code (-9 after a SIGKILL) and its standard error."""
 
     returncode: int
     stderr: str
 
 
 def drive(home: Home, name: str = "fox-41", **environment: str) -> Driven:
-    """Drive a run in a process of its own until it ends or dies.
+    """Drive a run in another process until that ends or is killed.
 
-    It is forked from one that has imported gpurun: a crash point is a second of work, and its imports were half of it.
+    The process is forked from a server that has imported gpurun, because the imports would take half of its time.
     """
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([drive_forked.__module__])
