@@ -544,13 +544,13 @@ def test_a_broken_newest_at_home_yields_to_the_buckets_older_one(
     assert [file["name"] for file in collect(session, "fox-41", only="last").data["here"]] == [old.name]
 
 
-@pytest.mark.parametrize("is_empty", [False, True], ids=["is not there any more", "was never written to"])
+@pytest.mark.parametrize("is_there", [False, True], ids=["is not there any more", "was never written to"])
 def test_what_came_home_is_listed_and_copied_despite_the_bucket(
-    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_empty: bool
+    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_there: bool
 ) -> None:
     pushed_run(session, monkeypatch, "through_training", "death", missing=["samples/000060.txt"])
     older_bucket(monkeypatch, is_empty=True)
-    if not is_empty:
+    if not is_there:
 
         def refused(*_: object, **__: object) -> Salvaged:
             raise SetupError("stage.no_bucket", "There is no bucket.", hint="Make it.")

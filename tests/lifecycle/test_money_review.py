@@ -119,9 +119,7 @@ def test_a_passed_over_offers_key_is_not_needed_for_the_end(market: Market, monk
             raise SetupError("auth.no_key", f"There is no key for {name}.", hint="gpurun auth set")
         return market.cloud
 
-    market.cloud.killing = "after create"
     monkeypatch.setattr(supervisor, "open_provider", opened)
-    market.cloud.script["create"] = [Fault.FULL]
 
     def once() -> ExitCode | str:
         try:
@@ -132,7 +130,6 @@ def test_a_passed_over_offers_key_is_not_needed_for_the_end(market: Market, monk
             return error.code
 
     # The first attempt finds no capacity; the second makes a machine, and the supervisor dies.
-    market.cloud.killing = ""
     market.far.during = lambda: setattr(market.cloud, "killing", "before far.poll")
     with pytest.raises(Killed):
         once()

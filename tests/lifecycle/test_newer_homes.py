@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,7 +24,7 @@ from gpurun.core.records import canonical
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger import journal as journals
 from gpurun.ledger.audit import audit
-from gpurun.ledger.journal import GENESIS, Journal, read_journal
+from gpurun.ledger.journal import Journal, read_journal
 from gpurun.ledger.runs import look_at_run
 from gpurun.lifecycle.reaper import sweep
 from gpurun.providers.local import LocalProvider
@@ -74,15 +74,6 @@ def types(home: Home, words: str, capsys: pytest.CaptureFixture[str], patch: pyt
     patch.setattr(sys, "argv", ["gpurun", *words.split(), "--json", "--home", str(home.root)])
     code = run_app(build_app())
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
-
-
-def rewritten(path: Path, change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
-    """Change every record of a journal, and chain the records again."""
-    head, lines = GENESIS, []
-    for place, line in enumerate(path.read_bytes().splitlines()):
-        lines.append(canonical({**change(place, json.loads(line)), "prev": head}))
-        head = hashlib.sha256(lines[-1]).hexdigest()
-    path.write_bytes(b"".join(line + b"\n" for line in lines))
 
 
 @pytest.mark.usefixtures("tomorrow")

@@ -59,7 +59,7 @@ def test_nothing_is_called_clear_where_nobody_could_be_asked(
     assert "Nothing" not in capsys.readouterr().out
 
 
-def test_nor_where_somebody_did_not_show_what_exists(
+def test_nothing_is_called_clear_where_a_key_is_refused(
     own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuses(provider: LocalProvider, token: str | None) -> NoReturn:

@@ -268,8 +268,8 @@ def _check_quota(call: Call, world: World, rules: Rules, type_id: str, *, spot: 
         return found[1]
 
     code = code_of(type_id)
-    kinds = [instance.type_id for instance in world.alive if instance.region == call.region]
-    used = sum(_vcpus(kind) for kind in kinds if code_of(kind) == code)
+    beside = [other for other in world.alive if other.region == call.region and bool(other.spot_usd) == spot]
+    used = sum(_vcpus(other.type_id) for other in beside if code_of(other.type_id) == code)
     if used + _vcpus(type_id) > rules.quotas[code]:
         if spot:
             raise AwsError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")

@@ -478,7 +478,7 @@ def lose_master(place: Place, folder: RunFolder) -> str:
     return message
 
 
-def refuse_undescribed_shards(folder: RunFolder) -> None:
+def assert_trained_without_restart(folder: RunFolder) -> None:
     """Assert that the loop ran on without a restart: its log and its file have every step once."""
     steps = [line for line in folder.log.read_text().splitlines() if line.startswith("step ")]
     assert steps == [f"step {number}" for number in range(1, len(steps) + 1)]
@@ -510,7 +510,7 @@ def test_a_run_outlives_its_master_and_goes_on_over_a_new_one(
     assert (code, drawn.count("Password:")) == (0, 1), drawn
     assert len(folder.log.read_text()) > before
     assert [code for code, _ in incidents(folder)] == [SILENT, HEARD]
-    refuse_undescribed_shards(folder)
+    assert_trained_without_restart(folder)
 
 
 @pytest.fixture
@@ -552,4 +552,4 @@ def test_a_resume_asks_once_and_keeps_the_same_cluster_job(
     assert (code, drawn.count("Password:")) == (0, 1), drawn
     assert (slurm.jobs, (slurm.state / "jobs" / "1" / "word").read_text()) == (["1"], "COMPLETED")
     assert list(slurm.work.iterdir()) == []
-    refuse_undescribed_shards(folder)
+    assert_trained_without_restart(folder)
