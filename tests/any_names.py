@@ -20,7 +20,7 @@ STAYING = (b".cache", b".venv", b".git", b"__pycache__", b"node_modules")
 
 
 def possible(names: list[bytes]) -> dict[bytes, bytes]:
-    """Return made-up contents for the names that can exist together in one folder and that gpurun may download."""
+    """Return made-up contents by name, for the names that can exist together in one folder and may be downloaded."""
     kept: dict[bytes, bytes] = {}
     folders: set[bytes] = set()
     for name in names:

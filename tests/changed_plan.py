@@ -10,7 +10,7 @@ from tests.lifecycle.drive import TINY
 
 
 def changed_plan(plan: Plan, changes: Mapping[str, Any]) -> Plan:
-    """Return the plan with these keys changed, each in the plan, its job or its chosen candidate."""
+    """Return the plan with these keys changed; each is a key of the plan, of its job or of its chosen candidate."""
     chosen = {key: value for key, value in changes.items() if key in Candidate.model_fields}
     job = {key: value for key, value in changes.items() if key in type(plan.job).model_fields}
     others = {key: value for key, value in changes.items() if key not in chosen and key not in job}
@@ -19,5 +19,5 @@ def changed_plan(plan: Plan, changes: Mapping[str, Any]) -> Plan:
 
 
 def as_shipped(plan: Plan) -> Plan:
-    """Return the plan with the digest of what its job uploads: its folder, or else the tiny trainer."""
+    """Return the plan with the digest of the program that its job uploads: its own folder, or the tiny trainer."""
     return plan.model_copy(update={"bundle_sha256": plan.job.digest(plan, TINY / "trainer")})

@@ -39,7 +39,7 @@ botocore.session.create_loader = functools.cache(botocore.loaders.create_loader)
 
 
 def _once_a_service(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `make` run once per service: its model and client class are the same for all, and EC2's has 700 methods."""
+    """Return a `make` that runs once per service: each session gets the same result (EC2's class has 700 methods)."""
     made: dict[str, Any] = {}
 
     def once(creator: Any, service_name: str, *rest: Any, **more: Any) -> Any:

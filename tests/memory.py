@@ -23,7 +23,7 @@ _held_bytes = 0
 
 
 def forget_own_peak() -> None:
-    """Restart the peak from what is held now, because an earlier peak would hide growth (a restart on Linux only)."""
+    """Restart the peak from what is held now, because an earlier peak would hide growth (Linux only)."""
     global _held_bytes
     if sys.platform == "linux":
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

@@ -94,4 +94,4 @@ print("SAMPLE:" + "".join(itos[i] for i in out))
 torch.save({"model_state": model.state_dict(), "stoi": stoi, "itos": itos}, "mini_gpt2_checkpoint.pt")
 print("saved mini_gpt2_checkpoint.pt")
 """
-"""The course's script in full: a small GPT in plain PyTorch that prints device, losses and a sample, and is saved."""
+"""The course's script in full: a plain PyTorch GPT that prints device, losses and a sample, and saves its weights."""

@@ -45,7 +45,7 @@ LEAST: dict[Event, dict[str, Any]] = {
     Event.RUN_CLOSED: {"exit_code": 0},
     Event.JOURNAL_REPAIRED: {"cut_bytes": 1},
 }  # fmt: skip
-"""The least data with which each of these events is undamaged."""
+"""For each of these events, the least data that a reader does not take for damage."""
 
 
 def whole(event: Event, data: dict[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Account:
         return cast(Meter, self.emulator.world.meter)
 
     def passing(self, place: str) -> None:
-        """Do nothing; the scripted machine calls this at each place where another cloud may kill the supervisor."""
+        """Do nothing; the scripted machine calls this before each verb, because other clouds kill a supervisor here."""
 
     def fail(self, verb: str, *faults: Any) -> None:
         self.emulator.fail(self.routes[verb], *faults)

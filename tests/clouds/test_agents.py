@@ -136,7 +136,7 @@ def server_of(mandate: Mandate) -> int:
 
 
 def test_a_killed_server_loses_no_machine_and_no_money(user: User) -> None:
-    """Killed at five moments of a `run` call: every machine's run still counts against the mandate."""
+    """The server is killed at five moments of a `run` call; the runs that it began still count against the mandate."""
     mandate = written(user, total_micros=usd("4.5"))
 
     async def killed_after(delay_s: float, name: str) -> None:

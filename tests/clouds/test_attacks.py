@@ -81,7 +81,7 @@ def revoke(cloud: Cloud, *, now: bool) -> None:
 
 
 def forbid(cloud: Cloud, *, now: bool) -> None:
-    """Let the cloud refuse only the end of a machine to the user's key; with `now=False`, allow it again."""
+    """Take from the user's key the right to end a machine, and no other right; with `now=False`, give it back."""
     match cloud.name:
         case "runpod":
             cloud.emulator.denied = {"delete"} if now else set()

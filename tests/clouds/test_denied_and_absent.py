@@ -91,7 +91,7 @@ def test_a_machine_denied_for_good_stays_red_and_reap_ends_it(rental: Rental, mo
 def test_a_machine_listed_after_its_proof_is_recorded_and_ended(
     rental: Rental, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The machine was also silent over SSH, as if its network were down, so that its death seemed proven."""
+    """The machine is also silent over SSH, as if its network were down, and its death therefore counts as proven."""
     account = rental.account
     admit = denies_from_the_end_on(account, monkeypatch, 3600.0)
     rental.far.answers = lambda limit_s: False  # type: ignore[method-assign]

@@ -171,7 +171,7 @@ def append_and_die(journal, note):
 
 Journal.append = append_and_die
 """
-"""Kills the supervisor after the first record of each kind, and adds the kind to the file DIED_AT, once that exists."""
+"""Once the file DIED_AT exists, kills a supervisor after the first record of each kind, and adds the kind to it."""
 
 
 def shim(folder: Path, text: str, **more: str) -> dict[str, str]:

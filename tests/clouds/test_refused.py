@@ -1,4 +1,4 @@
-"""Tests that gpurun reports a cloud's refusal to create a machine with what to do, and that nothing is billed.
+"""Tests that gpurun says what to do when a cloud refuses to create a machine, and that nothing is billed.
 
 The commands are real; no machine boots.
 """

@@ -70,7 +70,7 @@ def test_a_staged_run_pulls_and_pushes_and_the_next_uploads_none(user: User, s3:
 
 @pytest.fixture(scope="module")
 def taken_away(user: User, s3: S3Emulator) -> str:
-    """Return the name of a run that was resumed after its machine vanished while its supervisor was dead."""
+    """Return the name of a run that was resumed after its machine had vanished while no supervisor drove it."""
     started = user.trains(*STAGE, "--set", "train.steps=100000", "--detach", name="bee-3")
     assert started.returncode == 0, started.stderr
     pushed = ""

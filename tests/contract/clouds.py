@@ -83,7 +83,7 @@ CLOUDS: dict[str, Callable[[], AbstractContextManager[Customers]]] = {
 
 
 def case(name: str) -> Callable[[Path], AbstractContextManager[Provider]]:
-    """Return a context manager that yields one account of this cloud, for a test that needs no more."""
+    """Return a function that opens one account of a cloud; the function ignores the folder that it is given."""
 
     @contextmanager
     def opened(folder: Path) -> Iterator[Provider]:

@@ -1,4 +1,4 @@
-"""Tests of what only the `slurm` provider promises: one running job per name, an end by the scheduler, and no guesses.
+"""Tests of what only the `slurm` provider promises: one running job per name, and an end by the scheduler.
 
 A controller or cluster that does not answer proves nothing about a job.
 """

@@ -1,4 +1,4 @@
-"""Makes this Python resemble a Mac's: removes what that lacks, adds what it has. Loaded before every other module.
+"""Makes this Python resemble a Mac's: removes what a Mac lacks, adds what it has. Loaded before every other module.
 
 `F_FULLFSYNC` does an fsync here and adds a line to a file.
 """

@@ -1,4 +1,4 @@
-"""What a new user on a Mac does first, run inside the imitation: python scenes.py SCENE; the last line is the result.
+"""What a new user on a Mac does first, run inside the imitation: `python scenes.py SCENE` prints the result as JSON.
 
 view      a run in a terminal, with its keys
 killed    a run whose supervisor dies by kill -9, and is resumed

@@ -29,7 +29,7 @@ def test_every_safeguard_exists_and_the_source_without_it_parses(found: list[Saf
 
 
 def test_what_is_found_by_its_form_is_all_that_there_is(found: list[Safeguard]) -> None:
-    """The calls are counted in the source text, too: the list lacks a sync or lock whose form is not recognised."""
+    """The calls are also counted in the source text, because the list would lack a sync or lock of an unknown form."""
     counted = Counter(guard.path for guard in found if guard.kind in ("sync", "lock"))
     for path in sorted((ROOT / "gpurun").rglob("*.py")):
         text, place = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))
