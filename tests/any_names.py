@@ -1,4 +1,4 @@
-"""Any set of file names that Linux can hold, and a script that makes the files."""
+"""Sets of file names that Linux allows, including hostile ones, and a script that creates such files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STAYING = (b".cache", b".venv", b".git", b"__pycache__", b"node_modules")
 
 
 def possible(names: list[bytes]) -> dict[bytes, bytes]:
-    """Contents by the names of those that can lie in one folder, and of which none stays by rule."""
+    """Return made-up contents by name, for the names that can exist together in one folder and may be downloaded."""
     kept: dict[bytes, bytes] = {}
     folders: set[bytes] = set()
     for name in names:
@@ -34,7 +34,7 @@ def possible(names: list[bytes]) -> dict[bytes, bytes]:
 
 
 def make(folder: Path, files: dict[bytes, bytes]) -> None:
-    """Write them below a folder."""
+    """Write the files below a folder."""
     for name, content in files.items():
         path = os.path.join(os.fsencode(folder), name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -43,7 +43,7 @@ def make(folder: Path, files: dict[bytes, bytes]) -> None:
 
 
 def below(folder: Path) -> dict[bytes, bytes]:
-    """What lies below a folder, by the bytes of its names."""
+    """Return the content of each file below a folder, by its relative path in bytes."""
     found, top = {}, os.fsencode(folder)
     for place, _, names in os.walk(top):
         for name in names:
@@ -54,7 +54,7 @@ def below(folder: Path) -> dict[bytes, bytes]:
 
 
 def script(files: dict[bytes, bytes]) -> str:
-    """A program that writes them where it runs."""
+    """Return a Python program that writes the files into its working folder."""
     return f"import os\nfor name, content in {files!r}.items():\n" + (
         "    os.makedirs(os.path.dirname(b'./' + name), exist_ok=True)\n    open(name, 'wb').write(content)\n"
     )

@@ -1,4 +1,4 @@
-"""A plan that differs in a few keys, those of its job and of its chosen candidate among them."""
+"""Copies of a plan with a few changed keys, also in its job and its chosen candidate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.lifecycle.drive import TINY
 
 
 def changed_plan(plan: Plan, changes: Mapping[str, Any]) -> Plan:
-    """The plan with these keys, wherever they belong."""
+    """Return the plan with these keys changed; each is a key of the plan, of its job or of its chosen candidate."""
     chosen = {key: value for key, value in changes.items() if key in Candidate.model_fields}
     job = {key: value for key, value in changes.items() if key in type(plan.job).model_fields}
     others = {key: value for key, value in changes.items() if key not in chosen and key not in job}
@@ -19,5 +19,5 @@ def changed_plan(plan: Plan, changes: Mapping[str, Any]) -> Plan:
 
 
 def as_shipped(plan: Plan) -> Plan:
-    """The plan with the digest of its folder, or else of the tiny trainer."""
+    """Return the plan with the digest of the program that its job uploads: its own folder, or the tiny trainer."""
     return plan.model_copy(update={"bundle_sha256": plan.job.digest(plan, TINY / "trainer")})

@@ -1,4 +1,4 @@
-"""`gpurun` in this process: what a shell would get of it, without the half second of CPU that each start takes."""
+"""Runs `gpurun` in this process: a shell's result, without the half second of CPU time that each start takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpurun.cli.app import build_app, run_app
 
 
 def gpurun(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command line with `given` on its standard input, which is no terminal."""
+    """Run a command line with `given` as its standard input, which is not a terminal."""
     streams = {name: io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for name in ("stdout", "stderr")}
     with mock.patch.multiple(sys, argv=["gpurun", *words], stdin=io.StringIO(given), **streams):
         try:

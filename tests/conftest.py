@@ -1,4 +1,4 @@
-"""What holds for every test: no network beyond this machine, a home of its own, no key of a real cloud."""
+"""What every test gets: its own home, no network beyond this computer, and no key of a real cloud."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from botocore.client import ClientCreator
 if TYPE_CHECKING:
     from tests.emulators.s3 import S3Emulator
 
-# Anything that could reach, or be billed by, a real cloud; `GPURUN_*` would change what a test means.
+# Variables with which a test could reach a real cloud, which would bill it; `GPURUN_*` would change what a test means.
 _KEYS = ("RUNPOD_", "LAMBDA_", "AWS_", "GPURUN_", "HF_TOKEN")
 _KEPT = ("GPURUN_UPDATE_GOLDEN",)
 _LOOPBACK = ("127.", "::1", "localhost")
 
-# A shell lets what it starts in the background ignore Ctrl-C, and that is inherited; here it is tested.
+# A shell makes its background processes ignore Ctrl-C, and children inherit that; some tests need Ctrl-C to work.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests run beside one another: two trainers with a thread for every core would only wait for each other. Not by a
-# fixture, as a module's own fixtures come before those of its tests.
+# Tests run in parallel: two trainers with a thread for every core would only wait for each other. This is not a
+# fixture, because module-scoped fixtures would run before it.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
-# The models of a hundred services are the same for every session: they are read once a process, not once a client.
+# The models of a hundred services are the same for every session: read them once per process, not once per client.
 botocore.session.create_loader = functools.cache(botocore.loaders.create_loader)  # type: ignore[attr-defined]
 
 
 def _once_a_service(make: Callable[..., Any]) -> Callable[..., Any]:
-    """A service's model and its client's class, seven hundred methods of EC2's: the same for every session, too."""
+    """Return a `make` that runs once per service: each session gets the same result (EC2's class has 700 methods)."""
     made: dict[str, Any] = {}
 
     def once(creator: Any, service_name: str, *rest: Any, **more: Any) -> Any:
@@ -54,7 +54,7 @@ for _name in ("_load_service_model", "_create_client_class"):
     setattr(ClientCreator, _name, _once_a_service(getattr(ClientCreator, _name)))
 
 
-# What a test module starts, by the names in it; `make quick` leaves these out.
+# The marker for what a test module starts, by the names that occur in it; `make quick` skips these tests.
 _STARTS = {
     "process": re.compile(
         r"\b(subprocess|multiprocessing|Popen|LocalMachine|LocalProvider|ScriptedSlurm|tiny_runs|somebody|Box)\b"
@@ -85,12 +85,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class NetworkBlocked(OSError):
-    """A test tried to leave this machine."""
+    """The error for a test that tries to connect to another computer."""
 
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A GPURUN_HOME of the test's own, which also is what its child processes see."""
+    """Return the GPURUN_HOME of this test and its child processes; remove every cloud's key from the environment."""
     for name in list(os.environ):
         if name.startswith(_KEYS) and name not in _KEPT:
             monkeypatch.delenv(name)
@@ -104,7 +104,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def same_surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The same time zone and width everywhere; no colour asked for or refused."""
+    """Set the same time zone and terminal width for every test; neither request nor refuse colour."""
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.setenv("COLUMNS", "100")
     for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "LINES"):
@@ -116,14 +116,14 @@ def same_surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _refuse_far(address: Any) -> None:
-    """Loopback and Unix sockets pass; everything else is a bug in the test."""
+    """Raise NetworkBlocked for an address that is neither loopback nor a Unix socket."""
     if isinstance(address, tuple) and not str(address[0]).startswith(_LOOPBACK):
         raise NetworkBlocked(f"a test may not connect to {address[0]!r}")
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections and look-ups that leave this machine raise NetworkBlocked."""
+    """Let every connection and look-up that would leave this computer raise NetworkBlocked."""
     connect, connect_ex, sendto, look_up = (
         socket.socket.connect, socket.socket.connect_ex, socket.socket.sendto, socket.getaddrinfo,
     )  # fmt: skip
@@ -154,7 +154,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Emulator]:
-    """A bucket on this machine, to which the AWS SDK goes by itself."""
+    """Yield an S3 emulator on this computer; the environment directs the AWS SDK to it."""
     from tests.emulators.s3 import S3Emulator
 
     with S3Emulator() as emulator:
@@ -165,7 +165,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Emulator]:
 
 @pytest.fixture
 def gpurun(own_home: Path) -> Callable[..., tuple[int, str, str]]:
-    """Run a command line in this process and the test's own home: its exit code, standard output and error."""
+    """Return a function that runs a command line in this process: its exit code, standard output and error."""
     from tests import command_line
 
     def run(*words: str) -> tuple[int, str, str]:

@@ -1,4 +1,4 @@
-"""A bundle of CORE in nanochat's layout with made-up questions, a task of each kind."""
+"""A bundle of the CORE evaluation in nanochat's layout: one task of each kind, with made-up questions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GO_ON: list[dict[str, Any]] = [{"context": f"one two three {name} ", "continuati
 
 
 def write_bundle(path: Path, *, folder: str = "eval_bundle/", **other: str | None) -> Path:
-    """Write the bundle; `other` replaces a member by its stem, or leaves it out."""
+    """Write the bundle and return its path; `other` replaces the member with this stem, or omits it if None."""
     members: dict[str, str | None] = {
         "core.yaml": YAML,
         "eval_meta_data.csv": META,

@@ -1,4 +1,4 @@
-"""As much of a torch with CUDA as the agent's look around uses, as a text, which can say what any machine says."""
+"""The source of a fake torch with CUDA: the part that the agent's survey of a machine uses, with any values."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ def torch_source(
     import_s: float = 0,
     first: str = "",
 ) -> str:
-    """The text of `torch/__init__.py`.
+    """Return the text of `torch/__init__.py`.
 
-    `init` is what initialising CUDA fails with, `kernel` what the first kernel does; `first` runs when it is imported.
+    `init` is the error of initialising CUDA and `kernel` the error of the first kernel; an empty text means no error.
+    `first` is code that runs on import.
     """
     free_bytes = int((memory_gb if free_gb is None else free_gb) * 1e9)
     return _SOURCE.format(

@@ -1,4 +1,4 @@
-"""What is too long for every day: `make full` runs it, and sets GPURUN_SOAK so that searches go on for longer."""
+"""The marker of tests too long for every day: `make full` runs them, with GPURUN_SOAK for longer searches."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ LATER = pytest.mark.slow
 
 
 def examples(full: int) -> int:
-    """How many examples a property is tried with: a quarter of them every day, all of them in `make full`."""
+    """Return the number of examples to try: `full` in `make full`, otherwise a quarter of it, rounded up."""
     return full if SOAK else -(-full // 4)

@@ -1,4 +1,4 @@
-"""What a machine says of itself, made up."""
+"""Made-up facts as a machine reports them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def facts(
     ecc: int | None = 0,
     **torch: Any,
 ) -> MachineFacts:
-    """A healthy machine, but for what is said otherwise."""
+    """Return the facts of a healthy machine, except where an argument says otherwise."""
     devices = tuple(Gpu(name=name, memory_bytes=int(gib * GIB)) for _ in range(count))
     known = {"found": True, "python": "/py", "version": "2.8.0+cu128", "numpy": "2.1", "cuda": "12.8"}
     return MachineFacts(

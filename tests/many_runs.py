@@ -1,4 +1,4 @@
-"""A home of many runs: one that was driven, under other names, with journals, receipts and their chain to match."""
+"""A home with many runs: copies of one real run under other names, with matching journals, receipts and chain."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.lifecycle.tiny_runs import make_run
 from tests.unit.ledger_samples import chain_anew
 
 TEMPLATE = "fox-41"
-# So long that no supervisor is started for an open one, whose machine there is none of.
+# So long that gpurun does not start a supervisor for an open run: its machine does not exist.
 LEASE = Lease(boot_s=20, ship_s=20, train_s=10**7, collect_s=20, destroy_s=20, kill_allowance_s=5)
 OWN = shutil.ignore_patterns("journal.jsonl", "plan.json", "receipt.json", "*.lock")
 
 
 def many_runs(root: Path, closed: int, open_ones: int) -> Home:
-    """A home with runs `run-00000` and on, which a sound audit finds in order, and `open-0` and on in training."""
+    """Return a home with closed runs `run-00000`, ... that pass the audit, and runs `open-0`, ... still in training."""
     driven, home = Home(root / "driven"), Home(root / "home").prepare()
     template = make_run(driven, TEMPLATE, lease=LEASE)
     assert drive(driven, TEMPLATE) == 0
@@ -53,7 +53,7 @@ def many_runs(root: Path, closed: int, open_ones: int) -> Home:
 
 
 def _copied(template: RunFolder, home: Home, name: str, records: list[dict[str, Any]]) -> tuple[RunFolder, Any]:
-    """A run's folder under another name, without a journal, and the records for one."""
+    """Copy a run under another name without its journal; return the folder and the records for a journal."""
     folder = home.run(name)
     shutil.copytree(template.path, folder.path, ignore=OWN, copy_function=os.link)
     folder.lock.touch()

@@ -1,4 +1,4 @@
-"""How much memory and processor time processes have taken, for tests and measurements."""
+"""The memory and processor time that processes use, for tests and measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def own_peak_bytes() -> int:
-    """This process's peak resident size: never ru_maxrss on Linux, which begins with that of its parent."""
+    """Return this process's peak resident size; not from ru_maxrss on Linux, which begins with the parent's peak."""
     if sys.platform == "linux":
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         found = re.search(r"VmHWM:\s+(\d+) kB", status)
@@ -23,7 +23,7 @@ _held_bytes = 0
 
 
 def forget_own_peak() -> None:
-    """Let the peak begin again from what is held now, so that what went before hides nothing (Linux only)."""
+    """Restart the peak from what is held now, because an earlier peak would hide growth (Linux only)."""
     global _held_bytes
     if sys.platform == "linux":
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -31,14 +31,15 @@ def forget_own_peak() -> None:
 
 
 def own_growth_bytes() -> int:
-    """Return by how much the peak lies above what was held when it was forgotten."""
+    """Return by how many bytes the peak has grown since `forget_own_peak`."""
     return own_peak_bytes() - _held_bytes
 
 
 def tree_bytes(pid: int, *, shared_once: bool = False) -> int:
-    """What a process and all its descendants hold resident now (Linux only).
+    """Return the resident bytes of a process and all its descendants now (Linux only).
 
-    What some share is counted for each of them, or in proportion: then it counts once where all that share are here.
+    A page that several processes share counts for each of them. With `shared_once` it counts in proportion, and thus
+    once if all of them are in this tree.
     """
     name, field = ("smaps_rollup", "Pss") if shared_once else ("status", "VmRSS")
     try:
@@ -51,9 +52,9 @@ def tree_bytes(pid: int, *, shared_once: bool = False) -> int:
 
 
 def tree_cpu_s(pid: int) -> float:
-    """Processor time of a process, all its descendants and those of them that have ended (Linux only).
+    """Return the processor seconds of a process and all its descendants, also of those that have ended (Linux only).
 
-    What a forked worker takes is nobody's `ru_utime` who started the server that forked it.
+    The `ru_utime` of a process does not contain the time of workers that a server started by it has forked.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")

@@ -1,4 +1,4 @@
-"""Plans as `gpurun train` and `gpurun run` make them of a request."""
+"""Functions that make a plan from a request, as `gpurun train` and `gpurun run` do."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def make_command_plan(
 
 
 def catalogue_quote(request: Request, recipe: ResolvedRecipe, priors: Priors = NO_PRIORS) -> Quote:
-    """The offers of the clouds at the catalogue's prices."""
+    """Return a quote of the clouds' offers at the catalogue's prices."""
     desk = Desk("fox-41", Home(Path("/nowhere")), SystemClock(), print)
     return quote(request, recipe, Clouds(request, desk, is_shown=True), None, priors=priors)

@@ -1,4 +1,4 @@
-"""A safetensors file around any bytes, as small as one can be."""
+"""The smallest safetensors file that contains given bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 
 def as_tensors(content: bytes) -> bytes:
-    """Return a file with one tensor that has these bytes."""
+    """Return a safetensors file with one tensor that consists of these bytes."""
     entry = {"dtype": "U8", "shape": [len(content)], "data_offsets": [0, len(content)]}
     header = json.dumps({"w": entry}).encode()
     return len(header).to_bytes(8, "little") + header + content

@@ -1,4 +1,4 @@
-"""The traced peak of a trainer's step (trainer/traced_memory.py), asked in the words of the plan's formula."""
+"""The traced peak memory of a trainer's step (trainer/traced_memory.py), to compare with the plan's formula."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def way_of(
     shared: bool = False,
     on_cpu: bool = False,
 ) -> Way:
-    """Return what `traced_peak_bytes` is asked in the words of the plan's formula."""
+    """Return the formula's `Way` for the same arguments of `traced_peak_bytes`."""
     gradient = accumulation > 1 or (processes > 1 and not shared)
     half, muon, shards = precision != "fp32", optim == "muon", processes if shared else 1
     return Way(half=half, fused=not on_cpu, chunked=chunked, muon=muon, gradient=gradient, shards=shards)
@@ -45,10 +45,10 @@ def traced_peak_bytes(
     shared: bool = False,
     on_cpu: bool = False,
 ) -> int:
-    """Return the most that one process holds in a step of a recipe with this model.
+    """Return the most bytes that one process holds during a step of a recipe with this model.
 
-    `processes` above 1 are replicas that share gradients in buckets, or hold a part each (`shared`: FSDP2): one of them
-    is traced, nothing travels.
+    `processes` above 1 are replicas that share gradients in buckets; with `shared`, each holds a part of the weights
+    (FSDP2). Only one of them is traced, and no data is sent.
     """
     config, together = ModelConfig(**model), Processes(count=processes, several=processes > 1)
     recipe = measured_recipe(
@@ -76,7 +76,7 @@ def traced_peak_bytes(
 
 
 class _Buckets(ParallelStrategy):
-    """Stands in for DDP, whose reducer takes no fake tensors: gradients lie in flat tensors that stay."""
+    """A replacement for DDP, whose reducer rejects fake tensors: gradients are views of a flat tensor that stays."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__(model)
@@ -87,19 +87,19 @@ class _Buckets(ParallelStrategy):
             parameter.grad = part.view_as(parameter)
 
     def clear(self) -> None:
-        """Set the gradient to zero, where it lies."""
+        """Set the gradients to zero in place."""
         self._flat.zero_()
 
 
 @contextlib.contextmanager
 def _fake_processes(count: int) -> Iterator[None]:
-    """Be the first of several processes between which nothing travels."""
+    """Make this process the first of `count` processes; no data is sent between them."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
     try:
-        mesh = init_device_mesh("cpu", (count,))  # Made of real tensors, before there are only fake ones.
+        mesh = init_device_mesh("cpu", (count,))  # Needs real tensors: later there are only fake ones.
         with mock.patch("torch.distributed.device_mesh.init_device_mesh", return_value=mesh):
             yield
     finally:
@@ -107,6 +107,6 @@ def _fake_processes(count: int) -> Iterator[None]:
 
 
 def _whole_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, **_: Any) -> Tensor:
-    """The loss of those who hold all logits at once."""
+    """Return the loss, computed with all logits in memory."""
     logits = torch.nn.functional.linear(hidden, weight)
     return torch.nn.functional.cross_entropy(logits.float(), targets)

@@ -1,4 +1,4 @@
-"""Scripts as people bring them: the course's file, one with nanoGPT's flags and log, a Hugging Face Trainer's."""
+"""Users' scripts: a course's in short and in full, one with nanoGPT's flags and log, and a Hugging Face Trainer."""
 
 COURSE = """\
 import os, time
@@ -94,4 +94,4 @@ print("SAMPLE:" + "".join(itos[i] for i in out))
 torch.save({"model_state": model.state_dict(), "stoi": stoi, "itos": itos}, "mini_gpt2_checkpoint.pt")
 print("saved mini_gpt2_checkpoint.pt")
 """
-"""The course's own script: a small GPT in plain PyTorch, which prints device, losses and a sample, and saves itself."""
+"""The course's script in full: a plain PyTorch GPT that prints device, losses and a sample, and saves its weights."""

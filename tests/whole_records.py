@@ -1,4 +1,4 @@
-"""Records of which a test says only what it is about: the rest is what a journal must have to be understood."""
+"""Journal records for tests: a test gives only the data it is about, and these functions add what a reader needs."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ LEAST: dict[Event, dict[str, Any]] = {
     Event.RUN_CLOSED: {"exit_code": 0},
     Event.JOURNAL_REPAIRED: {"cut_bytes": 1},
 }  # fmt: skip
-"""The least that is understood of each event that can be damage."""
+"""For each of these events, the least data that a reader does not take for damage."""
 
 
 def whole(event: Event, data: dict[str, Any]) -> dict[str, Any]:
-    """These data with what they lack."""
+    """Return these data, completed with the least that the event needs."""
     full = {**LEAST.get(event, {}), **data}
     if "instance" in full:
         full["instance"] = {**INSTANCE, **full["instance"]}
@@ -59,6 +59,6 @@ def whole(event: Event, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def record(seq: int, event: Event, wall: float, data: dict[str, Any], mono: float | None = None) -> Record:
-    """A line of a journal with these data, and with what they lack."""
+    """Return a journal record with these data, completed by `whole`; `mono` is `wall` by default."""
     mono = wall if mono is None else mono
     return Record(seq=seq, prev="", wall=wall, mono=mono, boot_id="b", event=event, data=whole(event, data))

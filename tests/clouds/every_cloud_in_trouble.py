@@ -1,4 +1,4 @@
-"""What test_every_cloud_in_trouble.py and other tests share."""
+"""An account at each emulated cloud and a rental on it, for test_every_cloud_in_trouble.py and other tests."""
 
 from __future__ import annotations
 
@@ -38,30 +38,31 @@ from tests.lifecycle.drive import TINY
 from tests.lifecycle.scripted_cloud import LEASE, Killed, ScriptedFar
 from tests.lifecycle.tiny_runs import make_run
 
+# AWS is slow because its SDK takes seconds to read its own description of EC2.
 CLOUDS = (pytest.param("aws", marks=pytest.mark.slow), "lambda", "runpod")
 
 
 @dataclass
 class Account:
-    """One cloud: what a test may do to it, in words that hold for all of them."""
+    """An account at one emulated cloud, with the same controls for each cloud."""
 
     provider: Provider
     clock: VirtualClock
     emulator: Any
     routes: dict[str, str]
-    """How the cloud calls create, list, read and destroy."""
+    """The cloud's names for create, list, read and destroy."""
     faults: Any
     regions: tuple[str, str]
     need: GpuNeed
     lies: Callable[[], None]
-    """The next request for an end is answered as if it were obeyed, and is not."""
+    """Lets the cloud confirm the next request to end a machine without ending it."""
     revoke: Callable[[bool], None]
     hide: Callable[[float], None]
-    """For so long after its birth a machine is not listed."""
+    """Omits a machine from lists for so many seconds after its creation."""
     lost: Any
     throttled: Any
     full: Callable[[], None]
-    """The first region has nothing left, whatever was told when it was asked."""
+    """Lets the first region refuse a create for lack of capacity, although the region was offered."""
 
     @property
     def alive(self) -> list[Any]:
@@ -69,7 +70,7 @@ class Account:
 
     @property
     def made(self) -> int:
-        """How many machines there ever were."""
+        """The number of machines that were ever created."""
         world = self.emulator.world
         return len(world.pods if self.provider.name == "runpod" else world.instances)
 
@@ -78,7 +79,7 @@ class Account:
         return cast(Meter, self.emulator.world.meter)
 
     def passing(self, place: str) -> None:
-        """What the scripted agent calls on the way to it."""
+        """Do nothing; the scripted machine calls this before each verb, because other clouds kill a supervisor here."""
 
     def fail(self, verb: str, *faults: Any) -> None:
         self.emulator.fail(self.routes[verb], *faults)
@@ -165,19 +166,19 @@ OPENED: dict[str, Callable[[VirtualClock, pytest.MonkeyPatch], AbstractContextMa
 
 
 class Box(ScriptedFar):
-    """A machine with the card that was rented."""
+    """A scripted machine that reports the rented card."""
 
     def __init__(self, account: Account) -> None:
         super().__init__(cast(FakeCloud, account))
         self.card_name = f"NVIDIA {account.need.name}"
 
     def end(self, folder: str, at_wall: float = 0.0) -> EndAnswer:
-        """Its timer lives, as is read back before anything is shipped; it ends nothing here."""
+        """Confirm the timer, which gpurun requires before an upload; never end the machine."""
         return EndAnswer(taken=at_wall >= NEVER_WALL, deadline=None, message="no timer is simulated here")
 
 
 class Rental:
-    """A paid run that may be rented in either of two regions of a cloud, and what becomes of it."""
+    """A paid run that may rent in either of two regions of a cloud."""
 
     def __init__(self, account: Account, home: Home) -> None:
         self.account, self.home = account, home
@@ -186,7 +187,7 @@ class Rental:
         self._write_plan()
 
     def drive(self) -> ExitCode | MayBeBilling | str:
-        """Drive it as a supervisor does: the exit code, the error that says 9, or "killed"."""
+        """Drive the run as a supervisor does; return the exit code, the error for exit code 9, or "killed"."""
         provider = self.account.provider
         context = Context(
             home=self.home,
@@ -209,7 +210,7 @@ class Rental:
         return [record.data for record in read_journal(self.folder.journal).records if record.event is event]
 
     def ended(self) -> bool:
-        """Nothing lives, the receipt is no cheaper than the meter nor dearer than the cap, and the audit agrees."""
+        """Assert that no machine lives, meter <= receipt <= cap, and the audit agrees; return True."""
         statement = json.loads(base64.b64decode(json.loads(self.folder.receipt.read_bytes())["payload"]))
         cost = statement["predicate"]["cost"]
         assert self.account.alive == []
@@ -219,7 +220,7 @@ class Rental:
         return True
 
     def _write_plan(self) -> None:
-        """The cheapest machine for the need, in the first region and, where that has none, in the second."""
+        """Write a plan for the cheapest machine in the first region, with the second region as its alternative."""
         account, made = self.account, Plan.from_json(self.folder.plan.read_bytes())
         offers = account.provider.offers(account.need, rows_for(account.need, account.provider.name))
         best = min(offers, key=lambda offer: offer.rate_micros_per_hour)

@@ -1,4 +1,4 @@
-"""A user at a terminal, a cloud on this machine, and its meter: what every test of a whole rental needs."""
+"""An emulated cloud with its meter, and a user who types commands: what every test of a whole rental needs."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from tests.emulators.guests import FakeGpu, Faults, Guest, Meter
 
 SMALL = ("--set", "train.steps=60", "--set", "train.batch_tokens=1024", "--set", "train.micro_batch=16",
          "--set", "train.checkpoint_every=30", "--set", "eval.every=30", "--set", "eval.tokens=2048")  # fmt: skip
-"""The first lab, smaller than its own rehearsal: what is tested here is the rental."""
+"""Settings that make the first lab smaller than its rehearsal, because these tests are about the rental."""
 
 
 @dataclass
 class Cloud:
-    """One emulated cloud: how a user reaches it, its oracle, and what is alive there whatever anybody is told."""
+    """One emulated cloud: how a user reaches it, its meter, and the machines that really live there."""
 
     name: str
     environment: Mapping[str, str]
     meter: Meter
     alive: Callable[[], Sequence[object]]
     asks: tuple[str, ...] = ()
-    """What a user has to add to `--provider NAME`."""
+    """The flags that a user must add to `--provider NAME`."""
     emulator: Any = None
-    """What a test torments; it knows what was asked, too."""
+    """The emulator: a test makes it misbehave, and reads the requests that it received."""
     guests: list[Guest] = field(default_factory=list)
-    """The machines that were booted, in their order; none of a cloud that only claims to boot them."""
+    """The booted machines in their order; empty for a cloud that only claims to boot them."""
 
     def remembers(self, boot: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The same way to boot machines, which are kept to be looked into."""
+        """Return a function that boots as `boot` does and adds each machine to `guests`, for tests to inspect."""
 
         def booted(wanted: Any) -> Any:
             guest = boot(wanted)
@@ -53,30 +53,30 @@ class Cloud:
 
 @dataclass
 class User:
-    """Somebody who types gpurun commands in a home of their own."""
+    """A user who types gpurun commands and has their own home."""
 
     cloud: Cloud
     home: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def environment(self) -> dict[str, str]:
-        """What the user's shell hands to gpurun: their keys for this cloud and nothing else of this test's."""
+        """Return the environment of the user's shell: their home and their keys for this cloud, no other key."""
         extra = {"GPURUN_HOME": str(self.home), "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(self.home)}
         return child_environment({**extra, **self.cloud.environment})
 
     def types(self, *words: str, timeout_s: float = 240.0, **more: str) -> subprocess.CompletedProcess[str]:
-        """Run one command to its end; `more` is for its environment."""
+        """Run one command to its end, with `more` in its environment."""
         command, environment = [sys.executable, "-m", "gpurun.cli.app", *words], {**self.environment(), **more}
         return subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
         )
 
     def trains(self, *more: str, name: str = "fox-41", timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
-        """`gpurun train mini-gpt` on the cloud, with a cap of five dollars."""
+        """Run `gpurun train mini-gpt` on the cloud, with a cap of five dollars."""
         return self.types(*self._training(*more, name=name), timeout_s=timeout_s)
 
     def begins(self, *more: str) -> subprocess.Popen[bytes]:
-        """The same with `--detach`, as soon as it has a supervisor: it still waits for its machine."""
+        """Start the same with `--detach`; return once it has a supervisor, while it still waits for its machine."""
         command = [sys.executable, "-m", "gpurun.cli.app", *self._training(*more, "--detach")]
         silent = subprocess.DEVNULL
         begun = subprocess.Popen(command, env=self.environment(), stdin=silent, stdout=silent, stderr=silent)
@@ -84,7 +84,7 @@ class User:
         return begun
 
     def resumes(self, name: str) -> subprocess.Popen[bytes]:
-        """`gpurun resume`, as soon as the run has a supervisor again."""
+        """Start `gpurun resume`; return once the run has a supervisor again."""
         command, silent = [sys.executable, "-m", "gpurun.cli.app", "resume", name], subprocess.DEVNULL
         begun = subprocess.Popen(command, env=self.environment(), stdin=silent, stdout=silent, stderr=silent)
         assert any(supervisors(self.home) for _ in ticks(SystemClock(), 0.02, 60)), self.said(name)
@@ -95,24 +95,24 @@ class User:
                 "--name", name, *self.cloud.asks, *SMALL, *more]  # fmt: skip
 
     def envelope(self, *words: str) -> tuple[int, Any]:
-        """The exit code and the envelope of one command with --json."""
+        """Run one command with --json; return its exit code and its JSON envelope."""
         done = self.types(*words, "--json")
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
     def events(self, name: str = "fox-41") -> list[Event]:
-        """What the run's journal tells, in order."""
+        """Return the events of the run's journal, in order."""
         return [record.event for record in read_journal(self.home / "runs" / name / "journal.jsonl").records]
 
     def said(self, name: str = "fox-41") -> str:
-        """Everything that was written about a run, for the message of a test that fails."""
+        """Return the ends of a run's logs and journal, for the message of a test that fails."""
         folder = self.home / "runs" / name
         logs = [folder / "supervisor.log", folder / "run.log", folder / "journal.jsonl"]
         return "\n".join(log.read_text(errors="replace")[-3000:] for log in logs if log.exists())
 
 
 def supervisors(home: Path) -> list[int]:
-    """The supervisors that work in a home, by their command line."""
+    """Return the process ids of a home's supervisors, found by their command lines."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -127,7 +127,7 @@ def supervisors(home: Path) -> list[int]:
 
 @contextmanager
 def somebody(cloud: Cloud, home: Path) -> Iterator[User]:
-    """A user whose supervisors end with the test."""
+    """Yield a user whose supervisors end with the test."""
     user = User(cloud, home)
     try:
         yield user
@@ -136,7 +136,7 @@ def somebody(cloud: Cloud, home: Path) -> Iterator[User]:
 
 
 def kill_supervisors(home: Path) -> None:
-    """SIGKILL, and nobody left afterwards."""
+    """Send SIGKILL to a home's supervisors until none is left, for at most ten seconds."""
     for _ in ticks(SystemClock(), 0.05, 10):
         left = supervisors(home)
         if not left:
@@ -152,7 +152,10 @@ Opened = Callable[[Path], AbstractContextManager[Cloud]]
 
 
 def container(folder: Path, faults: Faults, gpus: Sequence[FakeGpu] | None, path: Sequence[Path]) -> Callable[..., Any]:
-    """How RunPod boots a container with something wrong; `gpus` instead of those rented, `path` before torch's own."""
+    """Return a function that boots RunPod's containers with these faults.
+
+    `gpus` replaces the GPUs that were rented; `path` precedes torch's own path in the machine's Python.
+    """
 
     def boot(wanted: Any) -> Guest:
         rented = [FakeGpu(name=wanted.gpu, memory_mib=wanted.gpu_memory_gb * 1024)] * wanted.gpu_count
@@ -169,7 +172,7 @@ def container(folder: Path, faults: Faults, gpus: Sequence[FakeGpu] | None, path
 def runpod(
     folder: Path, faults: Faults | None = None, gpus: Sequence[FakeGpu] | None = None, path: Sequence[Path] = ()
 ) -> Iterator[Cloud]:
-    """RunPod with real containers."""
+    """Yield RunPod with real containers."""
     from tests.emulators.runpod import FULL_KEY, RunPodEmulator
 
     with RunPodEmulator() as emulator:
@@ -183,7 +186,7 @@ def runpod(
 
 @contextmanager
 def lambda_cloud(folder: Path) -> Iterator[Cloud]:
-    """Lambda with real machines, on which a key is put so that they end themselves."""
+    """Yield Lambda with real machines; `--lambda-guard` puts a key on each so that it can end itself."""
     from tests.emulators.lambda_cloud import KEY, LambdaEmulator, real_guest
 
     with LambdaEmulator() as emulator:
@@ -197,7 +200,7 @@ def lambda_cloud(folder: Path) -> Iterator[Cloud]:
 
 @contextmanager
 def aws(folder: Path) -> Iterator[Cloud]:
-    """AWS with real machines; it has no single A100, so the first lab is trained on one without a GPU."""
+    """Yield AWS with real machines; it rents no single A100, so the first lab trains on a machine without a GPU."""
     from tests.emulators.aws import AwsEmulator, real_guest
 
     with AwsEmulator() as emulator:

@@ -1,4 +1,4 @@
-"""A terminal of a user's, in which a command of gpurun's runs."""
+"""A user's terminal in which a gpurun command runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.clouds.rented import User
 
 
 class Terminal:
-    """A terminal in which somebody types one command of gpurun's."""
+    """A pseudo-terminal in which one gpurun command runs and a test types."""
 
     def __init__(self, user: User, *words: str, **more: str) -> None:
         self.ours, theirs = os.openpty()
@@ -35,7 +35,7 @@ class Terminal:
         os.write(self.ours, line.encode() + b"\r")
 
     def shows(self, text: str, limit_s: float = 30.0) -> str:
-        """Wait until it stands there, forget all up to it, and return what stood before it."""
+        """Wait until the terminal shows `text`; return what came before it, and forget both."""
         end = time.monotonic() + limit_s
         while text not in self.seen:
             assert select.select([self.ours], [], [], max(0.0, end - time.monotonic()))[0], self.seen

@@ -1,6 +1,6 @@
-"""An agent over standard input and output, by the SDK's own client: what it can spend, whatever it asks for.
+"""Tests that an AI agent, connected by the MCP SDK's own client, cannot spend more than its mandate allows.
 
-The cloud is emulated with its meter; no machine boots there, and each is billed until it is ended.
+The cloud is emulated with its meter. Its machines do not boot, but each is billed until it is ended.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def refused(client: Client, tool: str, **arguments: Any) -> str:
 
 
 def ended(user: User) -> None:
-    """Every run of the home is ended by its person, and proven gone."""
+    """End every run of the home as its user would, and assert that no machine lives."""
     names = Home(user.home).run_names()
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda name: user.types("destroy", name, "--yes"), names))
@@ -103,7 +103,7 @@ AT_ONCE: dict[str, tuple[dict[str, Any], str, float, int]] = {
     "mandate.per_run": ({}, "", 0.91, 0),
     "mandate.rate": ({"rate_max_micros_per_hour": usd("0.5")}, "", 0.9, 0),
 }
-"""By the sum that holds: the mandate's terms, the settings, the cap of each run, and how many of forty begin."""
+"""By the limit that must hold: the mandate's terms, the settings, each run's cap, and how many of forty runs begin."""
 
 
 @pytest.mark.parametrize("sum_of", AT_ONCE)
@@ -126,7 +126,7 @@ def test_of_forty_calls_at_once_as_many_rent_as_the_sum_pays_for(user: User, sum
 
 
 def server_of(mandate: Mandate) -> int:
-    """The process that serves a mandate, by its command line."""
+    """Return the id of the process that serves a mandate, found by its command line."""
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
@@ -136,11 +136,11 @@ def server_of(mandate: Mandate) -> int:
 
 
 def test_a_killed_server_loses_no_machine_and_no_money(user: User) -> None:
-    """Before it answers, while a run is planned, begun or driven: its supervisor goes on, and its money is held."""
+    """The server is killed at five moments of a `run` call; the runs that it began still count against the mandate."""
     mandate = written(user, total_micros=usd("4.5"))
 
     async def killed_after(delay_s: float, name: str) -> None:
-        with suppress(Exception):  # Whatever the SDK makes of a server that is gone.
+        with suppress(Exception):  # The SDK may raise anything when its server is gone.
             async with agent(user, mandate) as client:
                 call = asyncio.create_task(calls(client, "run", **RUN, name=name))
                 await asyncio.sleep(delay_s)
@@ -185,7 +185,7 @@ def test_an_adversary_is_refused_in_a_sentence_with_what_is_left(user: User) -> 
             for money in (1e308, -1, 0, "0.9", "٠٫٩", True, [1], 0.91):
                 code = await refused(client, "run", **{**RUN, "max_cost_usd": money})
                 assert code == ("mandate.per_run" if money == 0.91 else "mcp.arguments"), money
-            for number in (float("nan"), float("inf")):  # JSON has neither: the client sends null, and the cap holds.
+            for number in (float("nan"), float("inf")):  # JSON has neither: the client sends null, the cap holds.
                 made = await calls(client, "plan", recipe="mini-gpt", gpu="1xA100", max_cost_usd=number)
                 assert made[1]["cap_micros"] == usd("0.9"), made
             for more, code in (
@@ -263,12 +263,12 @@ PAGE = (Path(__file__).parents[2] / "docs" / "AGENTS.md").read_text()
 
 
 def blocks(kind: str) -> list[tuple[str, str]]:
-    """The page's blocks of a kind: what stands behind it in the first line, and the text."""
+    """Return the page's code blocks of a kind: what follows the kind on the first line, and the text."""
     return re.findall(rf"^```{kind} ?([^\n]*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def commands_of_the_clients() -> list[list[str]]:
-    """What each client of the page starts."""
+    """Return the command that each client's configuration on the page starts."""
     (claude,) = [text for _, text in blocks("") if text.startswith("claude")]
     cursor, code = (json.loads(text) for _, text in blocks("json"))
     (codex,) = (tomllib.loads(text) for _, text in blocks("toml"))
@@ -277,7 +277,7 @@ def commands_of_the_clients() -> list[list[str]]:
 
 
 def test_the_page_for_agents_works_as_written(user: User) -> None:
-    """A person types its line at a terminal, each client starts what stands there, and each refusal is as shown."""
+    """Its shell line works in a terminal, all clients start one command, and each refusal is as the page shows."""
     ((_, line),) = blocks("sh")
     lab = user.home.parent / "lab"
     (lab / "train.py").write_text("print(1)\n")
@@ -288,7 +288,7 @@ def test_the_page_for_agents_works_as_written(user: User) -> None:
         command = [sys.executable, "-P", "-m", "gpurun", *shlex.split(line)[1:]]
         os.execve(sys.executable, command, user.environment())
     shown = b""
-    with suppress(OSError):  # The terminal is gone with its process.
+    with suppress(OSError):  # Reading fails once the process has ended.
         while part := os.read(terminal, 4096):
             shown += part
             if b"[y/N]" in part:

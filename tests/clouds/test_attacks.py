@@ -1,6 +1,6 @@
-"""Four attacks on the cap, on each cloud with real machines: the meter stays within it, and the words are true.
+"""Tests that four attacks on the cap fail on each cloud with real machines, and that gpurun reports each truthfully.
 
-Supervisors, machines and their timers are real processes; what a cloud answers is turned while they work.
+Supervisors, machines and their timers are real processes; a test changes the cloud's answers while they work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FOREVER = ("--set", "train.steps=100000")
 @pytest.fixture(params=sorted(CLOUDS))
 def user(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[User]:
     with CLOUDS[request.param](tmp_path / "cloud") as cloud:
-        if cloud.name == "lambda":  # A machine that has the user's own key is refused together with the user.
+        if cloud.name == "lambda":  # With the user's own key, the machine would be refused together with the user.
             cloud.emulator.api_keys.add(GUARD_KEY)
             key = file_of("lambda-guard", Home(tmp_path / "home").prepare())
             make_private(key.parent)
@@ -62,7 +62,7 @@ def incidents(user: User) -> list[str]:
 
 
 def agree(user: User) -> None:
-    """Check that `ps` and `audit` exit with 9, and show that the machine ends itself, and what it costs at most."""
+    """Assert that `ps` and `audit` exit with 9, and show that the machine ends itself and its greatest cost."""
     for verb in ("ps", "audit"):
         done = user.types(verb)
         shown = " ".join((done.stdout + done.stderr).split())
@@ -70,7 +70,7 @@ def agree(user: User) -> None:
 
 
 def revoke(cloud: Cloud, *, now: bool) -> None:
-    """Refuse the user's key, and nobody else's."""
+    """Let the cloud refuse the user's key and no other key; with `now=False`, accept it again."""
     match cloud.name:
         case "runpod":
             cloud.emulator.revoked = now
@@ -81,7 +81,7 @@ def revoke(cloud: Cloud, *, now: bool) -> None:
 
 
 def forbid(cloud: Cloud, *, now: bool) -> None:
-    """Let the user's key ask for everything but an end."""
+    """Take from the user's key the right to end a machine, and no other right; with `now=False`, give it back."""
     match cloud.name:
         case "runpod":
             cloud.emulator.denied = {"delete"} if now else set()
@@ -92,7 +92,7 @@ def forbid(cloud: Cloud, *, now: bool) -> None:
 def test_a_second_machine_seen_late_is_ended_within_the_cap(user: User) -> None:
     faults = {"runpod": ("create", runpod.Fault.TWICE), "lambda": ("launch", lambda_cloud.Fault.TWICE)}
     if user.cloud.name not in faults:
-        return  # AWS makes one machine of any number of requests under one client token.
+        return  # AWS makes one machine for any number of requests with one client token.
     user.cloud.emulator.fail(*faults[user.cloud.name])
     user.cloud.emulator.world.list_lag_s = LAG_S
     training(user)
@@ -106,11 +106,11 @@ def test_a_second_machine_seen_late_is_ended_within_the_cap(user: User) -> None:
 @pytest.mark.parametrize("attack", [revoke, forbid])
 def test_a_dead_key_costs_no_more_than_the_machines_own_end(user: User, attack: Callable[..., None]) -> None:
     if attack is forbid and user.cloud.name == "lambda":
-        return  # Its keys may do everything or nothing.
+        return  # A key of Lambda allows everything or nothing.
     training(user)
     attack(user.cloud, now=True)
     stopped = user.types("stop", "fox-41", timeout_s=400)
-    # Who may still look sees it gone.
+    # With `forbid`, the user can still read that the machine is gone.
     assert stopped.returncode == (9 if attack is revoke else 0), stopped.stdout + stopped.stderr
     until(lambda: not user.cloud.alive(), user)
     assert list((user.home / "runs/fox-41/artifacts").rglob("*.safetensors")), "its checkpoints came home first"
@@ -123,7 +123,7 @@ def test_a_dead_key_costs_no_more_than_the_machines_own_end(user: User, attack: 
 
 
 def test_a_client_killed_after_launch_leaves_an_armed_machine(user: User) -> None:
-    """Only the wait for its deadline is cut short, by the machine's own folder: nobody else touches it."""
+    """The machine's timer ends it without any supervisor; the test only moves the deadline, to save the wait."""
     begun = user.begins(*FOREVER)
     until(lambda: user.cloud.alive(), user)
     kill_supervisors(user.home)
@@ -141,13 +141,13 @@ def test_a_client_killed_after_launch_leaves_an_armed_machine(user: User) -> Non
 
 
 def timers(user: User) -> list[Path]:
-    """What the machine's own timer has written down, once it goes by a deadline."""
+    """Return the files in which the newest machine's timer notes its deadline; empty until it has one."""
     found = user.cloud.guests[-1].root.glob("var/lib/gpurun/**/spent") if user.cloud.guests else ()
     return [path for path in found if len(path.read_text().split()) == 4]
 
 
 def over(user: User) -> None:
-    """Nothing lives, the meter is within the cap and the receipt no cheaper than the meter; the audit agrees."""
+    """Assert that no machine lives, meter <= receipt <= cap, and the audit agrees."""
     assert user.cloud.alive() == []
     code, envelope = user.envelope("audit")
     (row,) = envelope["data"]["rows"]

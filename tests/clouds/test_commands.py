@@ -1,4 +1,4 @@
-"""A script of one's own on a rented machine: the cap, the proof and the receipt are those of the bundled trainer."""
+"""Tests of a user's own script on a rented machine: it has the same cap, proof and receipt as the bundled trainer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.users_scripts import COURSE, HUGGING_FACE, NANOGPT
 
 pytestmark = pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
 
-EVERY_DAY = "runpod"  # The other clouds' are for `make full`.
+EVERY_DAY = "runpod"  # The other clouds run only in `make full`.
 ALL = [
     pytest.param(name, marks=[pytest.mark.xdist_group(f"command on {name}")] + [pytest.mark.slow] * (name != EVERY_DAY))
     for name in sorted(CLOUDS)
@@ -131,7 +131,7 @@ BROUGHT = {
     "hf.py": (HUGGING_FACE, ["python", "hf.py", "20"], {"out/checkpoint-20/model.safetensors"}),
     "speedrun.sh": ("mkdir out; for i in 1 2 3; do echo $i >> out/log; done", ["bash", "speedrun.sh"], {"out/log"}),
 }
-"""Scripts by their names: what is in them, how they are started, and what must come home."""
+"""By the script's file name: its text, its command line, and the outputs that must be downloaded."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What a cloud says is not there, by its own wire: a machine that lives, one that never was, one that has ended."""
+"""Tests of a cloud that denies a machine: one that lives, one that never existed, one that ended at its launch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BY_KEY = "Client.InvalidKMSKey.InvalidState"
 
 
 def denies(account: Account, is_denied: Callable[[], bool]) -> None:
-    """While `is_denied()`, the cloud lists no machine and knows none by its id; the machines live on."""
+    """While `is_denied()`, let the cloud list no machine and find none by its id, although they live."""
     world = account.emulator.world
     if account.provider.name == "aws":
         hidden = world.hidden
@@ -49,7 +49,10 @@ def _refusing(verb: Callable[..., Any], missing: Exception, is_denied: Callable[
 
 
 def denies_from_the_end_on(account: Account, monkeypatch: pytest.MonkeyPatch, seconds: float) -> Callable[[], None]:
-    """It denies what it has from the first request for an end on, for so long or until the result is called."""
+    """Let the cloud deny its machines from the first request to end one.
+
+    It stops after `seconds`, or when the returned function is called.
+    """
     begun, over, destroy = list[float](), list[bool](), account.provider.destroy
 
     def destroying(instance_id: str) -> None:
@@ -88,7 +91,7 @@ def test_a_machine_denied_for_good_stays_red_and_reap_ends_it(rental: Rental, mo
 def test_a_machine_listed_after_its_proof_is_recorded_and_ended(
     rental: Rental, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was silent while it was denied, as behind a line that was down."""
+    """The machine is also silent over SSH, as if its network were down, and its death therefore counts as proven."""
     account = rental.account
     admit = denies_from_the_end_on(account, monkeypatch, 3600.0)
     rental.far.answers = lambda limit_s: False  # type: ignore[method-assign]
@@ -103,7 +106,7 @@ def test_a_machine_listed_after_its_proof_is_recorded_and_ended(
 
 
 def after_create(rental: Rental, monkeypatch: pytest.MonkeyPatch, do: Callable[[str], None]) -> None:
-    """What becomes of the first machine before its create is answered."""
+    """Call `do` with the name of the first machine once it is created, before gpurun gets the answer."""
     provider, made = rental.account.provider, list[str]()
     create = provider.create
 
@@ -118,7 +121,7 @@ def after_create(rental: Rental, monkeypatch: pytest.MonkeyPatch, do: Callable[[
 
 
 def forgets(account: Account, name: str) -> None:
-    """The cloud has never heard of it."""
+    """Remove a machine from the cloud as if it had never existed."""
     world = account.emulator.world
     account.meter.stop(name)
     if account.provider.name == "aws":
@@ -129,7 +132,7 @@ def forgets(account: Account, name: str) -> None:
 
 
 def ends(account: Account, name: str) -> None:
-    """It is ended as it is launched, and listed so for an hour."""
+    """End a machine at its launch; the cloud still lists it, as ended."""
     world = account.emulator.world
     if account.provider.name == "aws":
         world.end(name, BY_KEY)

@@ -1,6 +1,6 @@
-"""A dev box on a rented machine: worked on in a terminal, asked about at its end, its files at home, the next one.
+"""Tests of a dev box on a rented machine: work in a terminal, the question at its end, its files, the next box.
 
-The cloud is emulated; ssh, sshd, git and the terminals are the real ones.
+The cloud is emulated; ssh, sshd, git and the terminals are real.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
 
 
 def lab(folder: Path) -> Path:
-    """A folder to work in."""
+    """Create a folder to work in, and return it."""
     place = folder / "lab"
     (place / "notes").mkdir(parents=True)
     (place / "train.py").write_text("print('hello')\n")
@@ -145,7 +145,7 @@ def test_the_next_box_has_the_folder_of_the_last_as_that_ended(user: User) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLOUDS)
 def test_a_box_that_nobody_uses_is_gone_with_its_files_at_home(tmp_path: Path, name: str) -> None:
-    """`--idle 1m`: with a terminal that only stays open, and after work in the background that kept it."""
+    """With `--idle 1m`, background work keeps the box, and a terminal that is only open does not."""
     with CLOUDS[name](tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home of a user") as user:
         lab(tmp_path)
         begun = user.types(*dev(user, "--idle", "1m", "--sync", "10s", "--no-shell"))
@@ -162,7 +162,7 @@ def test_a_box_that_nobody_uses_is_gone_with_its_files_at_home(tmp_path: Path, n
                 outputs(user) and not user.envelope("ps")[1]["data"]["runs"] for _ in ticks(SystemClock(), 1, 240)
             )
             assert cloud.alive() == []
-            proof_s = 60  # Several readings over the provider's spread, once it is gone.
+            proof_s = 60  # The proof of death needs several reads, spread over time.
             assert time.monotonic() - began < 60 + 60 + proof_s, user.said()
         finally:
             editor.close()
@@ -187,7 +187,7 @@ def test_on_a_box_of_ones_own_others_work_does_not_keep_it(tmp_path: Path) -> No
             by_hand = ["ssh", "-i", asks[3], "-p", str(box.port), "-o", "StrictHostKeyChecking=no", "-o",
                        "UserKnownHostsFile=/dev/null", f"{box.user}@{box.host}", others]  # fmt: skip
             subprocess.run(by_hand, check=True, capture_output=True, timeout=60)
-            # What was begun in its shell is work on it, wherever it goes on.
+            # A process that began in the box's shell counts as its work, in whatever folder it runs.
             elsewhere = "echo made > made.txt; cd /; timeout 80 sh -c 'while :; do :; done'"
             began = time.monotonic()
             assert user.types("ssh", RUN, "--", "sh", "-c", elsewhere).returncode == 124, user.said()
@@ -212,7 +212,10 @@ while True:
 
 @contextmanager
 def few_processes(guest: guests.Guest, more: int) -> Iterator[Path]:
-    """So many more than it has are all that a machine may have; yields the file that counts them."""
+    """Let a machine have at most `more` processes above what it has; yield the file that counts them.
+
+    The machine is killed afterwards.
+    """
     folder = PIDS / f"gpurun-test-{os.getpid()}"
     folder.mkdir()
     try:
@@ -232,7 +235,7 @@ def few_processes(guest: guests.Guest, more: int) -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.skipif(not os.access(PIDS, os.W_OK), reason="needs a machine whose processes may be counted")
 def test_a_box_with_a_fork_bomb_ends_with_its_files_at_home(tmp_path: Path) -> None:
-    """No shell gets in, and no stop is heard: it is gone once its user wants that, with what the last sync brought."""
+    """No shell starts on it any more, but `destroy` ends it, and the files of the last sync are at home."""
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home of a user") as user:
         lab(tmp_path)
         assert user.types(*dev(user, "--sync", "10s", "--no-shell")).returncode == 0, user.said()
@@ -277,7 +280,7 @@ def test_the_page_is_a_tutorial_that_does_what_it_says(tmp_path: Path) -> None:
         page = (Path(__file__).parents[2] / "docs" / "DEV-BOX.md").read_text()
         lines = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0].splitlines()
         begins = f"{sys.executable} -m gpurun"
-        # What a reader is asked, and what an emulated cloud lacks: a card that torch can use.
+        # `--yes` answers the question; `--accept-cpu` because an emulated cloud has no card that torch can use.
         cases = f'dev) shift; {begins} dev --yes --accept-cpu --provider runpod "$@" ;; *) {begins} "$@" ;;'
         said = {}
         for line in lines:
@@ -294,7 +297,7 @@ def test_the_page_is_a_tutorial_that_does_what_it_says(tmp_path: Path) -> None:
 
 
 def link_in(text: str) -> tuple[int, str]:
-    """The port here and the token of JupyterLab's link."""
+    """Return the local port and the token of JupyterLab's link in a text."""
     port, token = re.search(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\w+)", text).groups()  # type: ignore[union-attr]
     return int(port), token
 
@@ -303,7 +306,7 @@ def link_in(text: str) -> tuple[int, str]:
 def test_a_kernel_computes_through_the_tunnel_and_its_token(tmp_path: Path) -> None:
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home of a user") as user:
         lab(tmp_path)
-        with socket.create_server(("127.0.0.1", 8888)):  # Taken here, and as the guest shares this network, there.
+        with socket.create_server(("127.0.0.1", 8888)):  # The guest shares this network: taken at both ends.
             terminal = Terminal(user, *dev(user, "--jupyter"))
             try:
                 terminal.shows("while this shell is open", 180)
@@ -328,7 +331,7 @@ def test_a_kernel_computes_through_the_tunnel_and_its_token(tmp_path: Path) -> N
 
 
 def computed(url: str, code: str) -> str:
-    """What a kernel answers to code, over its websocket."""
+    """Return a kernel's answer to code that is sent over its websocket."""
     from websocket import create_connection
 
     channel = create_connection(url, timeout=60)

@@ -1,4 +1,4 @@
-"""Where the cloud does not listen to us any more, the machine is told over SSH, and ends itself by its own timer."""
+"""Test that a machine ends itself by its own timer on a request over SSH, for when the cloud refuses to end it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What can go wrong between asked-for and proven-gone, on each cloud by its own wire, in virtual time.
+"""Tests of what can go wrong between a machine's request and its proof of death, on each cloud, in virtual time.
 
-The real provider asks the emulated cloud; the real driver decides. Only the agent and the trainer are scripted. The
-cloud's own meter is the judge.
+The real provider calls the emulated cloud, and the real driver decides. Only the agent and the trainer are scripted.
+The cloud's own meter shows the true cost.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from tests.lifecycle.scripted_cloud import LEASE, Killed
 account = every_cloud_in_trouble.account
 rental = every_cloud_in_trouble.rental
 
-# The SDK takes seconds to read its own description of EC2.
-
 
 def test_a_quiet_rental_is_the_measure_of_all_others(rental: Rental) -> None:
     assert rental.drive() is ExitCode.DONE
@@ -38,7 +36,7 @@ def test_a_create_done_but_unanswered_is_adopted_not_repeated(rental: Rental, ho
     account.fail("create", account.lost if how == "lost" else account.faults[how])
     assert rental.drive() is ExitCode.DONE
     assert account.made == 1
-    # AWS takes the same request twice and makes one; the others are looked at.
+    # AWS makes one machine for a repeated request; at the other clouds gpurun finds the machine in the list.
     assert rental.all_of(Event.CREATE_OBSERVED)[0]["adopted"] is (account.provider.name != "aws")
     assert rental.ended()
 
@@ -64,7 +62,7 @@ def test_killed_between_send_and_record_adopts_the_same_machine(
 def test_a_duplicate_machine_ends_before_anything_is_shipped(rental: Rental) -> None:
     account = rental.account
     if account.provider.name == "aws":
-        return  # Its client token makes one machine of any number of creates.
+        return  # AWS makes one machine for any number of creates with one client token.
     alive: set[int] = set()
     rental.far.during = lambda: alive.add(len(account.alive))
     account.fail("create", account.faults.TWICE)

@@ -1,6 +1,6 @@
-"""The laptop is lost at a random moment; somebody else, with the keys and no records, reaps after the deadline.
+"""Tests that a home with a cloud's keys and no records can reap a run whose supervisor was killed at a random moment.
 
-Real supervisors are killed with SIGKILL, real machines go on; only the wait for the deadline is skipped.
+Real supervisors are killed with SIGKILL, while real machines continue. Only the wait for the deadline is skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(guests.missing()), reaso
 
 
 class LaterClock(SystemClock):
-    """An hour later, and in a hurry: a sleep passes at once, but for a moment in which the cloud may act."""
+    """A clock that is an hour ahead and cuts each sleep to at most 0.2 s, in which the cloud can act."""
 
     def __init__(self) -> None:
         self.ahead_s = LEASE_S
@@ -68,9 +68,9 @@ def test_killed_anywhere_and_reaped_nothing_lives_and_cap_holds(user: User, tmp_
 
 
 def reap_later(user: User, elsewhere: Path) -> None:
-    """`gpurun reap` after the deadline in a home that knows of no run; once more, as cron would, for what lagged."""
+    """Reap twice after the deadline, like a cron job, in a home that knows no run; assert that nothing is left."""
     home, clock = Home(elsewhere).prepare(), LaterClock()
-    # By the emulated cloud's own clock it is not later: what is skipped here would be an hour for both.
+    # The emulated cloud's clock has not skipped the hour, so the reaper must not ask the cloud for the time.
     with (
         patch.dict(os.environ, user.cloud.environment),
         patch.object(reaper, "their_wall", lambda _, clock: clock.wall()),

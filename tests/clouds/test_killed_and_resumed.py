@@ -1,6 +1,6 @@
-"""The laptop's part dies while it uploads, while the machine trains and while it collects; each time it is resumed.
+"""Tests that a run is resumed after its supervisor was killed in the upload, the training and the download.
 
-A proxy in front of the machine's sshd makes the way long, and counts what goes each way.
+A proxy in front of the machine's sshd delays the traffic and counts the bytes in each direction.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from tests.later import LATER
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")]
 
 ROUND_TRIP_S = 0.05
-# Text that does not compress well: a third of it has left when the first supervisor dies.
+# Text that does not compress well: about a third of it is sent when the first supervisor dies.
 TEXT_BYTES, UNDER_WAY_BYTES = 24_000_000, 9_000_000
-# What is under way in a cut is lost: an SSH window a lane, and what lies in the machines' own buffers.
+# A cut loses the bytes in transit: one SSH window per lane, and what is in both computers' buffers.
 LOST_BYTES = 5_000_000
 MOST_SENT = 1.3
-# What goes beside the shards: the trainer's code, the agent, logins; and back: polls, log and events of a minute.
+# Beside the shards: the trainer, the agent and logins are sent; polls, log and events of a minute are received.
 OTHER_SENT_BYTES, OTHER_BROUGHT_BYTES = 1_000_000, 2_000_000
 _hosts = itertools.count(1)
 compress = ZstdCompressor(level=1).compress
 
 
 class Ways:
-    """The proxies in front of the machines of a cloud."""
+    """The proxies in front of a cloud's machines."""
 
     def __init__(self, cloud: Cloud) -> None:
         self.proxies: list[Proxy] = []
@@ -87,7 +87,7 @@ def until(true: Callable[[], object], user: User) -> None:
 
 
 def resumed_until(true: Callable[[], object], user: User) -> None:
-    """`gpurun resume`, until something has come true; then the supervisor and who watches it are killed."""
+    """Run `gpurun resume` until a condition is true, then kill it and the supervisor."""
     command = [sys.executable, "-m", "gpurun.cli.app", "resume", "fox-41", "--no-progress"]
     with subprocess.Popen(command, env=user.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                           stderr=subprocess.DEVNULL) as viewer:  # fmt: skip
@@ -137,7 +137,7 @@ def test_killed_in_any_phase_and_resumed_nothing_is_sent_twice(far: tuple[User, 
     packed_bytes = sum(len(compress(shard.read_bytes())) for shard in user.home.glob("runs/fox-41/data/*"))
     assert resent_bytes < packed_bytes - UNDER_WAY_BYTES + LOST_BYTES, "what was there is not sent again"
     assert sent_bytes <= MOST_SENT * packed_bytes + OTHER_SENT_BYTES
-    made_bytes = sum(file["bytes"] for file in files) * 3 // 2  # Of the three checkpoints that came, two are kept.
+    made_bytes = sum(file["bytes"] for file in files) * 3 // 2  # Three checkpoints are downloaded, two are kept.
     assert ways.brought_bytes <= MOST_SENT * made_bytes + OTHER_BROUGHT_BYTES
     code, audit = user.envelope("audit")
     assert (code, audit["ok"]) == (0, True), json.dumps(audit)

@@ -1,6 +1,6 @@
-"""Spot machines that are taken away, on two emulated clouds with real sshd and a real trainer: one run, to its end.
+"""Tests that a run on spot machines continues on another machine when its machine is taken away, and ends as one run.
 
-The loss of the moved run is that of an unbroken one to the last digit.
+Two clouds are emulated; sshd and the trainer are real. A moved run has exactly the losses of an unbroken run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PATIENCE_S = 400.0
 
 @pytest.fixture
 def clouds(tmp_path: Path) -> Iterator[tuple[User, Cloud, Cloud]]:
-    """RunPod and AWS at once, and a user who has a key for both."""
+    """Yield a user who has keys for RunPod and AWS, and these two clouds."""
     with runpod(tmp_path / "runpod") as first, aws(tmp_path / "aws") as second:
         both = replace(first, environment={**first.environment, **second.environment})
         with somebody(both, tmp_path / "home") as user:
@@ -51,7 +51,7 @@ def clouds(tmp_path: Path) -> Iterator[tuple[User, Cloud, Cloud]]:
 
 
 def begin(user: User, *words: str, **more: str) -> subprocess.Popen[bytes]:
-    """Begin a run; `more` is for its environment."""
+    """Start a command that begins the run, with `more` in its environment; return its process."""
     verb, *rest = words
     command = [sys.executable, "-m", "gpurun.cli.app", verb, "--yes", "--json", "--name", "fox-41", *rest]
     quiet = subprocess.DEVNULL
@@ -59,7 +59,7 @@ def begin(user: User, *words: str, **more: str) -> subprocess.Popen[bytes]:
 
 
 def drive(user: User, **more: str) -> int:
-    """Drive the run by a supervisor of its own, to its end or to the supervisor's; its exit status."""
+    """Drive the run in a new supervisor until the run ends or the supervisor dies; return its exit status."""
     command = [sys.executable, "-m", "gpurun.lifecycle.supervisor", str(user.home), "fox-41"]
     quiet = subprocess.DEVNULL
     env = {**user.environment(), **more}
@@ -79,12 +79,12 @@ def wait_for(user: User, what: str, true: Callable[[], bool], begun: subprocess.
 
 
 def saved_in(s3: S3Emulator) -> bool:
-    """Whether a machine has pushed its list of finished files into a bucket."""
+    """Return whether a machine has uploaded its list of finished files to a bucket."""
     return any(name.endswith("/head") for name in s3.keys(""))
 
 
 def whole_at_home(user: User) -> int:
-    """The newest step of which all three files of a checkpoint are at home."""
+    """Return the newest step whose checkpoint is complete at home (three files), or 0."""
     folder = user.home / "runs" / "fox-41" / "artifacts" / "checkpoints"
     names = [path.name for path in folder.glob("*")] if folder.is_dir() else []
     steps = {name[:6] for name in names}
@@ -96,7 +96,7 @@ def legs(user: User) -> list[dict[str, Any]]:
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """The last loss that was reported for each step."""
+    """Return the last loss that was reported for each step."""
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     return {event["step"]: event["loss"] for event in events if event["kind"] == "step"}
 
@@ -171,18 +171,18 @@ def append_and_die(journal, note):
 
 Journal.append = append_and_die
 """
-"""Has a supervisor die after each record of a kind at which none has died yet, once there is a file to note it in."""
+"""Once the file DIED_AT exists, kills a supervisor after the first record of each kind, and adds the kind to it."""
 
 
 def shim(folder: Path, text: str, **more: str) -> dict[str, str]:
-    """What has each Python of the user run a text at its start."""
+    """Return environment variables that make each Python of the user run a text at its start."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(text)
     return {"PYTHONPATH": f"{folder}{os.pathsep}{Path(__file__).parents[2]}", **more}
 
 
 def kinds_between(user: User) -> list[str]:
-    """The kinds of the records from the end of the first machine's work to the second machine, by the journal."""
+    """Return the kinds of the journal's records from the end of the first training to the second machine."""
     journal = records(user)
     ended = next(place for place, record in enumerate(journal) if record.event is Event.TRAIN_OBSERVED)
     made = [place for place, record in enumerate(journal) if record.event is Event.CREATE_OBSERVED][1]
@@ -191,7 +191,7 @@ def kinds_between(user: User) -> list[str]:
 
 
 def dies_on_its_way(user: User, died: Path, environment: dict[str, str], between: Callable[[], None]) -> None:
-    """Drive a run whose supervisor dies at each kind of record, until it is on its second machine; then to its end."""
+    """Drive a run whose supervisor dies at each kind of record until the second machine; then resume it to its end."""
     deaths = lambda: died.read_text().splitlines()  # noqa: E731
     wait_for(user, "the first death", lambda: bool(deaths()) and not supervisors(user.home))
     while "create.observed" not in deaths():
@@ -205,7 +205,7 @@ def dies_on_its_way(user: User, died: Path, environment: dict[str, str], between
 
 
 def has_moved_once(user: User, cloud: Cloud, deaths: list[str]) -> None:
-    """It was two machines, one after the other, paid for within the cap, and each kind of record was died at."""
+    """Assert that the run used two machines in turn within its cap, and a supervisor died at each kind of record."""
     assert cloud.alive() == []
     receipt = user.envelope("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
     assert [leg["leg"] for leg in receipt["legs"]] == [1, 2]
@@ -215,12 +215,12 @@ def has_moved_once(user: User, cloud: Cloud, deaths: list[str]) -> None:
     assert (code, audit["ok"]) == (0, True), json.dumps(audit)
     assert set(kinds_between(user)) <= {*deaths}
     assert {"collect.intended", "death.proven", "leg.planned", "create.intended"} <= {*deaths}
-    # With a bucket the files of a lost machine come from there, once its end is proven.
+    # With a bucket, the files of a lost machine are downloaded from there, once its end is proven.
     assert {"collect.observed", "salvage.observed"} & {*deaths}
 
 
 def stop_pods(cloud: Cloud) -> None:
-    """RunPod takes back what runs."""
+    """Let RunPod take back every pod that runs."""
     with cloud.emulator.world.lock:
         for pod in list(cloud.alive()):
             cloud.emulator.world.act(pod.id, "stop")  # type: ignore[attr-defined]
@@ -245,11 +245,11 @@ def test_killed_between_two_runpod_machines_it_is_one_run(tmp_path: Path, stage:
 
 
 def test_killed_before_it_reads_an_answer_it_is_one_run(tmp_path: Path) -> None:
-    """The lowest bid is read, and the pod is made; nothing of that is on record."""
+    """The supervisor dies after it has read the lowest bid and created the pod, before the journal has either."""
     answered = "after create.intended > after runpod graphql > after runpod graphql"
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
         train = ("train", "mini-gpt", "--max-cost", "20", *SPOT[:6], *SHORT, "--keep-going")
-        # Nobody watches it: a viewer would drive it on.
+        # Detached, because a viewer would resume the run when its supervisor dies.
         assert begin(user, *train, "--detach", GPURUN_CRASH_AT="after train.observed").wait(PATIENCE_S) == 0
         wait_for(user, "a checkpoint", lambda: whole_at_home(user) > 0)
         stop_pods(cloud)
@@ -292,7 +292,7 @@ def test_without_capacity_it_waits_at_no_cost_and_continues(tmp_path: Path) -> N
 
 
 class Notice(BaseHTTPRequestHandler):
-    """EC2's metadata service of all machines here: it has a notice of reclaim while `is_given`."""
+    """EC2's metadata service for all machines of a test: it has a notice of reclaim while `is_given`."""
 
     is_given = False
 
@@ -309,12 +309,12 @@ class Notice(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def notice_here() -> Iterator[str]:
-    """What has the user's gpurun name this server to machines, as they cannot have an address of EC2's here."""
+    """Yield Python text that makes the user's gpurun name this server to machines, which cannot reach EC2's address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Notice) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         named = f"AwsProvider.notice_url = 'http://127.0.0.1:{server.server_port}'"
@@ -350,7 +350,7 @@ def test_at_a_notice_of_aws_it_saves_downloads_and_moves(tmp_path: Path, notice_
 
 
 def test_killed_between_two_aws_machines_it_is_one_run(tmp_path: Path, notice_here: str) -> None:
-    """The first is there still while its files come home: AWS has given notice."""
+    """The first machine still lives while its files are downloaded, because AWS has given notice."""
     died = tmp_path / "died"
     environment = shim(tmp_path / "shim", notice_here + DYING, DIED_AT=str(died))
     with aws(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:

@@ -1,4 +1,4 @@
-"""The headline: no bucket and no upload of shards; the machine has them from the hub, and the receipt says so."""
+"""Test that the machine downloads public shards from the hub, without a bucket or an upload, as the receipt shows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a cloud refuses before it makes anything: told in its words, with what to do, and nothing is billed.
+"""Tests that gpurun says what to do when a cloud refuses to create a machine, and that nothing is billed.
 
-Real commands; no machine ever boots here.
+The commands are real; no machine boots.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ OPENED = {"runpod": _runpod, "lambda": _lambda, "aws": _aws}
 
 
 def _nothing(emulator: Any) -> None:
-    """The account is in order."""
+    """Leave the account as it is, in order."""
 
 
 def _empty(emulator: Any) -> None:
@@ -87,7 +87,7 @@ def _denied(emulator: Any) -> None:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A cloud, what is wrong with the account or the key, and the words that a user needs to read."""
+    """A cloud, what is wrong with the account or the key, and the error's code and a text that it must contain."""
 
     cloud: str
     code: str
@@ -123,7 +123,7 @@ REFUSALS = {
 
 
 LONG = ("a key of aws that may not rent", "nothing left on aws")
-"""A refusal by AWS is followed by three looks at what it left there: one of them is enough for every day."""
+"""Refusals by AWS that take long, because gpurun then looks three times for what the request left there."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LATER if name in LONG else ()) for name in REFUSALS])

@@ -1,4 +1,4 @@
-"""A dev box as a job of the real Slurm, worked on in a terminal over its login node; skipped where Slurm is missing."""
+"""Tests of a dev box as a job of the real Slurm, used through the login node; skipped where Slurm is missing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def login(engine: Engine, tmp_path: Path) -> Iterator[sshd.Sshd]:
-    """The login node, whose sshd is that of the compute node, too: both are this machine."""
+    """Yield the sshd of the login node, which is also the compute node's: both are this computer."""
     keys = make_keys(tmp_path / "keys")
     server = sshd.Sshd(
         tmp_path / "sshd", host_keys=[tmp_path / "keys" / "host"], authorized_keys=[keys.client_public],
@@ -51,7 +51,7 @@ def login(engine: Engine, tmp_path: Path) -> Iterator[sshd.Sshd]:
 
 @contextmanager
 def somebody_at(login: sshd.Sshd, engine: Engine, folder: Path) -> Iterator[User]:
-    """A user with a folder to work in, whose config.toml leads to the login node."""
+    """Yield a user with a folder to work in, whose config.toml names the login node."""
     home = Home(folder / "home of a user").prepare()
     home.config.write_text(
         f'[slurm.lab]\nhost = "127.0.0.1"\nport = {login.port}\nuser = "{login.user}"\n'
@@ -72,7 +72,7 @@ def dev(user: User, *more: str) -> list[str]:
 def test_a_job_is_worked_on_in_a_terminal_that_follows_its_size(
     engine: Engine, login: sshd.Sshd, tmp_path: Path
 ) -> None:
-    """`srun --overlap --pty` over the login node; a port by the line that is printed for it."""
+    """The terminal is `srun --overlap --pty` over the login node; the printed ssh line forwards a port."""
     with somebody_at(login, engine, tmp_path) as user:
         terminal = Terminal(user, *dev(user))
         try:
@@ -103,7 +103,7 @@ def test_a_job_is_worked_on_in_a_terminal_that_follows_its_size(
 
 
 def serves_by(line: str, login: sshd.Sshd, folder: Path) -> None:
-    """The line that was printed forwards the port of a node which admits the user as the login node does."""
+    """Assert that the printed ssh line forwards port 6006 of a node with the same login as the login node."""
     own = ["-p", str(login.port), "-i", str(folder / "keys" / "client"), "-o", "HostName=127.0.0.1",
            "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]  # fmt: skip
     ssh, *words = shlex.split(line)
@@ -133,7 +133,7 @@ def test_an_open_terminal_alone_does_not_keep_a_job(engine: Engine, login: sshd.
         assert (refused.returncode, "[forward.cluster]" in refused.stderr) == (2, True), refused.stderr
         shell = Terminal(user, "ssh", RUN)
         try:
-            shell.types("cd /; echo he''re")  # Out of the run's folder it is its shell all the same.
+            shell.types("cd /; echo he''re")  # It is the run's shell outside the run's folder, too.
             shell.shows("here")
             shell.shows("is idle and ends at", 120)
             assert user.types("wait", RUN).returncode == 0, user.said()

@@ -1,4 +1,4 @@
-"""A whole rental whose shards go by a bucket and whose checkpoints are pushed there: real commands, real sshd."""
+"""Tests of whole rentals that get shards from a bucket and upload checkpoints to it, with real commands and sshd."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_staged_run_pulls_and_pushes_and_the_next_uploads_none(user: User, s3:
 
 @pytest.fixture(scope="module")
 def taken_away(user: User, s3: S3Emulator) -> str:
-    """A run whose machine was taken away while the laptop was closed, once the laptop is open again."""
+    """Return the name of a run that was resumed after its machine had vanished while no supervisor drove it."""
     started = user.trains(*STAGE, "--set", "train.steps=100000", "--detach", name="bee-3")
     assert started.returncode == 0, started.stderr
     pushed = ""
@@ -98,7 +98,7 @@ def test_a_closed_laptop_finds_a_lost_machines_work_in_a_bucket(user: User, take
 
 
 def place(user: User, s3: S3Emulator, name: str) -> str:
-    """Where the run has pushed its first list; empty before."""
+    """Return where in the bucket the run keeps its list of files; empty before the first list is there."""
     if Event.TRAIN_STARTED not in user.events(name):
         return ""
     found = str(fields_of(user, Event.TRAIN_STARTED, name).get("pushed", ""))

@@ -1,4 +1,4 @@
-"""A sweep on a rented machine: several trials on a card, one rental, one receipt, the best at home, within the cap."""
+"""Tests of a sweep on a rented machine: trials share a card, one rental, one cap and one receipt; the best is kept."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def predicate_of(user: User, name: str) -> Any:
 
 
 def most_at_once(folder: Path) -> int:
-    """How many trials ran together at most, by their beginnings and their ends."""
+    """Return the largest number of trials that ran together, by their `running` and end events."""
     running, most = set[int](), 0
     for event in map(json.loads, (folder / "events.jsonl").read_text().splitlines()):
         if event["kind"] == "trial":
@@ -63,7 +63,10 @@ def most_at_once(folder: Path) -> int:
 
 
 def holds(user: User, name: str) -> Any:
-    """What holds of every sweep: gone, within the cap, eight rows, none twice, and the audit finds nothing."""
+    """Assert what holds for every sweep, and return the receipt's predicate.
+
+    The machine is gone, the cost is within the cap and shared by the eight trials, and the audit finds no problem.
+    """
     receipt = predicate_of(user, name)
     assert user.cloud.alive() == []
     assert receipt["teardown"]["is"] == "destroyed"
@@ -131,7 +134,7 @@ def test_a_sweep_stopped_by_its_hours_can_be_continued(user: User) -> None:
 
 @pytest.mark.slow
 def test_a_sweep_ends_at_its_cap_with_the_best_at_home(user: User) -> None:
-    """The least cap that a refusal names pays for five minutes and what the start left; all trials need twenty."""
+    """The smallest cap that a refusal names pays for only some of the trials, which need twenty minutes in all."""
     refused = sweeps(user, name="elk-0", cap="0.01")
     least = refused.stdout.partition("--max-cost ")[2].partition(":")[0]
     before = user.cloud.meter.total_micros()

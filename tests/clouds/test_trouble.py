@@ -1,6 +1,6 @@
-"""A rental on a bad day: answers are lost, lines are cut, processes are killed; it ends well, with nothing lost.
+"""Tests that a rental loses nothing when answers are lost, connections are cut and processes are killed.
 
-Real commands, real sshd, real training on the CPU; only the clouds are emulated, and what goes wrong is done to them.
+Commands, sshd and training (on the CPU) are real. Only the clouds are emulated; the tests inject the faults there.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ Done = CompletedProcess[str]
 
 @contextmanager
 def training(user: User, *words: str) -> Iterator[Future[Done]]:
-    """`gpurun train` at work, in a terminal of its own."""
+    """Run `gpurun train` in a thread; yield the future of its result."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(user.trains, *words, timeout_s=600.0)
 
 
 def all_data_of(user: User, event: Event) -> list[dict[str, Any]]:
-    """What the journal has of an event."""
+    """Return the data of the journal's records of an event, in order."""
     return [record.data for record in records(user) if record.event is event]
 
 
 def wall(user: User, event: Event) -> float:
-    """When it was written."""
+    """Return the wall time of the first record of an event."""
     return next(record.wall for record in records(user) if record.event is event)
 
 
@@ -62,7 +62,7 @@ def records(user: User) -> tuple[Record, ...]:
 
 
 def words_of(pid: int) -> list[bytes]:
-    """A process's command line and environment; nothing of one that has just ended."""
+    """Return a process's command line and environment; an empty list if it has just ended."""
     try:
         return [(Path(f"/proc/{pid}") / name).read_bytes() for name in ("cmdline", "environ")]
     except (FileNotFoundError, ProcessLookupError):
@@ -70,7 +70,7 @@ def words_of(pid: int) -> list[bytes]:
 
 
 def wait_for(user: User, event: Event) -> None:
-    """Until the journal has it; AssertionError after two minutes."""
+    """Wait until the journal has a record of the event; fail after two minutes."""
     for _ in ticks(SystemClock(), 0.01, 120):
         if all_data_of(user, event):
             return
@@ -78,7 +78,7 @@ def wait_for(user: User, event: Event) -> None:
 
 
 def cut(guest: Guest) -> None:
-    """Every connection ends in the middle of a word, and for some seconds nobody answers."""
+    """Cut every connection of a machine in mid-transfer, and let it refuse new ones for CUT_S seconds."""
     guest.freeze()
     guest.deaf()
     guest.thaw()
@@ -87,7 +87,7 @@ def cut(guest: Guest) -> None:
 
 
 def came_home_whole(user: User) -> bool:
-    """Every step is told once, in order; the last checkpoint is here; and the audit agrees with all of it."""
+    """Assert that each step is logged once, in order, the last checkpoint is at home and the audit agrees."""
     folder = user.home / "runs/fox-41"
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     steps = [event["step"] for event in events if event["kind"] == "step"]
@@ -102,7 +102,7 @@ def came_home_whole(user: User) -> bool:
 
 
 def paid(user: User) -> bool:
-    """Nothing lives, and the receipt says no less than the meter."""
+    """Assert that no machine lives, and that the receipt's cost is not below the meter's; return True."""
     assert user.cloud.alive() == []
     statement = user.envelope("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
     assert statement["teardown"]["is"] == "destroyed"
@@ -138,11 +138,11 @@ def test_lost_answers_cuts_late_sshd_and_a_freeze_lose_nothing(tmp_path: Path) -
 
 
 FORMS = [lambda_cloud.KEY.encode(), b64encode(lambda_cloud.KEY.encode())]
-"""The guard's key as it is, and as the launch carries it."""
+"""The guard's key in plain form, and encoded as in the launch request."""
 
 
 def kept_by(home: Path) -> list[str]:
-    """The files of a home in which the guard's key is."""
+    """Return the files of a home that contain the guard's key."""
     files = [path for path in home.rglob("*") if path.is_file()]
     return [str(path) for path in files if any(form in path.read_bytes() for form in FORMS)]
 
@@ -178,7 +178,7 @@ def test_a_key_on_the_machine_is_in_no_argument_and_no_file(tmp_path: Path) -> N
 def test_a_machine_whose_client_dies_at_launch_ends_in_the_cap(
     tmp_path: Path,
 ) -> None:
-    """It is never reached by anybody: what is brought forward by hand is the deadline that it was born with."""
+    """No process ever connects to the machine; the test only moves the deadline from its launch to an earlier time."""
     with CLOUDS["lambda"](tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
         begun = user.begins()
         assert any(cloud.emulator.count("launch") for _ in ticks(SystemClock(), 0.02, 120)), user.said()
@@ -265,7 +265,7 @@ def test_a_box_behind_a_bastion_trains_with_an_agents_key_alone(tmp_path: Path) 
 
 @LATER
 def test_a_key_revoked_in_mid_run_is_exit_9_until_it_is_back(tmp_path: Path) -> None:
-    """What gpurun says is enough to end it by hand, should the machine's own timer fail, too."""
+    """The error must name all that a user needs to end the machine by hand, in case its own timer fails too."""
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
         routes = ("create", "list", "read", "delete", "action")
         with training(user) as rental:

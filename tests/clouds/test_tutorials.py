@@ -1,4 +1,4 @@
-"""The tutorials, typed as they stand: each line of their ```sh blocks is a command that ends as it should."""
+"""Tests that each line in the ```sh blocks of the tutorials is a command that works as written."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def commands(page: str) -> list[str]:
-    """What a reader of a page types, line by line."""
+    """Return the lines that a reader of a page types."""
     blocks = re.findall(r"^```sh\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.splitlines()]
 
 
 def typed(line: str, folder: Path, environment: Mapping[str, str], stdin: str = "") -> str:
-    """What a command says, in the folder where the reader works; one that fails is a failure of the page."""
+    """Run a command in the reader's folder, and return its output and errors; assert that it succeeds."""
     gpurun = f'gpurun() {{ "{sys.executable}" -m gpurun "$@"; }}\n'
     variables = {**environment, "PYTHONPATH": str(DOCS.parent)}
     command = ["bash", "-c", gpurun + line]
@@ -109,7 +109,7 @@ def test_the_gpt_2_tutorial_rehearses_and_plans_under_its_cap(tmp_path: Path) ->
 
 
 def take_once(cloud: Cloud, home: Path, name: str) -> threading.Thread:
-    """Have the cloud take a run's first machine away, once a checkpoint is at home; the thread ends with that."""
+    """Start a thread that lets the cloud take a run's first machine away once a checkpoint is at home."""
     folder = home / "runs" / name / "artifacts"
 
     def take() -> None:
@@ -127,7 +127,7 @@ def take_once(cloud: Cloud, home: Path, name: str) -> threading.Thread:
 
 @pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
 def test_the_cheapest_page_moves_a_training_and_a_script(tmp_path: Path) -> None:
-    """A container without CUDA is taken, and the training is shorter; all else is as the page has it."""
+    """The machine has no CUDA and the training is shorter; everything else is as on the page."""
     short = ("--set train.steps=150 --set train.batch_tokens=1024 --set train.micro_batch=16 "
              "--set train.checkpoint_every=50 --set eval.every=50 --set eval.tokens=2048")  # fmt: skip
     lab = tmp_path / "lab"
@@ -154,7 +154,7 @@ def test_the_cheapest_page_moves_a_training_and_a_script(tmp_path: Path) -> None
 
 @pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
 def test_the_first_dollar_tutorial_spends_and_proves_a_dollar(tmp_path: Path) -> None:
-    """A container without CUDA is taken, and the training is shorter; all else is as the page has it."""
+    """The machine has no CUDA and the training is shorter; everything else is as on the page."""
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
         environment = user.environment()
         key = environment.pop("RUNPOD_API_KEY")

@@ -1,4 +1,4 @@
-"""What a receipt says on each cloud, by its own wire, of a machine whose end nobody saw, or that never answered."""
+"""Tests of the receipt, on each cloud, for a machine whose end no supervisor saw, or that ended at its launch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.clouds.every_cloud_in_trouble import OPENED, Account, Rental
 from tests.lifecycle.scripted_cloud import Killed
 
 pytestmark = pytest.mark.slow
-# In virtual time a look takes nothing but the seconds between two of them.
+# In virtual time a read itself takes no time; only the pauses between reads do.
 LOOKS_S = 2 * 5.0 + 2.0
 END_IS = {"aws": "provider-reported", "lambda": "unseen", "runpod": "the provider's bill"}
 
@@ -36,7 +36,7 @@ def rental(account: Account, own_home: Any) -> Rental:
 
 
 def cost_of(rental: Rental) -> dict[str, Any]:
-    """The costs of a receipt that is not below the bill, and that the audit takes."""
+    """Return the receipt's cost; assert that it is not below the meter's, and that the audit finds no problem."""
     statement = json.loads(base64.b64decode(json.loads(rental.folder.receipt.read_bytes())["payload"]))
     cost = dict(statement["predicate"]["cost"])
     assert rental.account.meter.total_micros() <= cost["upper_bound_micros"]
@@ -49,7 +49,7 @@ def machine_of(rental: Rental) -> str:
 
 
 def test_a_lost_laptops_receipt_is_as_close_as_the_cloud_tells(rental: Rental) -> None:
-    """It was 78 % too high on AWS and Lambda."""
+    """In an earlier version the cost was 78 % too high on AWS and Lambda."""
     account = rental.account
 
     def is_lost() -> None:
@@ -75,7 +75,7 @@ def test_a_lost_laptops_receipt_is_as_close_as_the_cloud_tells(rental: Rental) -
 
 def test_a_bill_that_is_minutes_late_is_read_until_it_stands(account: Account, own_home: Any) -> None:
     if account.provider.name != "runpod":
-        return  # No other tells what it billed for one machine.
+        return  # No other cloud reports what it billed for one machine.
     account.emulator.world.bill_lag_s = 400.0
     test_a_lost_laptops_receipt_is_as_close_as_the_cloud_tells(rental := Rental(account, Home(own_home)))
     (bill,) = rental.all_of(Event.BILL_OBSERVED)
@@ -83,7 +83,7 @@ def test_a_bill_that_is_minutes_late_is_read_until_it_stands(account: Account, o
 
 
 def test_a_failed_start_costs_its_lifetime_and_no_egress(rental: Rental, monkeypatch: pytest.MonkeyPatch) -> None:
-    """$2.03 was booked for $0.03."""
+    """In an earlier version such a start of $0.03 was booked as $2.03."""
     provider = rental.account.provider
     create = provider.create
 

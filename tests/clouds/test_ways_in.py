@@ -1,6 +1,6 @@
-"""The ways into a machine that is rented: shell, files, ports, by OpenSSH itself and by the entry that gpurun writes.
+"""Tests of the ways into a rented machine: shell, files and ports, by gpurun and by OpenSSH with gpurun's entry.
 
-The cloud is emulated; ssh, sshd, scp and rsync are the real ones.
+The cloud is emulated; ssh, sshd, scp and rsync are real.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ RUN, HOST = "fox-41", "gpurun-fox-41"
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
-    """Somebody whose run is under way on a rented machine, where it serves its outputs by HTTP."""
+    """Yield a user whose run is in progress on a rented machine, where it serves its outputs by HTTP."""
     folder = tmp_path_factory.mktemp("ways")
     with runpod(folder / "cloud") as cloud, somebody(cloud, folder / "home of a user") as user:
         (folder / "lab").mkdir()
@@ -76,7 +76,7 @@ def config(user: User) -> Path:
 
 
 def openssh(user: User, program: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """A program of OpenSSH's (or rsync) with the entries, as an editor would use it."""
+    """Run a program of OpenSSH, or rsync, outside the user's environment, as an editor would."""
     return subprocess.run(
         [program, *words], env=child_environment(), capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
     )
@@ -196,7 +196,7 @@ def test_many_sessions_leave_the_supervisor_its_own(user: User) -> None:
 def test_every_line_of_the_page_does_what_it_says(user: User, tmp_path: Path) -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```", (DOCS / "DEV-BOX.md").read_text(), re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
-    # The reader's own ~/.ssh/config has the line that includes the entries; this account's is left alone.
+    # A reader's ~/.ssh/config includes the entries. The test must not change this account's, so it passes them with -F.
     preface = f"""gpurun() {{ "{sys.executable}" -m gpurun "$@"; }}
         for program in ssh scp; do eval "$program() {{ command $program -F '{config(user)}' \\"\\$@\\"; }}"; done
         export RSYNC_RSH="ssh -F '{config(user)}'"

@@ -1,6 +1,6 @@
-"""The promise, whole: rent, train, bring home, destroy, prove; the cloud's own meter is the judge.
+"""Tests of a whole rental: rent, train, download, destroy and prove, with the cost checked by the cloud's own meter.
 
-Real commands, real sshd, real training on the CPU; only the clouds are emulated.
+Commands, sshd and training (on the CPU) are real; only the clouds are emulated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.emulators import guests
 pytestmark = pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
 
 
-EVERY_DAY = "runpod"  # The other clouds' whole rentals are for `make full`.
+EVERY_DAY = "runpod"  # The other clouds run only in `make full`.
 ALL = [
     pytest.param(name, marks=[pytest.mark.xdist_group(f"rental on {name}")] + [pytest.mark.slow] * (name != EVERY_DAY))
     for name in sorted(CLOUDS)
@@ -35,7 +35,7 @@ def user(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def done(user: User) -> Done:
-    """A whole run, from the command to its last word."""
+    """Return the result of a `gpurun train` command that has succeeded."""
     done = user.trains()
     assert done.returncode == 0, done.stderr + user.said()
     return done
@@ -83,5 +83,5 @@ def test_stop_in_mid_training_saves_collects_and_destroys(user: User, done: Done
     journal = (user.home / "runs" / "owl-7" / "journal.jsonl").read_text().splitlines()
     closed = json.loads(journal[-1])
     assert closed["event"] == "run.closed"
-    # A second run on one account and one home: each has a receipt of its own.
+    # With a second run on the same account and home, each run has its own receipt.
     assert user.envelope("audit")[0] == 0

@@ -1,7 +1,7 @@
-"""A machine that is not what was rented, or cannot be used, is destroyed before anything is shipped to it.
+"""Tests that a machine that is not as rented, or cannot be used, is destroyed before anything is uploaded to it.
 
-All of these rentals go on at once, as each of them mostly waits for the proof of a death. Each test asks what became
-of one of them: real commands, real containers, and a meter that knows.
+All rentals run in parallel, because each mostly waits for a proof of death; each test checks the end of one rental.
+Commands and containers are real, and the cloud's meter shows the true cost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SETUP = "echo 'no route to the package index' >&2\nexit 9\n"
 
 @dataclass(frozen=True)
 class Wrong:
-    """What is wrong: with the machine, with the torch of its image, with what RunPod says of it, with what is typed."""
+    """A fault of the machine, of its image's torch or of RunPod's description, and the flags that the user types."""
 
     faults: Faults | None = None
     gpus: Sequence[FakeGpu] | None = None
@@ -76,7 +76,7 @@ WRONGS = {
 
 @dataclass(frozen=True)
 class End:
-    """What became of one rental."""
+    """The end of one rental, as its command, journal, receipt and cloud show it."""
 
     exit_code: int
     error: dict[str, str]
@@ -130,7 +130,7 @@ Ends = Callable[[str], End]
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
-    """What became of the rental with that wrong."""
+    """Yield a function that waits for the rental with the named fault, and returns its end."""
     with ThreadPoolExecutor(len(WRONGS)) as pool:
         rentals = {name: pool.submit(_rent, name, tmp_path_factory.mktemp("rental")) for name in WRONGS}
         yield lambda name: rentals[name].result()
@@ -138,7 +138,10 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ends]:
 
 @pytest.fixture
 def end(request: pytest.FixtureRequest, ends: Ends) -> End:
-    """Whatever was wrong: one machine, proven dead, paid for by no more than its receipt says, and nothing shipped."""
+    """Return the end of the rental; assert that its only machine is proven dead, and got no upload.
+
+    The receipt's cost is not below the meter's.
+    """
     came_of: End = ends(request.param)
     assert came_of.alive == []
     assert came_of.pods == 1
@@ -152,7 +155,7 @@ def end(request: pytest.FixtureRequest, ends: Ends) -> End:
 
 
 def after(name: str) -> pytest.MarkDecorator:
-    """The end of the rental with that wrong, as `end`."""
+    """Return the mark that gives a test the end of the rental with the named fault, as `end`."""
     return pytest.mark.parametrize("end", [name], indirect=True)
 
 

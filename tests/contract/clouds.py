@@ -1,4 +1,4 @@
-"""The three clouds for the contract: each real provider against its emulator, with machines that run at once."""
+"""The three clouds for the contract's tests: each real provider, with an emulator whose machines start quickly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OTHER_KEY = KEY.replace("test", "else")
 
 @dataclass(frozen=True)
 class Customers:
-    """Openings of one cloud: `mine`, the same account in a process of its own, and another customer's account."""
+    """Providers of one cloud: `mine`; `again` opens the same account anew; `stranger` opens another customer's."""
 
     mine: Provider
     again: Callable[[], Provider]
@@ -37,7 +37,7 @@ class Customers:
 
 @contextmanager
 def runpod() -> Iterator[Customers]:
-    """Two accounts without pods."""
+    """Yield the providers of two accounts without pods."""
 
     def opened(emulator: RunPodEmulator) -> Provider:
         return RunPodProvider(Secret(FULL_KEY), CLOCK, base_url=emulator.base_url, traits=QUICK)
@@ -50,7 +50,7 @@ def runpod() -> Iterator[Customers]:
 
 @contextmanager
 def lambda_cloud() -> Iterator[Customers]:
-    """An account without instances, and without its rate limits."""
+    """Yield the providers of two accounts without instances, at a cloud without rate limits."""
 
     def opened(key: str) -> Provider:
         pace = Pace(request_s=0.0, launch_s=0.0)
@@ -65,7 +65,7 @@ def lambda_cloud() -> Iterator[Customers]:
 
 @contextmanager
 def aws() -> Iterator[Customers]:
-    """An SDK that is pointed at the emulator, by the key of one account or of another."""
+    """Yield the providers of two accounts; the environment directs the SDK to the emulator."""
 
     def stranger() -> Provider:
         os.environ["AWS_ACCESS_KEY_ID"] = "AKIASTRANGER"
@@ -83,7 +83,7 @@ CLOUDS: dict[str, Callable[[], AbstractContextManager[Customers]]] = {
 
 
 def case(name: str) -> Callable[[Path], AbstractContextManager[Provider]]:
-    """One account of a cloud, for a test that needs no more."""
+    """Return a function that opens one account of a cloud; the function ignores the folder that it is given."""
 
     @contextmanager
     def opened(folder: Path) -> Iterator[Provider]:

@@ -1,4 +1,4 @@
-"""What the contract's tests ask a provider for."""
+"""The order that the contract's tests send to a provider."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ KEYS = RunKeys(
     host_private=SecretStr("-----BEGIN OPENSSH PRIVATE KEY-----\nbm90IGEga2V5\n-----END OPENSSH PRIVATE KEY-----\n"),
 )
 
-# A mark is seen on the whole machine, by tests that run beside this one too.
+# Random, because tests that run in parallel on this computer see the processes of every token.
 TOKEN = f"gr-fox-41-{secrets.token_hex(4)}"
 
 
 def order(provider: Provider, token: str = TOKEN, lease_s: float = 60.0) -> Order:
-    """An order for the first machine without a GPU that the provider has."""
+    """Return an order for the provider's first offer without a GPU."""
     known = rows_for(NEED, provider.name) or offers_for(NEED)
     queue_s = 600 if provider.name == "slurm" else 0
     return Order(
@@ -40,7 +40,7 @@ def order(provider: Provider, token: str = TOKEN, lease_s: float = 60.0) -> Orde
 
 
 def wait_for(provider: Provider, instance: Instance, state: InstanceState) -> Instance:
-    """Read until an instance is in a state, for half a minute at most."""
+    """Read an instance until it is in a state, and return it; fail after half a minute."""
     seen = instance
     for _ in ticks(CLOCK, 0.02, 30):
         seen = provider.read(instance.id)

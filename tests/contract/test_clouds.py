@@ -1,4 +1,4 @@
-"""What every cloud tells beyond the six verbs: whose account it is, what time it has, and where its machines stand."""
+"""Tests of what every cloud reports beyond the six verbs: its account, its time and its regions."""
 
 from __future__ import annotations
 

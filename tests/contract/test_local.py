@@ -1,4 +1,4 @@
-"""What only the `local` provider can promise: it is made of processes that can be looked at."""
+"""Tests of what only the `local` provider promises: its instances are processes that a test can inspect."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_deadline_ends_it_without_anybody(provider: Provider) -> None:
 
 
 def marked_process(token: str) -> subprocess.Popen[bytes]:
-    """A process of the instance in a session of its own that ignores every polite signal, as a stuck trainer might."""
+    """Start a process of the instance in its own session; like a stuck trainer, it ignores SIGTERM."""
     program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     return subprocess.Popen([sys.executable, "-c", program], env={**os.environ, MARK: token}, start_new_session=True)
 
@@ -116,7 +116,7 @@ for name in filter(str.isdigit, os.listdir("/proc")):
 
 @pytest.fixture
 def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """A machine without /proc whose ps is a Mac's; `shut`: it shows the environment of no process at all."""
+    """Return a function that replaces /proc by a ps like a Mac's; with `shut`, ps hides every environment."""
 
     def become(shut: bool) -> None:
         (program := tmp_path / "bin" / "ps").parent.mkdir(exist_ok=True)

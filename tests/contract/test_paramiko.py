@@ -1,4 +1,4 @@
-"""What gpurun takes of paramiko without paramiko's promise: a release that drops one of these is named here."""
+"""Tests that paramiko still has the private and undocumented names that gpurun uses, which a release may drop."""
 
 from __future__ import annotations
 

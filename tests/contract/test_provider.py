@@ -1,4 +1,4 @@
-"""The one contract that every provider is held to: real processes for `local`, honest emulators for the clouds."""
+"""Tests of the contract that every provider keeps: with real processes for `local`, with emulators for the clouds."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_destroy_is_idempotent_and_can_be_read_back(provider: Provider) -> None:
 
 def test_leftovers_are_found_by_the_token_and_can_be_removed(provider: Provider) -> None:
     if not isinstance(provider, LeavesThings):
-        return  # Nothing is ever left beside its machines.
+        return  # This provider leaves nothing beside its machines.
     created = provider.create(order(provider))
     wait_for(provider, created, InstanceState.RUNNING)
     beside = provider.leftovers(TOKEN)

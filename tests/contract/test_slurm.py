@@ -1,4 +1,7 @@
-"""What only the `slurm` provider can promise: one job of a name, an end by the scheduler, and no word for silence."""
+"""Tests of what only the `slurm` provider promises: one running job per name, and an end by the scheduler.
+
+A controller or cluster that does not answer proves nothing about a job.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ HOPELESS = (
     "InvalidAccount", "InvalidQOS", "ReqNodeNotAvail", "ReqNodeNotAvail, UnavailableNodes:n1", "JobHeldAdmin",
 )  # fmt: skip
 NOT_ADMITTED = {
-    # As Slurm 22.05 has written them, and as newer ones do.
+    # Reasons as Slurm 22.05 writes them and as newer versions do, each with the setting that the hint must name.
     "Job's account not known, so it can't use this partition (acct allows lab)": "account = ",
     "Job's_account_not_permitted_to_use_this_partition_(gpu_allows_lab_not_me)": "account = ",
     "Job's QOS not permitted to use this partition (gpu allows high not low)": "qos = ",
@@ -240,7 +243,7 @@ def test_a_set_up_uses_a_login_shell_and_exports_reach_the_job(slurm: ScriptedSl
 
 
 class Refusing:
-    """A login node whose host key has changed, or that is not there."""
+    """A login node whose every call raises one error: its host key has changed, or it does not answer."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error

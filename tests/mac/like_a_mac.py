@@ -1,6 +1,6 @@
-"""Takes from this Python what a Mac's does not have, and gives it what that has; loaded before everything else.
+"""Makes this Python resemble a Mac's: removes what a Mac lacks, adds what it has. Loaded before every other module.
 
-`F_FULLFSYNC` is answered with an fsync, and noted.
+`F_FULLFSYNC` does an fsync here and adds a line to a file.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ def fcntl_of_a_mac(descriptor, command, *rest):
 
 
 class PollOfAMac:
-    """It does not take a terminal: whoever asks is told that it is at its end."""
+    """A poll object that cannot watch a terminal: it reports POLLNVAL for one immediately, like a Mac's."""
 
     def __init__(self):
         self._poll, self._terminals = _poll(), set()

@@ -1,4 +1,4 @@
-"""What a reader on a Mac does first, played inside: python scenes.py SCENE HOME; the last line says what was seen.
+"""What a new user on a Mac does first, run inside the imitation: `python scenes.py SCENE` prints the result as JSON.
 
 view      a run in a terminal, with its keys
 killed    a run whose supervisor dies by kill -9, and is resumed
@@ -27,7 +27,7 @@ def unfinished() -> list[dict[str, str]]:
 
 
 def view() -> dict[str, object]:
-    """Follow a run in a terminal of 100 columns until its end; a key that means nothing is typed once."""
+    """Follow a run in a terminal of 100 columns until its end; press a key without a meaning once."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(TERM="xterm-256color", COLUMNS="100", LINES="40")
@@ -46,7 +46,7 @@ def view() -> dict[str, object]:
 
 
 def killed() -> dict[str, object]:
-    """Let the supervisor die while it trains, then resume the run and audit its receipt."""
+    """Kill the supervisor while the run trains, then resume the run and audit its receipt."""
     viewer = subprocess.Popen([*RUN, "--detach"], stdout=subprocess.DEVNULL, start_new_session=True)
     assert viewer.wait(LIMIT_S) == 0
     (run,) = unfinished()

@@ -1,7 +1,8 @@
-"""What README promises to a Mac, without one: no /proc, no /dev/shm, its `ps`, its Python, a name that leads nowhere.
+"""Tests that the README's promises for a Mac hold on Linux that imitates one.
 
-A mount namespace takes away what a Mac has not (`enter.sh`), and a module that loads first what its Python has not
-(`like_a_mac.py`). What stays Linux's: the kernel, the C library, a file system that tells `a` from `A`.
+A mount namespace (`enter.sh`) hides /proc and /dev/shm, and sets a host name that does not resolve; `ps` is a Mac's. A
+module that loads first (`like_a_mac.py`) removes what a Mac's Python lacks. The kernel, the C library and a file system
+that distinguishes `a` from `A` remain those of Linux.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def mac(tmp_path: Path, own_home: Path) -> Run:
-    """Run a command there; all that it leaves running ends with it."""
+    """Return a function that runs a command in the imitation; processes that it leaves running end with it."""
     folder = tmp_path / "mac"
     (folder / "bin").mkdir(parents=True)
     for name, place in (("ps", "bin/ps"), ("like_a_mac.py", "like_a_mac.py")):

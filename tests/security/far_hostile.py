@@ -1,4 +1,4 @@
-"""What test_far_hostile.py and other tests share."""
+"""A machine with scripted answers, and answers for it, for test_far_hostile.py and other tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTENT = b"weights" * 1000
 
 
 class Answers:
-    """A machine whose agent answers each verb as it was told to."""
+    """A machine whose agent answers each verb by the function that the test gives for it."""
 
     def __init__(self, **answers: Callable[[list[str]], bytes]) -> None:
         self.answers = answers

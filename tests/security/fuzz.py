@@ -1,4 +1,4 @@
-"""What test_fuzz.py and other tests share."""
+"""Ways to break bytes and JSON, and a check of a verb that reads them, for test_fuzz.py and other tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WORDS = (
 
 
 def torn(content: bytes, by: random.Random) -> bytes:
-    """The bytes with a flip, a gap, a repeat, an end or a strange word somewhere."""
+    """Return the bytes with one random change: a replaced byte, a gap, a repeat, a cut end or a strange word."""
     at, length = by.randrange(len(content) + 1), by.choice([1, 2, 7, 60])
     return by.choice(
         [
@@ -50,7 +50,7 @@ def torn(content: bytes, by: random.Random) -> bytes:
 
 
 def altered(value: Any, by: random.Random) -> Any:
-    """The same JSON with one of its values, at any depth, gone or another one."""
+    """Return a copy of the JSON value in which one value, at any depth, is removed or replaced."""
     if isinstance(value, dict | list) and value and by.random() < 0.9:
         key = by.choice(list(value) if isinstance(value, dict) else range(len(value)))
         changed: Any = value.copy()
@@ -67,7 +67,10 @@ def plain(value: Any) -> bytes:
 
 
 def check(*words: str, what: object = "") -> str:
-    """Run a verb as a user does: a documented exit code that is not a bug's, within its time and memory."""
+    """Run a verb as a user does, and return its output.
+
+    Assert that its exit code is documented and not a bug's, and that it stays within MOST_S and MOST_BYTES.
+    """
     began = time.process_time()
     forget_own_peak()
     done = gpurun(*words)

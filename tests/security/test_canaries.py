@@ -1,4 +1,4 @@
-"""Keys in the environment stay there: not one byte of them in any file, any output, or any process of the instance."""
+"""Tests that a key in the environment reaches no file, no output and no process of the instance."""
 
 from __future__ import annotations
 
@@ -54,4 +54,4 @@ def environ_of(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return b""  # It ended between being listed and being read.
+        return b""  # The process ended after it was listed.

@@ -1,6 +1,6 @@
-"""Every verb, with a key from every place that a key may be in: no byte of it is printed, written or handed to a child.
+"""Tests that no verb prints a key, writes it to a file or passes it to a child, wherever the key is stored.
 
-Two clouds are emulated, so that the keys are really used. Verbs run in this process; whatever they start is watched.
+Two clouds are emulated, so that the keys are really used. Verbs run in this process; all that they start is watched.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ VERBS = (
     ("nonsense",), ("train", "--set", "x"), ("auth", "rm", "runpod"), ("auth", "rm", "lambda"),
     ("auth", "rm", "lambda-guard"),
 )  # fmt: skip
-# Those that look for a key; what the others do does not depend on where it is.
+# The verbs that look for a key; the others do not depend on where it is stored.
 LOOKING = tuple(words for words in VERBS if words[0] in ("auth", "doctor", "offers"))
 
 
 def forms(secret: str) -> tuple[bytes, ...]:
-    """A key as it stands, and as it looks in a URL, in base64 and in hexadecimal."""
+    """Return a key in plain form, as it looks in a URL, in base64 and in hexadecimal."""
     plain = secret.encode()
     return plain, quote(secret, safe="").encode(), base64.b64encode(plain), plain.hex().encode()
 
@@ -64,7 +64,10 @@ def tainted(content: bytes) -> list[str]:
 
 
 class Watch:
-    """Looks at every process that this one has started: what it was started with, and what it was handed."""
+    """A watch of all descendants of this process, for keys in their command lines and environments.
+
+    The environment of a supervisor is not read, because it gets the keys.
+    """
 
     def __init__(self) -> None:
         self.seen: dict[str, list[str]] = {}
@@ -106,7 +109,7 @@ def descendants(root: int) -> list[int]:
 
 
 class Ring(SimpleNamespace):
-    """A keyring that nobody else can look into."""
+    """A keyring in memory, which no other program can read."""
 
     def __init__(self) -> None:
         super().__init__(kept={})
@@ -124,7 +127,7 @@ class Ring(SimpleNamespace):
 
 @pytest.fixture
 def clouds(monkeypatch: pytest.MonkeyPatch, own_home: Path, tmp_path: Path) -> Iterator[Home]:
-    """Two emulated clouds, a home with a run in it, and a folder of text to train on."""
+    """Start two emulated clouds and enter a folder with a text to train on; yield a home with a run in it."""
     monkeypatch.setattr("gpurun.providers.runpod.graphql.is_installed", lambda: False)
     (tmp_path / "cwd").mkdir()
     lines = (f"{number} times to be or not to be.\n" for number in range(4000))
@@ -176,7 +179,7 @@ def test_no_verb_shows_or_keeps_a_key_wherever_it_came_from(
 def test_a_supervisor_that_dies_midway_leaves_no_key_behind(
     clouds: Home, crash_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed around the create and after it; then swept from an empty home. The machine never answers SSH."""
+    """The supervisor dies around the create or after it; then `reap` runs. The machine never answers SSH."""
     variables = {"LAMBDA_API_KEY": KEY, "RUNPOD_API_KEY": FULL_KEY, "LAMBDA_GUARD_API_KEY": GUARD_KEY}
     root = str(Path(__file__).parents[2])
     environ = {**os.environ, **variables, "PYTHONPATH": root, "PYTHON_KEYRING_BACKEND": "keyring.backends.null.Keyring"}

@@ -1,7 +1,7 @@
-"""An instance that lies through a whole run: nothing of it lands beside its files, and no terminal obeys it.
+"""Tests that a machine that lies during a whole run changes no file outside the run's folder and controls no terminal.
 
-The real driver, far side, fetch and command line; only the answers of the machine are made up. What is compared in the
-end is the whole tree of files, not what gpurun says about it.
+The driver, far side, fetch and command line are real; only the machine's answers are made up. The tests compare the
+whole tree of files, and do not rely on what gpurun says about it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from tests.security.far_hostile import CONTENT, GOOD, Answers, entry, manifest, 
 from tests.security.view_hostile import HOSTILE
 
 SHA = "0" * 64
-# What a real terminal would act on; gpurun itself sends none of it into a pipe.
+# Bytes that a real terminal would act on; gpurun itself sends none of them into a pipe.
 _OBEYED = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2\x80[\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
 
 
 class Lying(ScriptedFar):
-    """The scripted agent, with the real far side reading what a lying machine says for some verbs."""
+    """The scripted agent, except that for some verbs the real far side reads a lying machine's answers."""
 
     def lie(self, **answers: Callable[[list[str]], bytes]) -> None:
         self.lies = FarSide(Answers(**answers))
@@ -77,7 +77,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def tree(root: Path) -> dict[str, str]:
-    """Every file, link and folder below, by what it is and holds."""
+    """Return every file, link and folder below `root`, with its kind and its digest or target."""
     found = {}
     for path in sorted(root.rglob("*")):
         kind = "link" if path.is_symlink() else "folder" if path.is_dir() else "file"
@@ -93,7 +93,7 @@ def tree(root: Path) -> dict[str, str]:
 
 
 def outside(world: World) -> dict[str, str]:
-    """The tree around the run: all but its folder, where every run's end is written down, and the home's own id."""
+    """Return the tree without what every run may change: its folder, the ledger, the keys and the home's id."""
     kept = tree(world.home.root.parent)
     own = ("home/runs/fox-41", "home/ledger.jsonl", "home/keys", "home/id")
     return {name: what for name, what in kept.items() if not name.startswith(own)}
@@ -220,7 +220,7 @@ def test_what_is_served_in_place_of_a_file_never_takes_its_name(world: World, li
     outcome = world.drive()
     took = world.folder.artifacts / GOOD
     assert outside(world) == before
-    if lie == "more bytes than were asked for":  # What follows the announced bytes is not even looked at.
+    if lie == "more bytes than were asked for":  # Bytes after the announced ones are ignored.
         assert outcome in (ExitCode.DONE, ExitCode.COLLECT_FAILED)
     else:
         assert outcome is ExitCode.COLLECT_FAILED
@@ -264,11 +264,11 @@ def test_a_file_of_equal_length_with_other_bytes_comes_again(tmp_path: Path) -> 
     assert target.read_bytes() == CONTENT
 
 
-# What arrived over there, by the machine's own word -------------------------------------------------------------------
+# Uploads, as the machine confirms them --------------------------------------------------------------------------------
 
 
 class Storing(Answers):
-    """A machine that keeps what is put there, damaged on its way or not, and answers with its digest."""
+    """A machine that keeps an upload plus `damage`, and answers with the digest of what it keeps."""
 
     def __init__(self, damage: bytes = b"", **answers: Callable[[list[str]], bytes]) -> None:
         super().__init__(**answers)
@@ -304,7 +304,7 @@ def test_a_manifest_of_an_unannounced_length_is_not_whole() -> None:
 
 
 def polled(log: bytes, events: bytes) -> Callable[[list[str]], bytes]:
-    """A poll that tells of an ended trainer, and serves these two files in whole."""
+    """Return the answer to a poll that reports an ended trainer and serves these two files in full."""
     status = dict.fromkeys(("pid", "started_wall", "signal", "stop_reason", "soft_stop_wall", "hard_stop_wall"))
     status |= {"v": 1, "state": "exited", "wall": 1.8e9, "exit_code": 0, "stop_reason": "\x1b]52;c;eA==\x07"}
 
@@ -339,7 +339,7 @@ READERS = (
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """Run one command in this process, as the shell would start it."""
+    """Run one command in this process, as the shell would start it; return its exit code."""
     monkeypatch.setattr(sys, "argv", ["gpurun", *words])
     return run_app(build_app())
 
@@ -368,7 +368,7 @@ def test_machine_words_are_kept_whole_and_steer_no_terminal(
         printed = capfdbinary.readouterr()
         assert printed.out + printed.err, words
         assert _OBEYED.findall(printed.out + printed.err) == [], words
-        # A reader of JSON gets the log whole, as `--raw` would give it; a person gets what can be read.
+        # With --json the log is complete, as with `--raw`; without it, only the readable part is printed.
         most_bytes = 12_000_000 if words[0] == "logs" and "--json" in words else 3_000_000
         assert len(printed.out + printed.err) < most_bytes, words
 
@@ -388,7 +388,7 @@ def test_a_refusal_in_the_machines_words_loses_its_escapes(
 
 
 def test_a_raw_log_is_given_to_no_terminal(world: World) -> None:
-    """Only the bytes that a pipe gets are the machine's own."""
+    """Only a pipe gets the machine's own bytes."""
     world.far.lie(poll=polled(b"\x1b[31mred\n", EVENTS))
     world.drive()
     assert world.folder.log.read_bytes() == b"\x1b[31mred\n"
@@ -405,7 +405,7 @@ def test_a_raw_log_is_given_to_no_terminal(world: World) -> None:
 
 
 def test_nothing_on_this_side_unpickles_whatever_comes_home(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither by its words, nor by those of a library, while a run is driven and then read (house/test_apart.py)."""
+    """Neither gpurun nor a library unpickles while a run is driven and read (for the source: house/test_apart.py)."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("something was unpickled")
@@ -430,7 +430,7 @@ def test_nested_brackets_among_events_are_not_called_a_bug(tmp_path: Path) -> No
 
 
 def test_a_manifest_of_many_empty_entries_fails_at_the_first() -> None:
-    """Errors that are gathered for each entry once took gigabytes of memory for megabytes of manifest."""
+    """In an earlier version, an error for each entry took gigabytes of memory for a manifest of megabytes."""
     forget_own_peak()
     before_bytes = own_peak_bytes()
     with pytest.raises(FarRefusal):

@@ -1,4 +1,4 @@
-"""A home that somebody else has made: whatever lies in the place of a file, a verb says so, and soon."""
+"""Tests that no verb hangs or fails with a bug in a home where a pipe, device, hole or folder replaces a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONGEST_S = 10.0
 
 @pytest.fixture
 def home(own_home: Path) -> Iterator[Path]:
-    """A home with a finished run; a verb that hangs in it is woken."""
+    """Yield a home with a finished run; a test that takes longer than LONGEST_S is interrupted."""
     CloudRun(Home(own_home).prepare(), "fox-41").until_gone().settle()
 
     def late(*_: object) -> None:

@@ -1,6 +1,6 @@
-"""Fifteen thousand records that somebody has broken: a verb has a sentence for each, never a trace, within its bounds.
+"""Tests that a verb answers thousands of broken records with a sentence, never a traceback, in bounded time and memory.
 
-A change within a record keeps what vouches for it right, the chain or the envelope: then it is read to its depth.
+When a value inside a record is changed, the chain or envelope around it is made again, so that a verb reads all of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.unit.report_samples import finished_run, opened_run
 
 
 def journal(folder: RunFolder, by: random.Random) -> tuple[Path, bytes]:
-    """The journal with one record altered and all lines after it chained again."""
+    """Return the journal's path, and its content with one record altered and all lines after it chained again."""
     lines = [json.loads(line) for line in folder.journal.read_bytes().splitlines()]
     place = by.randrange(len(lines))
     lines[place] = {**lines[place], "data": altered(lines[place]["data"], by)}
@@ -39,7 +39,7 @@ def journal(folder: RunFolder, by: random.Random) -> tuple[Path, bytes]:
 
 
 def receipt(folder: RunFolder, by: random.Random) -> tuple[Path, bytes]:
-    """The receipt with its statement altered, as somebody without the key can make it."""
+    """Return the receipt's path, and its content altered as a person without the key can alter it."""
     envelope = json.loads(folder.receipt.read_bytes())
     if by.random() < 0.3:
         return folder.receipt, plain(altered(envelope, by))
@@ -48,7 +48,7 @@ def receipt(folder: RunFolder, by: random.Random) -> tuple[Path, bytes]:
 
 
 def events(folder: RunFolder, by: random.Random) -> tuple[Path, bytes]:
-    """The trainer's events with one of them altered."""
+    """Return the path of the trainer's events, and their content with one event altered."""
     lines = folder.events.read_bytes().splitlines()
     place = by.randrange(len(lines))
     lines[place] = plain(altered(json.loads(lines[place]), by))
@@ -77,7 +77,7 @@ BROKEN: dict[Break, tuple[tuple[str, ...], ...]] = {
 
 @pytest.fixture
 def home(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    """A home with a finished run and an open one; nobody is started for what looks unfinished."""
+    """Return a home with a finished run and an open one; gpurun starts no supervisor for the open run."""
     monkeypatch.setattr("gpurun.lifecycle.supervisor.start_supervisor", lambda *_: None)
     home = Home(own_home).prepare()
     finished_run(home, "fox-41")

@@ -1,6 +1,6 @@
-"""Three thousand of each file that somebody else made, or edited: a verb has a row or a sentence for each, in seconds.
+"""Tests that a verb answers thousands of broken files from other people with a row or a sentence each, in seconds.
 
-What test_fuzz.py does to a run's own records is done to what is handed in here: cards, checkpoints' states, rosters,
+While test_fuzz.py breaks a run's own records, these tests break what is handed in: cards, checkpoints' states, rosters,
 manifests, plan files, settings, shards.
 """
 
@@ -42,7 +42,7 @@ Change = Callable[[bytes, random.Random], bytes]
 
 
 def broken(content: bytes, by: random.Random) -> bytes:
-    """A JSON file with a value of it altered, or its bytes torn."""
+    """Return a JSON file with one of its values altered, or with its bytes torn."""
     return plain(altered(json.loads(content), by)) if by.random() < 0.7 else torn(content, by)
 
 
@@ -51,7 +51,7 @@ def with_optimizer(files: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Whole(Lab):
-    """A learner's run with a whole checkpoint, whose state says what the learner likes."""
+    """A learner's run with a complete checkpoint, for whose state the learner can choose any bytes (`said`)."""
 
     said = b""
 
@@ -77,7 +77,7 @@ class Whole(Lab):
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of characters, a fifth of them held out."""
+    """Return a folder of shards whose tokens are characters, a fifth of them held out."""
     place = tmp_path_factory.mktemp("made")
     (place / "text").write_text("".join(f"The quick brown fox number {n} jumps over the dog.\n" for n in range(400)))
     prepare(PrepareOrder(str(place / "text"), "char", place / "shards", val_fraction=0.2), lambda _: None)
@@ -86,12 +86,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trainer's answer is made up: what is asked here is what happens before and after it."""
+    """Replace the trainer by a made-up answer, because these tests are about what happens before and after it."""
     monkeypatch.setattr("gpurun.readers.replay.ask_trainer", lambda *_, **__: json.dumps(ANSWER))
 
 
 def relisted(files: dict[str, bytes], name: str, content: bytes) -> dict[str, bytes]:
-    """The files of a card with one replaced, and listed as it is now."""
+    """Return a card's files with one replaced, and its entry in the index made to match."""
     index = json.loads(files[INDEX])
     index["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     return files | {name: content, INDEX: json.dumps(index).encode()}
@@ -141,14 +141,14 @@ def test_a_nested_state_from_a_machine_spoils_only_its_run(own_home: Path, shard
 
 
 def _spaces(path: Path) -> None:
-    """A card whose index is a gigabyte of spaces, in a megabyte of zip."""
+    """Replace a card by a zip of a megabyte whose index is a gigabyte of spaces."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(INDEX, "w") as index:
         for _ in range(1 << 10):
             index.write(b" " * (1 << 20))
 
 
 def _receipt(old: bytes, new: bytes) -> Callable[[Path], None]:
-    """A card whose receipt has other bytes in its envelope."""
+    """Return a function that replaces bytes in the envelope of a card's receipt."""
 
     def change(path: Path) -> None:
         pack_again(path, lambda files: relisted(files, "receipt.json", files["receipt.json"].replace(old, new, 1)))
@@ -197,7 +197,7 @@ def test_each_odd_card_has_its_own_finding_and_others_are_graded(tmp_path: Path,
     assert [row["verdict"] for row in in_order[:10]] == ["gpu, rented"] * 10
     assert not any(row["problems"] for row in in_order[:10])
     assert all(any("was recomputed: 2" in said for said in row["checked"]) for row in in_order[:10])
-    # The card of another is no forgery of it: both say so, and whose it should be has handed nothing in.
+    # A copy of another learner's card is not a forgery, so neither has a problem, but each row names the other file.
     assert [not row["problems"] for row in in_order[10:]] == [name == "others" for name in ODDITIES]
     assert any("lab-19.zip" in line for line in in_order[0]["checked"])
     assert any("lab-00.zip" in line for line in in_order[-1]["checked"])
@@ -290,7 +290,7 @@ def test_no_broken_plan_file_is_a_trace(
     whole = (tmp_path / "plan.json").read_bytes()
     for number in range(many):
         by, fields = random.Random(number), json.loads(whole)
-        if by.random() < 0.5:  # One whose digest is right is read to its depth.
+        if by.random() < 0.5:  # With a correct digest, all of the file is read.
             del fields["sha256"]
             fields |= {"request": altered(fields["request"], by)}
             with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""What an instance says stands on the receipt as data: bounded, harmless, and never able to stop a run from ending."""
+"""Tests that a machine's words are bounded, harmless data on a receipt, and can never stop a run from ending."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_huge_log_is_read_in_little_memory(home: Home) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["log", "events"])
 def test_auditing_a_machine_that_never_stops_takes_little_memory(home: Home, name: str) -> None:
-    """What a machine may say is a gigabyte; kept line by line it would take the audit of all other runs down."""
+    """A machine may send a gigabyte; an audit that kept every line would fail for all other runs, too."""
     run = CloudRun(home)
     words = {"log": "step 0001 | loss 3.9833 | lr 3.00e-04\n", "events": '{"kind": "step", "step": 1, "step_s": 0.1}\n'}
     path = {"log": run.folder.log, "events": run.folder.events}[name]

@@ -1,4 +1,4 @@
-"""Papers that are sound in themselves but belong to another run: the audit tells which book each was made from."""
+"""Tests that the audit notices a valid file that does not belong to this run: another journal, another receipt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Not one byte of a finished run can change unseen: not in its journal, its receipt, nor in the chain of receipts."""
+"""Tests that the audit notices each changed byte of a finished run: in its files, and in the chain of receipts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PICK: dict[str, Callable[[Home], Path]] = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """Two finished runs; every example puts back what it changed."""
+    """Return a home with two finished runs; every example restores what it changed."""
     home = Home(tmp_path_factory.mktemp("home"))
     finished_run(home, "fox-41")
     finished_run(home, "owl-07")
@@ -36,7 +36,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 def seen_when(home: Home, path: Path, content: bytes) -> bool:
-    """Whether the audit reports a problem while a file has another content."""
+    """Return whether the audit reports a problem while a file has other content; restore the file afterwards."""
     whole = path.read_bytes()
     try:
         path.write_bytes(content)

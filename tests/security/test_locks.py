@@ -1,4 +1,4 @@
-"""The holder of a lock holds everybody else up, in every place where two would otherwise undo each other's work."""
+"""Tests that a lock stops every other process or thread wherever two would otherwise undo each other's work."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIB"
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """The kernel lock of a file, held by another open file: for `flock` that is another program."""
+    """Hold the kernel lock of a file through another open file, which `flock` treats like another program."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -45,7 +45,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 def waits_for(path: Path, work: Callable[[], object]) -> bool:
-    """Whether the work is not done while somebody holds the lock, and is done once they let go."""
+    """Return whether the work waits while the lock is held, and ends once the lock is released."""
     with held(path):
         worker = threading.Thread(target=work, daemon=True)
         worker.start()
@@ -68,7 +68,7 @@ def test_a_host_key_that_is_remembered_waits_for_another_one(tmp_path: Path) -> 
 
 
 def test_packages_of_a_rehearsal_are_installed_by_one_at_a_time(tmp_path: Path) -> None:
-    """The second would begin by removing what the first has installed so far."""
+    """A second installer would begin by removing what the first has installed so far."""
     python, said = rehearsal_venv.venv_python(Home(tmp_path), ["numpy"]), list[str]()
     venv = python.parents[1]
     builder = threading.Thread(target=rehearsal_venv.build_venv, args=(python, ["numpy"], 60, said.append), daemon=True)
@@ -143,7 +143,7 @@ def test_a_farewell_says_busy_when_the_keeper_cannot_be_ended(tmp_path: Path, mo
 
 @pytest.mark.parametrize("what", ["session", "client"])
 def test_threads_asking_aws_at_once_share_a_session_and_client(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SDK's own words: making either is not safe for threads."""
+    """The SDK's documentation says that creating either is not safe for threads."""
     inside, most, made = 0, 0, []
 
     def careful(*_: object, **__: object) -> object:
@@ -201,7 +201,7 @@ def test_threads_needing_aws_credentials_at_once_ask_once(monkeypatch: pytest.Mo
 
 
 def test_credentials_that_hang_are_given_up_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else another thread may have begun to ask again in between, and its answer would be thrown away."""
+    """Without the lock, another thread could start to ask again in between, and its answer would be discarded."""
     session, hangs, is_held, seen = aws_session.AwsSession(VirtualClock()), threading.Event(), threading.Event(), []
 
     class Hangs:
@@ -229,7 +229,7 @@ def test_credentials_that_hang_are_given_up_under_the_lock(monkeypatch: pytest.M
 
 
 def test_threads_needing_the_homes_id_at_once_get_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of them would make machines that this home takes for somebody else's."""
+    """With two ids, the home would take some of its own machines for those of another home."""
     write = paths.write_atomic
 
     def slowly(*what: object) -> None:

@@ -1,4 +1,4 @@
-"""docs/dev/MATRIX.md names a test for every fault; a test that was renamed or taken away must not stay on that page."""
+"""Tests that docs/dev/MATRIX.md names a test for every fault, and only tests that exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = ("plan", "provision", "ship", "run", "collect", "destroy", "receipt", "a
 
 @cache
 def functions_of(path: Path) -> frozenset[str]:
-    """The tests that a file has, read and not run."""
+    """Return the names of a file's functions, tests among them; the file is parsed, not run."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 

@@ -1,4 +1,4 @@
-"""The list of safeguards that `make mutants` takes away one by one is whole and up to date; nothing is run here."""
+"""Tests that the list of safeguards that `make mutants` removes one by one is complete; no mutant runs here."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.simulation.safeguards import ROOT, Safeguard, safeguards
 
 @pytest.fixture(scope="module")
 def found() -> list[Safeguard]:
-    """The whole list; making it reads every module of gpurun."""
+    """Return the whole list; made once, because that reads every module of gpurun."""
     return list(safeguards())
 
 
 def test_every_safeguard_exists_and_the_source_without_it_parses(found: list[Safeguard]) -> None:
-    """Words that were changed are a LookupError that says which: then the list has to be mended."""
+    """If a safeguard's source text has changed, a LookupError names the text, and the list must be updated."""
     for guard in found:
         assert guard.mutant != (ROOT / guard.path).read_text(encoding="utf-8"), guard.name
         ast.parse(guard.mutant)
@@ -29,7 +29,7 @@ def test_every_safeguard_exists_and_the_source_without_it_parses(found: list[Saf
 
 
 def test_what_is_found_by_its_form_is_all_that_there_is(found: list[Safeguard]) -> None:
-    """Counted in another way: as text. A sync or a lock in a form that is not recognised would be on no list."""
+    """The calls are also counted in the source text, because the list would lack a sync or lock of an unknown form."""
     counted = Counter(guard.path for guard in found if guard.kind in ("sync", "lock"))
     for path in sorted((ROOT / "gpurun").rglob("*.py")):
         text, place = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))

@@ -1,4 +1,4 @@
-"""An SSH server may do what it likes: the call ends in time, as a lost machine, and none of it reaches a terminal."""
+"""Tests that a call to a hostile SSH server ends in time, as a lost machine, and that its bytes reach no terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WINDOW_BYTES, FLOOD_BYTES = 1 << 20, 24 << 20
 
 
 def packet(payload: bytes, length: int | None = None) -> bytes:
-    """An SSH packet before any encryption; its length may be a lie."""
+    """Return an SSH packet without encryption; `length` replaces the true length in its header."""
     padding = 8 - (len(payload) + 5) % 8 + 8
     claimed = len(payload) + padding + 1 if length is None else length
     return struct.pack(">IB", claimed, padding) + payload + bytes(padding)
@@ -46,7 +46,7 @@ def for_ever(block: bytes, pause_s: float = 0.0) -> Iterator[bytes]:
         time.sleep(pause_s)
 
 
-# What a stranger sends, before anybody can know who it is.
+# What an unknown server sends before the client can check its host key.
 STRANGERS: dict[str, Callable[[], Iterator[bytes]]] = {
     "nothing at all": lambda: iter(()),
     "no byte ever": lambda: for_ever(b"", 0.05),
@@ -82,7 +82,7 @@ def then(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class Stranger:
-    """Sends what it was told to every client, until that has hung up."""
+    """A server that sends the same bytes to every client until the client hangs up."""
 
     def __init__(self, words: Callable[[], Iterator[bytes]]) -> None:
         self.heard = bytearray()
@@ -128,7 +128,7 @@ class Stranger:
 
 
 def until(true: Callable[[], object], limit_s: float) -> None:
-    """Wait for something to be so, and no longer than that."""
+    """Wait until a condition is true, for at most `limit_s` seconds."""
     end = time.monotonic() + limit_s
     while not true() and time.monotonic() < end:
         time.sleep(0.01)
@@ -140,7 +140,7 @@ def threads_and_files() -> tuple[int, int]:
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """Afterwards no thread and no descriptor is left."""
+    """Assert after the test that it has left no thread and no file descriptor open."""
     before = threads_and_files()
     yield
     end = time.monotonic() + 10
@@ -203,7 +203,7 @@ def test_a_flood_is_not_listened_to_until_its_time_is_over(keys: Path, name: str
 
 
 def test_what_a_stranger_says_is_not_logged_to_the_terminal(keys: Path) -> None:
-    """In a program that set up no logging, as gpurun is one; nor does it stay behind and wait."""
+    """This holds in a program that sets up no logging, like gpurun; nor does the program wait at its exit."""
     stranger = Stranger(lambda: iter([BANNER + packet(b"\x14" + bytes(57))]))
     code = (
         "from gpurun.core.clock import SystemClock\n"
@@ -222,7 +222,7 @@ def test_what_a_stranger_says_is_not_logged_to_the_terminal(keys: Path) -> None:
 
 
 class Host(paramiko.ServerInterface):
-    """A host with the right key. What it does with a login and a program is the test's."""
+    """A host with the right key; the test decides how it treats a login, a channel and a program."""
 
     def __init__(self, act: Callable[[Host, paramiko.Channel, bytes], None] | None, log_in: int, opens: int) -> None:
         self.act, self.log_in, self.opens = act, log_in, opens
@@ -253,7 +253,7 @@ class Host(paramiko.ServerInterface):
         return True
 
     def _act(self, channel: paramiko.Channel, command: bytes) -> None:
-        channel.get_transport().global_request("until the answer to this", wait=True)  # The program is granted by then.
+        channel.get_transport().global_request("until the answer to this", wait=True)  # By then it is granted.
         with suppress(OSError, EOFError, paramiko.SSHException):
             self.act(self, channel, command)  # type: ignore[misc]
 
@@ -307,7 +307,7 @@ def hangs_up(host: Host, channel: paramiko.Channel, command: bytes) -> None:
 
 
 def exits_and_hangs_up(host: Host, channel: paramiko.Channel, command: bytes) -> None:
-    """The exit code comes, and half of the answer: the rest could still be on its way."""
+    """Send half of the answer and the exit code, then hang up: the rest could still be in transit."""
     begun(channel, command)
     channel.sendall(b"half an answ")
     channel.send_exit_status(0)
@@ -315,7 +315,7 @@ def exits_and_hangs_up(host: Host, channel: paramiko.Channel, command: bytes) ->
 
 
 def asks_for_more(host: Host, channel: paramiko.Channel, command: bytes) -> None:
-    """A server may try to open channels of its own: agent, X11, forwarded ports. It gets none."""
+    """Try to open channels to the client (agent, X11, forwarded ports), and assert that it refuses each."""
     begun(channel, command)
     for kind in ("auth-agent@openssh.com", "x11", "forwarded-tcpip", "session"):
         with pytest.raises(paramiko.SSHException):
@@ -326,7 +326,10 @@ def asks_for_more(host: Host, channel: paramiko.Channel, command: bytes) -> None
 
 
 def sends_on(host: Host, channel: paramiko.Channel, command: bytes) -> None:
-    """Keeps to neither the end of its channel nor how much it may send."""
+    """Send a flood that ignores the window: when the client has closed the channel, or earlier with the note "at once".
+
+    The commands `true` and `kill` end normally.
+    """
     begun(channel, command)
     if b"kill -s KILL" in command or b"true" in command:
         channel.send_exit_status(0)
@@ -368,7 +371,7 @@ HOSTS: dict[str, tuple[str, str, Act | None, int, int]] = {
 
 
 class Server:
-    """A paramiko server with the run's own host key, as the owner of a machine gone bad would have it."""
+    """A paramiko server with the run's own host key, which the owner of a hostile machine has."""
 
     def __init__(self, keys: Path, host: Host) -> None:
         self._key = paramiko.Ed25519Key.from_private_key_file(str(keys / "host"))
@@ -417,7 +420,7 @@ def test_a_host_gone_bad_costs_its_time_and_no_more(
 
 @pytest.fixture
 def channels(monkeypatch: pytest.MonkeyPatch) -> list[paramiko.Channel]:
-    """The channels that are opened on this side, streams with a window of a megabyte."""
+    """Return the list of channels that the client opens; give its streams a window of a megabyte."""
     opened: list[paramiko.Channel] = []
     channel = connection.ParamikoConnection.channel
 
@@ -453,7 +456,7 @@ def test_a_hosts_words_after_a_refused_answer_are_not_kept(keys: Path, channels:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_host_that_sends_faster_than_it_may_is_cut_off(keys: Path, channels: list[paramiko.Channel]) -> None:
-    """The taker is slow, as a disk may be: what has come and is not taken yet is in memory."""
+    """The sink is slow, as a disk may be, so that bytes that it has not taken yet are kept in memory."""
     server = Server(keys, host := Host(sends_on, GOOD, OPEN))
     host.notes.append("at once")
     machine = far(keys, server.port)
@@ -478,7 +481,7 @@ def test_a_host_that_asks_for_channels_of_its_own_gets_none(keys: Path) -> None:
 
 
 def test_a_huge_packet_is_not_waited_for_after_login_either(keys: Path) -> None:
-    """The length of a packet is not encrypted, so that a proxy in between can change it."""
+    """A packet's length is not encrypted, so a proxy on the way can change it."""
     raised = []
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -493,7 +496,7 @@ def test_a_huge_packet_is_not_waited_for_after_login_either(keys: Path) -> None:
 
 
 def test_a_server_that_sends_more_than_its_window_is_cut_off() -> None:
-    """The library believes that a server keeps to it, and would keep whatever comes in memory."""
+    """The library trusts a server to respect the window, and would keep all that it sends in memory."""
     channel = SimpleNamespace(in_buffer=b"x" * 60, in_stderr_buffer=b"x" * 40, in_window_size=100)
     take = transport._bounded(lambda *_: None)
     take(channel, None)

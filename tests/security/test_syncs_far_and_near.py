@@ -1,6 +1,6 @@
-"""What must survive a power cut, beside the journal: files that came home, the agent's own state, keys that must not.
+"""Tests that a power cut cannot undo a write: a downloaded file, the agent's state, the removal of a key.
 
-Each test is the story of one write, as the disk sees it: file, then name, then folder.
+Each test checks in which order one write is synced to the disk: the file, then its name, then its folder.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def test_a_pack_is_on_disk_before_it_has_its_name(
     assert (tmp_path / "out.tar.zst").stat().st_size
 
 
-# The way of a file over SSH -------------------------------------------------------------------------------------------
+# Upload of a file over SSH --------------------------------------------------------------------------------------------
 
 
 def put(path: Path, said_bytes: int, content: bytes, **more: str) -> subprocess.CompletedProcess[bytes]:
@@ -184,7 +184,7 @@ def put(path: Path, said_bytes: int, content: bytes, **more: str) -> subprocess.
 
 
 def test_a_file_put_over_ssh_is_synced_before_it_takes_its_place(tmp_path: Path) -> None:
-    """Seen from below: the `dd` that is found first writes down how it was asked."""
+    """A `dd` that precedes the real one in PATH records its arguments."""
     real, tools = shutil.which("dd"), tmp_path / "tools"
     tools.mkdir()
     (tools / "dd").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nexec {real} "$@"\n')

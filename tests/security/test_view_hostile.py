@@ -1,4 +1,4 @@
-"""Whatever the instance prints, the terminal receives printing characters, in bounded lines, in bounded time."""
+"""Tests that a terminal gets only printing characters, in bounded lines and time, whatever a machine prints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.security.view_hostile import HOSTILE
 
 
 def offenders(text: str) -> list[str]:
-    """Characters that are neither printing nor a newline."""
+    """Return the code points of characters that are neither printing nor a newline."""
     bad = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
     return [hex(ord(c)) for c in text if c != "\n" and unicodedata.category(c) in bad]
 
@@ -74,7 +74,7 @@ def test_what_is_harmless_stays() -> None:
 def test_a_ten_megabyte_line_is_cut_with_a_mark_and_at_once() -> None:
     for unit in (b"x", b"\x1b[", b"\x1b]", b"\xff", "\u202e".encode(), b"\r", b"\t"):
         given = unit * (10_000_000 // len(unit))
-        begun = time.thread_time()  # Of this thread alone: what else runs here meanwhile is no cost of a line.
+        begun = time.thread_time()  # Without the time of other threads that run meanwhile.
         shown = safe_line(given)
         assert time.thread_time() - begun < 0.1
         assert len(shown.encode()) <= 3 * MAX_LINE_BYTES + 60
@@ -141,7 +141,7 @@ def test_records_that_quote_the_far_side_are_told_harmlessly() -> None:
         for raw in HOSTILE.values():
             text = raw.decode("utf-8", "replace")
             keys = ("message", "code", "id", "answer", "reason", "outcome", "step", "state", "recipe", "sha256", "how")
-            # Anything else there is damage of the journal.
+            # For these two events, hostile values would be damage of the journal.
             own = {Event.STOP_REQUESTED: {"how": "save"}, Event.LEG_PLANNED: {"step": 3}}.get(event, {})
             record = samples.record(1, event, samples.NOW, {**dict.fromkeys(keys, text), **own})
             assert offenders("".join(view.update([record], [], samples.NOW))) == []
@@ -197,7 +197,7 @@ def test_an_event_of_nested_brackets_ends_no_stream_of_json(depth: int) -> None:
 
 
 def everywhere(value: Any, text: str) -> Any:
-    """The same with every word replaced, but for times, and for what the receipt's own words are."""
+    """Return the value with every string replaced, except the times and the receipt's own words."""
     if isinstance(value, dict):
         return {
             key: inner if key in ("timeline", "verdict", "run", "is") else everywhere(inner, text)

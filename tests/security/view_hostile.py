@@ -1,4 +1,4 @@
-"""What test_view_hostile.py and other tests share."""
+"""Hostile bytes for a terminal, by what they try, for test_view_hostile.py and other tests."""
 
 from __future__ import annotations
 
