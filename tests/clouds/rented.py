@@ -146,6 +146,7 @@ def kill_supervisors(home: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+    raise AssertionError(f"supervisors outlived SIGKILL: {supervisors(home)}")
 
 
 Opened = Callable[[Path], AbstractContextManager[Cloud]]

@@ -22,7 +22,6 @@ from tests.clouds.rented import Cloud, somebody
 from tests.emulators.aws import AwsEmulator
 from tests.emulators.lambda_cloud import KEY, LambdaEmulator
 from tests.emulators.runpod import FULL_KEY, READ_KEY, RunPodEmulator
-from tests.later import LATER
 from tests.refusals import lacking
 
 pytestmark = pytest.mark.slow
@@ -122,11 +121,7 @@ REFUSALS = {
 }
 
 
-LONG = ("a key of aws that may not rent", "nothing left on aws")
-"""Refusals by AWS that take long, because gpurun then looks three times for what the request left there."""
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=LATER if name in LONG else ()) for name in REFUSALS])
+@pytest.mark.parametrize("name", list(REFUSALS))
 def test_a_clouds_refusal_says_what_to_do_and_nothing_is_billed(name: str, tmp_path: Path) -> None:
     refusal = REFUSALS[name]
     (tmp_path / "text.txt").write_text("to be or not to be.\n" * 2000)

@@ -192,19 +192,19 @@ def test_what_no_card_holds_or_no_cap_pays_rents_nothing(
 
 @pytest.mark.slow
 def test_a_sweep_whose_machine_is_taken_continues_on_another(user: User) -> None:
-    begun = sweeps(user, "--keep-going", "--at-once", "2", "--detach", name="elk-1", pause="0.4")
-    assert begun.returncode == 0, begun.stderr + user.said("elk-1")
-    folder, end = user.home / "runs" / "elk-1", time.monotonic() + 120
+    begun = sweeps(user, "--keep-going", "--at-once", "2", "--detach", name="emu-1", pause="0.4")
+    assert begun.returncode == 0, begun.stderr + user.said("emu-1")
+    folder, end = user.home / "runs" / "emu-1", time.monotonic() + 120
     table = folder / "artifacts" / "outputs" / "gpurun-sweep" / "trials.json"
     while not table.exists() or sum(row["state"] == "done" for row in json.loads(table.read_text())["rows"]) < 2:
-        assert time.monotonic() < end, user.said("elk-1")
+        assert time.monotonic() < end, user.said("emu-1")
         time.sleep(0.05)
     before = {row["trial"] for row in json.loads(table.read_text())["rows"] if row["state"] == "done"}
     (pod,) = user.cloud.alive()
     with user.cloud.emulator.world.lock:
         user.cloud.emulator.world.act(pod.id, "stop")
-    assert user.types("resume", "elk-1", timeout_s=400).returncode == 0, user.said("elk-1")
-    receipt = holds(user, "elk-1")
+    assert user.types("resume", "emu-1", timeout_s=400).returncode == 0, user.said("emu-1")
+    receipt = holds(user, "emu-1")
     rows = receipt["training"]["trials"]["rows"]
     assert {row["state"] for row in rows} == {"done"}
     assert [row["trial"] for row in rows if row.get("restored") or not row["micros"]] == [], "this run has paid for all"

@@ -75,7 +75,7 @@ def config(user: User) -> Path:
     return user.home / "ssh" / "config"
 
 
-def openssh(user: User, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+def openssh(program: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a program of OpenSSH, or rsync, outside the user's environment, as an editor would."""
     return subprocess.run(
         [program, *words], env=child_environment(), capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
@@ -124,12 +124,12 @@ def test_ssh_scp_and_rsync_reach_it_by_its_strict_entry(user: User, tmp_path: Pa
     assert (code, entry["host"], envelope["data"]["included"]) == (0, HOST, False)
     assert stat.S_IMODE(config(user).stat().st_mode) == 0o600
     strict = ("-F", str(config(user)), "-o", "StrictHostKeyChecking=yes")
-    assert openssh(user, "ssh", *strict, HOST, "echo in").stdout == "in\n"
+    assert openssh("ssh", *strict, HOST, "echo in").stdout == "in\n"
     work = f"{entry['folder']}/bundle/work"
-    copied = openssh(user, "scp", *strict, f"{HOST}:{work}/out/hello.txt", str(tmp_path))
+    copied = openssh("scp", *strict, f"{HOST}:{work}/out/hello.txt", str(tmp_path))
     assert copied.returncode == 0, copied.stderr
     by_ssh = f"ssh -F '{config(user)}' -o StrictHostKeyChecking=yes"
-    synced = openssh(user, "rsync", "-a", "-e", by_ssh, f"{HOST}:{work}/serve.py", str(tmp_path))
+    synced = openssh("rsync", "-a", "-e", by_ssh, f"{HOST}:{work}/serve.py", str(tmp_path))
     assert synced.returncode == 0, synced.stderr
     assert [(tmp_path / name).read_text() for name in ("hello.txt", "serve.py")] == ["from the machine", SCRIPT]
 
@@ -143,7 +143,7 @@ def test_another_host_key_than_the_pinned_one_is_refused(user: User, tmp_path: P
     known.write_text(f"{HOST} {kind} {key}\n")
     mistaken = tmp_path / "config"
     mistaken.write_text(config(user).read_text().replace(str(user.home / "ssh" / "known_hosts"), str(known)))
-    refused = openssh(user, "ssh", "-F", str(mistaken), "-o", "BatchMode=yes", HOST, "echo in")
+    refused = openssh("ssh", "-F", str(mistaken), "-o", "BatchMode=yes", HOST, "echo in")
     assert (refused.returncode, refused.stdout) == (255, "")
     assert "Host key verification failed" in refused.stderr
 

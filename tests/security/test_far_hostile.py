@@ -29,7 +29,7 @@ from gpurun.core.paths import Home
 from gpurun.remote.client import FarSide, Poll
 from gpurun.remote.interface import FarRefusal, Reply, Take
 from gpurun.remote.machine_facts import MachineFacts
-from gpurun.remote.messages import Manifest, understood_manifest
+from gpurun.remote.messages import Manifest, parse_message, understood_manifest
 from tests.lifecycle.faults import ended
 from tests.lifecycle.scripted_cloud import ScriptedFar, World
 from tests.memory import forget_own_peak, own_peak_bytes
@@ -144,6 +144,14 @@ def bombs() -> dict[str, bytes]:
         "a pickle": b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.",
         "escapes in place of JSON": b"\x1b]52;c;cm0gLXJmIH4=\x07\x1b[2J",
     }
+
+
+def test_a_message_longer_than_makes_sense_is_not_parsed() -> None:
+    """JSON may end in any number of blanks, so a valid message can have any size."""
+    message = b'{"v": 1}'
+    assert parse_message(Manifest, message + b" " * 92, most_bytes=100).files == ()
+    with pytest.raises(FarRefusal, match="101"):
+        parse_message(Manifest, message + b" " * 93, most_bytes=100)
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)

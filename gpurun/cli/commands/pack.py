@@ -92,7 +92,7 @@ def _write(pack: Pack, output: str) -> int:
             out.flush()
             fsync_file(out.fileno())
         size = part.stat().st_size
-        part.rename(output)
+        part.replace(output)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise SetupError("pack.cannot_write", f"{output} cannot be written: {error.strerror}.",
