@@ -15,9 +15,9 @@ from gpurun.core.journal_events import Event
 PAGE = ROOT / "docs" / "CODES.md"
 HEAD = """# The codes of messages
 
-Made from the source: each code that stands in brackets below a message, in `error.code` of `--json`, and among a
-receipt's incidents, with the exit code, what it says (… stands for what depends on the case) and what to do.
-By a symptom: [Troubleshooting](TROUBLESHOOTING.md).
+This page is generated from the source. A code stands in brackets below a message, in `error.code` of `--json`, and
+among a receipt's incidents. Each row has its exit code, its message (with … for the parts that vary) and what to do.
+If you know the symptom but not the code: [Troubleshooting](TROUBLESHOOTING.md).
 """
 pytestmark = pytest.mark.xdist_group("codes")
 NO_CODE = re.compile(

@@ -14,8 +14,8 @@ from gpurun.cli.help_panels import EVERY_VERB, OPTIONS, PANELS, group_by_panel, 
 PAGE = Path(__file__).parents[2] / "docs" / "FLAGS.md"
 HEAD = """# All flags
 
-Made from the command line itself: what every verb takes, what is one verb's own, then by panels what `train`, `run` and
-others share. `gpurun help VERB` shows the same at a terminal.
+This page is generated from the command line: first the flags of every verb, then those of a single verb, then, in
+groups, those that `train`, `run` and others share. `gpurun help VERB` shows the same at a terminal.
 """
 Flag = tuple[str, str]
 
