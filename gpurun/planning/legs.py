@@ -82,9 +82,9 @@ def leg_candidates(
 
 
 def least_leg_micros(plan: Plan) -> Micros:
-    """Return what one machine of the plan needs of the cap: start-up, upload, until a checkpoint, and download.
+    """Return the least that one machine costs: its start-up, its upload, training until a checkpoint, and the download.
 
-    Each is counted as long as it may take, as a lease has it; what is paid in the end may be less.
+    Each of them counts with the longest time that the lease allows, so the actual cost may be lower.
     """
     return rental_cost(plan.offer, _least_leg_s(plan), plan.job.home_bytes, plan.job.disk_gb)
 
@@ -97,7 +97,7 @@ def _least_leg_s(plan: Plan) -> float:
 
 @dataclass(frozen=True)
 class Need:
-    """What one machine of a plan needs of a cap at least, and what there is of it, in dollars or in GPU-hours."""
+    """The least that one machine of a plan needs, and the cap that pays for it, both in dollars or in GPU-hours."""
 
     least: float
     cap: float
@@ -110,7 +110,7 @@ class Need:
 
 
 def needs_of(plan: Plan, left_micros: Micros | None, left_gpu_hours: float | None) -> list[Need]:
-    """Return what one machine of the plan needs of each cap that bounds it; at a price of 0 none in dollars does."""
+    """Return the need of one machine for each cap that bounds the plan; a free machine needs nothing in dollars."""
     found, least = list[Need](), least_leg_micros(plan)
     if least and left_micros is not None:
         found.append(Need(least, left_micros, lambda amount: format_usd(Micros(int(amount)))))
@@ -121,7 +121,7 @@ def needs_of(plan: Plan, left_micros: Micros | None, left_gpu_hours: float | Non
 
 
 def why_it_stays(plan: Plan) -> str:
-    """Return why the run of a plan will not continue on another machine although that was asked for; "" if it may."""
+    """Return why the run of a plan cannot continue on another machine, as the user requested; "" if it can."""
     if not plan.job.can_resume:
         return "Nothing says which of its files are checkpoints (--checkpoint-glob): it continues on no other machine."
     needs = needs_of(plan, plan.cap_micros, plan.choices.max_gpu_hours)
@@ -135,9 +135,10 @@ def why_it_stays(plan: Plan) -> str:
 
 
 def legs_note(plan: Plan, home: Home) -> Iterator[str]:
-    """Yield what a plan says of a run that continues on other machines: what one needs of the cap, and how many.
+    """Yield the notes of a plan whose run may continue on other machines: each one's need, and their number.
 
-    What on demand would cost, where that price is known, stands beside how often this user's own were taken away.
+    The last note states how often the user's own machines of this kind were taken away, and the cost on demand, as far
+    as they are known.
     """
     needs = needs_of(plan, plan.cap_micros, plan.choices.max_gpu_hours)
     paid = min([plan.choices.legs, *(need.machines for need in needs)])
@@ -145,9 +146,9 @@ def legs_note(plan: Plan, home: Home) -> Iterator[str]:
     most = f", at most {format_rate(most_rate(plan))}" if plan.offer.rate_micros_per_hour else ""
     least = " and ".join(need.words(need.least) for need in needs)
     yield (
-        f"If its machine {ends}, it continues from its newest checkpoint on another one{most}. One needs {least} of "
-        f"the cap at least, by the longest that its start-up, upload, a checkpoint and download may take: the cap pays "
-        f"for {paid} of them."
+        f"If its machine {ends}, it continues from its newest checkpoint on another one{most}. Each machine needs at "
+        f"least {least} of the cap, counting the longest that its start-up, upload, one checkpoint and download may "
+        f"take; the cap pays for {paid} of them."
     )
     if needs:
         caps = " and ".join(need.words(need.cap) for need in needs)
