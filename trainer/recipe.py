@@ -48,7 +48,7 @@ Layers = Annotated[int, Must(lambda x: 1 <= x <= 10_000, "at least 1 and at most
 Width = Annotated[int, Must(lambda x: 1 <= x <= 2**20, f"at least 1 and at most {2**20}")]
 Context = Annotated[int, Must(lambda x: 1 <= x <= 2**24, f"at least 1 and at most {2**24}")]
 BatchTokens = Annotated[int, Must(lambda x: 1 <= x <= 2**32, f"at least 1 and at most {2**32}")]
-Steps = Annotated[int, Must(lambda x: 1 <= x <= 999_999, "at least 1 and at most 999999, as a checkpoint has 6 digits")]
+Steps = Annotated[int, Must(lambda x: 1 <= x <= 999_999, "at least 1 and at most 999999: checkpoints have 6 digits")]
 Seed = Annotated[int, Must(lambda x: 0 <= x < 2**63, f"at least 0 and below {2**63}")]
 Rows = Annotated[int, Must(lambda x: 0 <= x <= 65_536, "at least 0 and at most 65536, as shards are of uint16")]
 Trained = Annotated[int, Must(lambda x: x == 0 or 257 <= x <= 50_257, "0, or lie between 257 and 50257")]

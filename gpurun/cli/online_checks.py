@@ -155,7 +155,7 @@ def _account(account: Account, source: str) -> list[Finding]:
         return [*found, Finding("ok", f"clock within {max(1, round(abs(ahead)))} s of {name}'s")]
     side = "ahead of" if ahead > 0 else "behind"
     text = f"this machine's clock is {format_duration(abs(ahead))} {side} {name}'s"
-    return [*found, Finding("warn", text, "synchronise it with a time server: deadlines are wall times")]
+    return [*found, Finding("warn", text, "synchronise it with a time server: every deadline depends on this clock")]
 
 
 def _machine(orphan: Orphan, session: Session) -> Finding:
@@ -178,7 +178,7 @@ def _machine(orphan: Orphan, session: Session) -> Finding:
         return Finding("bad", f"{who} has no known deadline, and {whose}",
                        f"gpurun reap --provider {instance.provider} {flags}")  # fmt: skip
     until = local_minute(instance.deadline_wall, now=session.clock.wall())
-    return Finding("warn", f"{who} is within its lease until {until}; {whose}",
+    return Finding("warn", f"the lease of {who} ends at {until}; {whose}",
                    f"gpurun reap --provider {instance.provider} {flags} ends it")  # fmt: skip
 
 

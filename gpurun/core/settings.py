@@ -94,7 +94,7 @@ def variable_of(key: str) -> str:
 def _lower(own: Setting, of_project: Setting) -> Setting:
     """Return the smaller of two caps; no cap if the user has none, because a stranger's folder must not provide one."""
     if not own.value:
-        return Setting("", f"built in; the {of_project.source} can only lower your own cap")
+        return Setting("", f"built in: no cap; the {of_project.source} can only lower a cap that you have set")
     return min(of_project, own, key=lambda setting: parse_usd(setting.value))
 
 
@@ -132,7 +132,8 @@ def _demand_for_notices(place: str, text: str) -> None:
         what = f"{place} contains a name or a password, which would show up in logs and process lists."
         raise UsageError("usage.notify", what, hint=f"{hint} A secret topic protects it as well.")
     if is_of_the_link(host):
-        raise UsageError("usage.notify", f"{place} is {text!r}: machines of a cloud get keys there.", hint=hint)
+        what = f"{place} is {text!r}: notices must not go to the address that gives a cloud's machines their keys."
+        raise UsageError("usage.notify", what, hint=hint)
 
 
 def is_of_the_link(host: str) -> bool:

@@ -286,7 +286,7 @@ def write_prompts(
             raise UsageError("prompt.too_long", what, hint="Shorten it in sample.prompts, or choose a longer context.")
         if lacking := _unknown_characters(tokenizer, text):
             shown = [json.dumps(part, ensure_ascii=False) for part in (text[:40], lacking[:40])]
-            say(f"the prompt {shown[0]} has characters that the vocabulary lacks; they are read as U+FFFD: {shown[1]}")
+            say(f"the vocabulary lacks characters of the prompt {shown[0]}: {shown[1]}; they are read as U+FFFD")
     entries = [{"text": text, "ids": ids} for text, ids in zip(prompts, rows, strict=True)]
     shard_files.write_json(folder / "prompts.json", entries)
 

@@ -154,7 +154,7 @@ def refuse_beside_copy(provider: Provider, state: RunState, context: Context, ou
         if is_of_run and machine.state is not InstanceState.GONE and machine.token not in state.attempts:
             raise RunHeld(
                 "run.elsewhere",
-                f"{machine.id} at {provider.name} was made for {run} by a copy of this home, and lives.",
+                f"{machine.id} at {provider.name} was created for {run} by a copy of this home, and still exists.",
                 hint=f"{outcome} In that copy of the home, continue the run or end its machine: gpurun destroy {run}.",
             )
     if doubt is not None:

@@ -127,7 +127,7 @@ def _fill(partial: Partial, expected: WantedFile, pulls: Sequence[Pull], room: C
         expected.tell(0)
     raise CollectFailed(
         "collect.wrong_digest",
-        f"{expected.name} came back {1 + _REFETCHES} times with another digest or size than the instance announced.",
+        f"{expected.name} was downloaded {1 + _REFETCHES} times, always with another digest or size than announced.",
         hint="Files verified before are kept in artifacts/. The instance or the connection to it is damaged.",
     )
 

@@ -82,8 +82,8 @@ class Gathering:
             reply = parse_message(Gathered, bytes(self.line))
             left = set(reply.left)
             coming = [file for place, file in enumerate(self._files) if place not in left]
-            if reply.bytes != sum(file.bytes for file in coming):
-                raise FarRefusal("nonsense", "The instance announces another size than its list has.")
+            if reply.bytes != (total := sum(file.bytes for file in coming)):
+                raise FarRefusal("nonsense", f"The instance announces {reply.bytes} bytes, but its files have {total}.")
             self.left, self.cutter = reply.left, Cutter(coming, self._take)
         self.cutter(block)
 

@@ -131,7 +131,9 @@ def damage(world: World, *damaged: str) -> None:
 
     def refusing(name: str, *rest: Any, **more: Any) -> Path:
         if name in damaged:
-            raise CollectFailed("collect.wrong_digest", f"{name} came back 4 times with another digest.", hint="?")
+            raise CollectFailed(
+                "collect.wrong_digest", f"{name} was downloaded 4 times, always with another digest.", hint="?"
+            )
         return fetch(name, *rest, **more)
 
     world.far.fetch = refusing  # type: ignore[method-assign]

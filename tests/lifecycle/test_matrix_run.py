@@ -521,7 +521,7 @@ def test_a_never_matching_file_is_missing_and_the_rest_is_home(world: World) -> 
     def damaged(name: str, size_bytes: int, sha256: str, into: Path, **more: object) -> Path:
         if name == HALF:
             raise CollectFailed(
-                "collect.wrong_digest", f"{name} came back 4 times with another digest.", hint="Damaged."
+                "collect.wrong_digest", f"{name} was downloaded 4 times, always with another digest.", hint="Damaged."
             )
         return fetch(name, size_bytes, sha256, into, **more)  # type: ignore[arg-type]
 

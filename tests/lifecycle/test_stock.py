@@ -148,7 +148,9 @@ def test_the_last_whole_one_is_recorded_where_later_are_lost(world: World, how: 
     def damaged(name: str, size_bytes: int, sha256: str, into: Path, **more: object) -> Path:
         if (into / name).exists():
             return into / name
-        raise CollectFailed("collect.wrong_digest", f"{name} came back 4 times with another digest.", hint="?")
+        raise CollectFailed(
+            "collect.wrong_digest", f"{name} was downloaded 4 times, always with another digest.", hint="?"
+        )
 
     world.far.during = act
     if how == "nothing arrives whole":

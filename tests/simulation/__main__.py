@@ -36,7 +36,7 @@ def main() -> int:
                 pool.terminate()
                 small = shrunk(verdict)
                 print(f"\nseed {verdict.scenario.seed} breaks a promise:", *small.breaches, sep="\n  ")
-                print(f"\nmade small: {small.scenario}\n\n{small.story}")
+                print(f"\nsmallest scenario that still breaks it: {small.scenario}\n\n{small.story}")
                 return 1
             if count % 500 == 0 or count == options.runs:
                 rate = 60 * count / (time.monotonic() - begun)

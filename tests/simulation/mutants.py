@@ -274,7 +274,7 @@ def main() -> int:
         for verdict in pool.map(lambda guard: judge(guard, copies), chosen):
             survivors += not verdict.by
             print(verdict, flush=True)
-    print(f"{len(chosen)} safeguards taken away, {survivors} not missed")
+    print(f"{len(chosen)} safeguards removed in turn; no test failed for {survivors} of them")
     return 1 if survivors else 0
 
 

@@ -364,10 +364,11 @@ def check_account(state: RunState, context: Context) -> list[Note]:
 def other_account(provider: Provider, state: RunState) -> MayBeBilling:
     """Return the error for ending a run with another account's key, or with a table of another cluster."""
     if state.account.startswith(CLUSTER):
-        what = f"{state.token} is a job of the {state.account.replace(':', ' ')}, but config.toml names another one now"
+        cluster = state.account.replace(":", " ")
+        what = f"{state.token} is a job of the {cluster}, but config.toml now names another one."
         hint = f"Restore its table, then: gpurun resume {state.run}. If it is the same cluster under a new name: "
         hint += f"gpurun destroy {state.run} --same-account"
-        return MayBeBilling("account.other", f"{what}, which does not know the job. That proves nothing.", hint=hint)
+        return MayBeBilling("account.other", f"{what} That one's answer cannot prove that the job ended.", hint=hint)
     hint = "Use the key of the account that rented it"
     if not state.account.startswith(NAMED):
         hint += f"; if it is the same account with a new key: gpurun destroy {state.run} --same-account"

@@ -228,8 +228,10 @@ def _purse(base: Plan, state: RunState, records: Sequence[Record]) -> _Purse:
     An asking without a clear answer counts whole.
     """
     rentals, cap, most_hours = rentals_of(records), base.cap_micros, base.choices.max_gpu_hours
-    if (cap is None and most_hours is None) or not all_bounded(rentals):
-        raise NoOffer("move.unbounded", "What the machines until now have cost has no known bound.", hint=_CONTINUE)
+    if cap is None and most_hours is None:
+        raise NoOffer("move.unbounded", "The run has no cap for all its machines together.", hint=_CONTINUE)
+    if not all_bounded(rentals):
+        raise NoOffer("move.unbounded", "The cost of the machines so far has no known upper limit.", hint=_CONTINUE)
     spent, hours = spent_at_most(state, records, state.leg + 1), gpu_hours_at_most(state, records, state.leg + 1)
     left = None if cap is None else left_of(cap, spent)
     # Rounded down: all machines together stay within the cap as it was typed.
