@@ -37,7 +37,9 @@ from gpurun.planning.sweep_proposal import sweep_proposal
 from gpurun.providers.slurm import provider as provider_module
 from gpurun.providers.slurm.provider import Site, SlurmProvider
 from gpurun.readers.run_status import run_row
+from gpurun.remote.client import FarSide
 from gpurun.remote.key_pairs import make_keys
+from gpurun.remote.machine_facts import LinkSpeed, Node
 from gpurun.view.event_text import tell_record
 from tests.changed_plan import changed_plan
 from tests.command_line import gpurun
@@ -116,6 +118,17 @@ def test_two_nodes_are_one_job_that_starts_and_saves_together(home: Home, slurm:
     assert lacking(tell_record(ready), "2 nodes", "0.5 GB/s") == []
     receipt = payload_of(json.loads(folder.receipt.read_bytes()))
     assert json.loads(receipt)["predicate"]["instance"]["nodes"] == 2
+
+
+def test_a_job_with_a_node_too_few_trains_nothing(
+    home: Home, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = LinkSpeed(nodes=(Node(name="n1", devices=()),), backend="gloo", seconds=1.0, gigabytes_per_s=None)
+    monkeypatch.setattr(FarSide, "measure", lambda *_, **__: alone)
+    folder = opened(home, slurm, nodes=2)
+    assert drive(home) == ExitCode.NO_OFFER
+    assert failure_of(folder)["code"] == "nodes.fewer"
+    assert Event.TRAIN_STARTED not in events_of(folder)
 
 
 @pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())

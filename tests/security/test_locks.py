@@ -22,10 +22,13 @@ from gpurun.core.stop_request import ask_to_stop, read_stop_request
 from gpurun.jobs.commands import rehearsal_venv
 from gpurun.ledger.run_lock import RunLock
 from gpurun.lifecycle import supervisor
+from gpurun.lifecycle.ways_in import config_of, write_entries
 from gpurun.providers.aws import wire
 from gpurun.remote.agent import finish_upload, job_control, job_state, receive, s3_pull, teardown
 from gpurun.remote.agent.system import Refusal
+from gpurun.remote.interface import MachineLost
 from gpurun.remote.key_pairs import make_keys
+from gpurun.remote.ssh.openssh import Master
 from tests.lifecycle.tiny_runs import make_run
 
 WAIT_S = 0.3
@@ -65,6 +68,23 @@ def test_a_host_key_that_is_remembered_waits_for_another_one(tmp_path: Path) -> 
     home = Home(tmp_path).prepare()
     assert waits_for(home.root / ".known_hosts.json.lock", lambda: remember_host(home, "box", 22, KEY))
     assert known_host(home, "box", 22) == KEY
+
+
+def test_ssh_entries_are_written_by_one_process_at_a_time(tmp_path: Path) -> None:
+    home = Home(tmp_path).prepare()
+    assert waits_for(home.ssh / ".lock", lambda: write_entries(home))
+    assert config_of(home).exists()
+
+
+def test_a_shared_login_is_opened_by_one_process_at_a_time() -> None:
+    """Two that log in at once would each ask for the password, and one would remove the other's socket."""
+    login = Master("no-such-host", "", KEY, asks=False)
+
+    def log_in() -> None:
+        with suppress(MachineLost):
+            login.open(1.0)
+
+    assert waits_for(login._folder / f"{login._socket.name}.lock", log_in)
 
 
 def test_packages_of_a_rehearsal_are_installed_by_one_at_a_time(tmp_path: Path) -> None:

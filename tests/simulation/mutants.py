@@ -80,8 +80,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "gpurun/providers/slurm/": ("tests/contract/test_slurm.py", f"{_LIFE}test_slurm_run.py"),
     "gpurun/lifecycle/": _CLOUD,
-    "gpurun/lifecycle/ways_in.py": (f"{_UNIT}test_ways_in.py", f"{_FAR}test_forward.py"),
-    "gpurun/lifecycle/steps/await_ready.py": (*_CLOUD, f"{_LIFE}test_boot.py", f"{_LIFE}test_ends_itself.py"),
+    "gpurun/lifecycle/ways_in.py": (f"{_UNIT}test_ways_in.py", f"{_FAR}test_forward.py", f"{_SAFE}test_locks.py"),
+    "gpurun/lifecycle/steps/await_ready.py": (
+        *_CLOUD, f"{_LIFE}test_boot.py", f"{_LIFE}test_ends_itself.py", f"{_LIFE}test_slurm_run.py",
+    ),
     "gpurun/lifecycle/steps/move_run.py": (f"{_LIFE}test_moves.py", f"{_SIM}test_crash_sweep.py"),
     "gpurun/planning/legs.py": (f"{_UNIT}test_legs.py", f"{_LIFE}test_moves.py"),
     "gpurun/core/run_plan.py": (f"{_LIFE}test_moves.py",),
@@ -168,6 +170,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{_FAR}test_pack.py",
     ),
     "gpurun/remote/key_pairs.py": (*_SYNCS, f"{_FAR}test_ssh_keys.py", f"{_SAFE}test_locks.py"),
+    "gpurun/remote/ssh/openssh.py": (f"{_SAFE}test_locks.py", f"{_FAR}test_openssh.py"),
+    "gpurun/remote/ssh/ssh_machine.py": (f"{_FAR}test_sign_of_life.py", f"{_FAR}test_remote.py"),
     "gpurun/remote/ssh/": (*_SYNCS, f"{_FAR}test_remote.py", f"{_SAFE}test_ssh_hostile.py"),
     "gpurun/remote/ssh/transport.py": (
         f"{_FAR}test_remote.py", f"{_FAR}test_transfer.py", f"{_SAFE}test_ssh_hostile.py",
