@@ -108,11 +108,11 @@ def test_seconds_are_summed_once_however_often_a_machine_is_seen(home: Home, mon
         run.play((seconds, (event, {**data, **({"alive_s_ago": None} if is_read else {})})) for _ in range(looks))
     run.play(iter([proof])).settle()
     lines = len(run.journal.records)
-    for room, name in ((rentals, "passed"), (Record, "us_since")):
+    for room, name in ((rentals, "elapsed_s"), (Record, "us_since")):
         whole = getattr(room, name)
         monkeypatch.setattr(room, name, lambda a, b, name=name, whole=whole: calls.update([name]) or whole(a, b))
     assert only_row(home).verdict == "gpu, rented"
-    assert (lines > 200, calls.keys()) == (True, {"passed", "us_since"})
+    assert (lines > 200, calls.keys()) == (True, {"elapsed_s", "us_since"})
     assert all(count < 10 * lines for count in calls.values()), calls
 
 

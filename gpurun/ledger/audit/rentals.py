@@ -60,7 +60,7 @@ def elapsed_s(a: Record, b: Record) -> Decimal:
     return max(_NONE, ticked, _exactly(b.wall) - _exactly(a.wall))
 
 
-def least_passed(a: Record, b: Record) -> Decimal:
+def least_elapsed_s(a: Record, b: Record) -> Decimal:
     """Return the same by the clock that advanced less; 0 from boot to boot."""
     both = (_exactly(b.mono) - _exactly(a.mono), _exactly(b.wall) - _exactly(a.wall))
     return max(_NONE, min(both)) if a.boot_id == b.boot_id else _NONE
@@ -183,7 +183,7 @@ class AuditedRental:
         until, read = self._paid_until.seq, self._paid_until.typed
         lines = [record.seq for record in self.records if record.seq < until and self._lives(record)]
         if lines and not self.intent.lease.queue_s:
-            sums = accumulate((least_passed(*both) for both in pairwise(self.records)), initial=_NONE)
+            sums = accumulate((least_elapsed_s(*both) for both in pairwise(self.records)), initial=_NONE)
             at = dict(zip((record.seq for record in self.records), sums, strict=True))
             runs = [at[lines[-1] - 1]]  # What a line shows happened after the line before.
             if isinstance(read, DeathRead) and read.up_s_ago is not None:
