@@ -149,7 +149,7 @@ def _read_table(run: EarlierRun) -> dict[str, Any]:
     rows, best = table.get("rows"), table.get("best")
     if not isinstance(rows, list) or not isinstance(best, list) or not all(map(_is_row, rows)):
         hint = "It cannot be continued; start a new sweep."
-        raise UsageError("continue.no_table", f"The table of trials of {run.name} was not downloaded.", hint=hint)
+        raise UsageError("continue.no_table", f"{run.name} has no usable table of trials here.", hint=hint)
     return table
 
 

@@ -19,6 +19,7 @@ from gpurun.providers.base import endpoint_of
 from gpurun.providers.lambdalabs import LambdaProvider
 from gpurun.providers.local import LocalProvider
 from gpurun.providers.runpod import RunPodProvider
+from tests.refusals import lacking
 
 
 def reap(patch: pytest.MonkeyPatch, *words: str) -> int:
@@ -70,6 +71,15 @@ def test_nothing_is_called_clear_where_a_key_is_refused(
     said = capsys.readouterr()
     assert " local" in said.err
     assert "Nothing" not in said.out
+
+
+def test_every_cloud_that_could_not_be_checked_is_named(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reap(monkeypatch, "--provider", "runpod", "--provider", "lambda", "--json") == 9
+    (error,) = json.loads(capsys.readouterr().out)["errors"]
+    assert error["code"] == "reap.cannot_look"
+    assert lacking(error["message"], "runpod", "lambda") == []
 
 
 @pytest.mark.parametrize(

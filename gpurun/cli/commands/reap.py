@@ -159,13 +159,17 @@ def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBi
     from gpurun.planning.own_box import login_to
     from gpurun.providers.registry import open_provider
 
-    opened, silent = [], None
+    opened, errors = [], dict[str, SetupError]()
     for name in names:
         try:
             opened.append(open_provider(name, session.home, session.clock, login=login_to))
         except SetupError as error:
-            silent = MayBeBilling("reap.cannot_look", f"{name} could not be checked: {error.what}", hint=error.hint)
-    return opened, silent
+            errors[name] = error
+    if not errors:
+        return opened, None
+    what = " ".join(f"{name} could not be checked: {error.what}" for name, error in errors.items())
+    hint = " ".join(dict.fromkeys(error.hint for error in errors.values() if error.hint))
+    return opened, MayBeBilling("reap.cannot_look", what, hint=hint)
 
 
 def _unchecked_billing(session: Session, names: list[str], providers: list[Provider]) -> MayBeBilling | None:
