@@ -127,7 +127,11 @@ def take_once(cloud: Cloud, home: Path, name: str) -> threading.Thread:
 
 @pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
 def test_the_cheapest_page_moves_a_training_and_a_script(tmp_path: Path) -> None:
-    """The machine has no CUDA and the training is shorter; everything else is as on the page."""
+    """The page's commands must work with --yes on a machine without CUDA.
+
+    The training has fewer steps and smaller batches, and saves and evaluates more often. The script is a stand-in
+    for nanoGPT that saves every 300 steps.
+    """
     short = ("--set train.steps=150 --set train.batch_tokens=1024 --set train.micro_batch=16 "
              "--set train.checkpoint_every=50 --set eval.every=50 --set eval.tokens=2048")  # fmt: skip
     lab = tmp_path / "lab"
