@@ -158,7 +158,7 @@ def test_the_cheapest_page_moves_a_training_and_a_script(tmp_path: Path) -> None
 
 @pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
 def test_the_first_dollar_tutorial_spends_and_proves_a_dollar(tmp_path: Path) -> None:
-    """The machine has no CUDA and the training is shorter; everything else is as on the page."""
+    """The tutorial's commands must work for under a dollar, with --yes and a small training without CUDA."""
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
         environment = user.environment()
         key = environment.pop("RUNPOD_API_KEY")

@@ -41,7 +41,7 @@ def home(own_home: Path) -> Home:
 
 @pytest.fixture(autouse=True)
 def no_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the real keyring of whoever runs the tests."""
+    """Hide the keyring of the user who runs the tests."""
     monkeypatch.setattr(credentials, "keyring", lambda: None)
 
 
@@ -248,7 +248,7 @@ def test_a_key_in_the_environment_is_said_to_come_first(monkeypatch: pytest.Monk
 
 
 def test_the_prompt_shows_nothing_of_what_is_typed(home: Home) -> None:
-    """The prompt runs at a real terminal, because only a terminal would echo the typed key."""
+    """The prompt runs at a real terminal, because only a terminal would show the typed key."""
     controller, terminal = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-m", "gpurun.cli.app", "auth", "set", "lambda-guard"],

@@ -1,4 +1,4 @@
-"""Tests of the check of a machine before anything is uploaded, because every minute on an unsuitable one is billed."""
+"""Tests of the check of a machine before the upload, because every minute on an unsuitable machine is billed."""
 
 from __future__ import annotations
 
@@ -204,7 +204,10 @@ def test_every_refusal_says_what_to_do() -> None:
 
 
 def nodes(*cards: tuple[int, str], rate: float | None = 20.0) -> LinkSpeed:
-    """Return the link speed between nodes with these cards, each (count, name); `rate` in GB/s, None: not measured."""
+    """Return the link speed between nodes with these cards, each (count, name).
+
+    `rate` is in GB/s; None: not measured.
+    """
     seen = tuple(
         Node(name=f"n{number}", devices=tuple(Gpu(name=name, memory_bytes=79 * GIB) for _ in range(count)))
         for number, (count, name) in enumerate(cards, start=1)

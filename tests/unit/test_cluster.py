@@ -1,4 +1,4 @@
-"""Tests of a cluster's table in config.toml: anything that could be more than a plain value is refused when read."""
+"""Tests of a cluster's table in config.toml: any value that a shell or Slurm could take for more is refused."""
 
 from __future__ import annotations
 
