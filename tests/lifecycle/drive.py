@@ -46,7 +46,7 @@ def drive(home: Home, run: str) -> int:
 
 
 def drive_forked(home: Path, run: str, environment: dict[str, str], errors: Path) -> None:
-    """Drive a run in this forked process, as a newly started one with this environment would; exit with its code."""
+    """Drive a run in this forked process, with this environment and error file, and exit with the run's exit code."""
     os.environ.clear()
     os.environ.update(environment)
     with open(errors, "wb") as out:

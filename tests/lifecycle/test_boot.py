@@ -172,9 +172,9 @@ def test_an_sshd_that_comes_late_is_waited_for_too(home: Home) -> None:
 @pytest.mark.parametrize("boot_s", [10.0, 1.5 * PLANNED_S])
 @pytest.mark.parametrize("setup_s", [240, 0])
 def test_the_users_script_has_its_whole_limit_after_a_slow_boot(home: Home, boot_s: float, setup_s: int) -> None:
-    """A slow boot must not shorten the --setup script's limit.
+    """A slow boot must not shorten the limit of the --setup script.
 
-    Older plans have no limit (0 s); there it is the planned boot.
+    A plan of an older gpurun has no such limit (0 s): then the planned boot time is the limit.
     """
     world = Slow(home, boot_s, setup_s=setup_s)
     setting_up(world.folder, "pip install something")

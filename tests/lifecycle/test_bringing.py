@@ -156,7 +156,7 @@ def test_both_damaged_are_missing_and_never_called_left_there(world: World) -> N
 def test_a_small_file_unlike_the_list_is_fetched_again_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files come in one stream.
 
-    One that differs from the list must be fetched again, or the receipt would name it.
+    One that differs from the list must be fetched again, or the receipt would vouch for wrong bytes.
     """
     texts = {f"samples/{step:06d}-0.txt": b"The def %06d" % step for step in range(20)}
     names, manifest, spoilt = fetched(world), world.far.manifest, "samples/000007-0.txt"
@@ -306,10 +306,7 @@ def test_a_disk_that_takes_no_new_folder_is_waited_for_too(world: World, monkeyp
 
 
 def test_a_disk_unmounted_at_the_end_of_training_is_waited_for(world: World) -> None:
-    """`artifacts` links to a disk that is unmounted when training ends.
-
-    The machine is kept until files can be stored.
-    """
+    """`artifacts` links to a disk that is unmounted when training ends: gpurun keeps the machine until it can store."""
     disk = world.home.root / "disk"
     world.folder.artifacts.symlink_to(disk)
     after(world, 250.0, disk.mkdir)
@@ -358,7 +355,7 @@ def test_an_unreachable_copy_ends_no_training_nor_is_made_twice(
 def test_a_restarted_supervisor_needs_no_look_at_the_copies(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """events.jsonl may show a machine that the journal has lost.
 
-    A run that still has its machine must resume without it.
+    A run whose journal still has its machine must resume even if that file cannot be read.
     """
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"

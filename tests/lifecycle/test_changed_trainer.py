@@ -188,7 +188,7 @@ hardware = { gpu = "1xA100", disk_gb = 20, on_cpu = "rehearsal" }
 
 @pytest.mark.slow
 def test_an_optimiser_that_cannot_be_resumed_fails_its_rehearsal(own: Home, copy: Path, tmp_path: Path) -> None:
-    """The optimizer saves only half of its state, so the run could not continue after a lost machine: refuse it."""
+    """The optimizer saves only half of its state: the rehearsal must find that the run could not be continued."""
     path, session = tmp_path / "small.toml", Session(home=own, quiet=True)
     path.write_text(RECIPE)
     request = Request(recipe=str(path), choices=Choices(trainer=str(copy)))

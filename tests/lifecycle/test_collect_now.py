@@ -118,10 +118,7 @@ def test_only_requested_files_come_home_and_the_rest_are_named(instance: Instanc
 def test_of_all_files_those_that_fit_come_home(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk has no room for all files:
-
-    `collect` must download those that fit, instead of refusing the whole list.
-    """
+    """The disk has no room for all files: gpurun must download those that fit, not refuse the whole list."""
     names = instance.save(10, 20, 30, best=10)
     size_bytes = (instance.out / names[0]).stat().st_size
 
@@ -354,7 +351,7 @@ def test_after_the_end_the_newest_is_the_newest_whole_one_here(
 def test_what_the_end_brings_and_what_it_leaves_are_told_apart(
     session: Session, instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The text of `collect` tells the files that the run's end downloads too from those that need `--only all`."""
+    """The text must separate the files that the run's end will download from those that need `--only all`."""
     pushed_run(session, monkeypatch)
     state = RunState(run="fox-41", phase=Phase.TRAINING, instance=None)
     sight = replace(find_meant_run(session, "fox-41"), folder=folder, state=state)

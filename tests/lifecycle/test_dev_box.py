@@ -178,7 +178,7 @@ def test_a_repository_that_cannot_be_cloned_is_quoted_from_git(home: Home, tmp_p
 def test_a_dead_supervisor_changes_nothing_for_the_lease(home: Home, lab: Path) -> None:
     """The supervisor is killed.
 
-    The guard must end the machine at its deadline, and the next supervisor write the receipt.
+    The guard must end the machine at its deadline, and the next supervisor must write the receipt.
     """
     lease = Lease(boot_s=40, ship_s=20, train_s=25, collect_s=5, destroy_s=5, kill_allowance_s=5)
     made = begun(home, lab, lease=lease)

@@ -131,7 +131,10 @@ def test_train_ps_and_audit_say_the_same_of_it(
 
 
 def test_a_coming_self_end_is_a_plan_that_names_who_grants_it(world: World) -> None:
-    """The text names the provider to ask, and a cost. After the time of the self-end it adds that no end was seen."""
+    """The text names the provider to ask, and a cost.
+
+    Once the machine should have ended, it adds that no end was seen.
+    """
     world.far.during = lambda: deaf(world.cloud)
     assert world.drive() == "destroy.not_gone"
     (ends_wall,) = [data["ends_wall"] for data in world.all_of(Event.INCIDENT) if data["code"] == "machine.ends_itself"]
@@ -143,9 +146,9 @@ def test_a_coming_self_end_is_a_plan_that_names_who_grants_it(world: World) -> N
 
 
 def test_a_machines_own_timer_bounds_no_cost(world: World) -> None:
-    """The receipt must not count on the timer.
+    """The receipt must not take the timer's time as the machine's end.
 
-    A provider once refused it for minutes: $48.43 was billed, not $39.75.
+    A provider once refused the timer's request for minutes: $48.43 was billed, but the receipt stated $39.75.
     """
     lost_in_training(world)
     assert world.drive() == 7
@@ -158,7 +161,7 @@ def test_a_machines_own_timer_bounds_no_cost(world: World) -> None:
 def test_a_timer_that_uses_the_refused_key_is_not_promised(world: World, since: bool) -> None:
     """If the timer uses the key that was refused, no cost bound is promised.
 
-    On Lambda it keeps the key of the launch.
+    On Lambda the timer keeps the key of the launch, even if a newer key is stored later.
     """
     world.cloud.guard_shares_key = True
 

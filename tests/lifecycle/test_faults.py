@@ -239,7 +239,7 @@ def test_a_silent_agent_is_given_up_within_the_boot_limit(world: World) -> None:
 def test_a_death_at_birth_is_reported_in_the_providers_words(world: World) -> None:
     """EC2 may accept a launch and end the machine a second later.
 
-    The user must see its reason, such as a volume limit.
+    The user must see EC2's reason, such as a volume limit.
     """
     why, read = "terminated · Client.VolumeLimitExceeded: Volume limit exceeded", world.cloud.read
 

@@ -164,9 +164,9 @@ def test_a_starting_supervisor_does_a_standing_destroy_at_once(world: World, dis
 
 
 def test_a_machine_that_may_exist_is_looked_for_and_ended(world: World, disk: Disk) -> None:
-    """After a lost create answer the user requests the end.
+    """The create's answer was lost, and the user requests the end.
 
-    A machine that is listed 100 s later must end, disk full or not.
+    A machine that is listed 100 s later must be ended although the disk is full.
     """
     world.cloud.killing, world.cloud.list_lag_s = "after create", 100.0
     assert world.drive() == "killed"

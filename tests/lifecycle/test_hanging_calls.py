@@ -132,10 +132,7 @@ def test_a_destroy_during_an_open_create_follows_its_answer(own: Home) -> None:
 def test_a_silent_supervisor_keeps_no_machine_from_its_end(
     own: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SIGSTOP has frozen the supervisor:
-
-    `gpurun destroy` must end the machine itself, and say why there is no receipt yet.
-    """
+    """The supervisor is frozen: the command itself must end the machine, and say why the receipt must wait."""
     tiny_runs.make_run(own, steps=100_000)
     supervisor = tiny_runs.start(own)
     for _ in ticks(SystemClock(), 0.05, 30):

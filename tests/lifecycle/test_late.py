@@ -1,4 +1,7 @@
-"""Tests of a machine that appears after gpurun concluded that it did not exist: now its death must be proven."""
+"""Tests of a machine that appears after gpurun concluded that it did not exist.
+
+From then on its death must be proven.
+"""
 
 from __future__ import annotations
 

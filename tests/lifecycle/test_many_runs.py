@@ -72,7 +72,7 @@ def test_no_journal_is_read_but_those_that_a_verb_is_about(
 ) -> None:
     """A verb must read only the journals that it needs.
 
-    For ten thousand runs, all of them take five seconds and 760 MB.
+    Reading all journals of ten thousand runs takes five seconds and 760 MB.
     """
     read = list[str]()
 

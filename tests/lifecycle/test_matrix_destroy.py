@@ -123,9 +123,9 @@ def test_a_lost_laptops_machine_is_reaped_only_past_its_deadline(world: World, t
 
 
 def test_all_overdue_are_asked_to_end_before_any_end_is_proven(world: World) -> None:
-    """A proof of death takes up to five minutes.
+    """One proof of death may take five minutes, in which the others would be billed.
 
-    The other overdue machines must not be billed meanwhile: end all first.
+    So gpurun must first request the end of every overdue machine.
     """
     order, others = lost(world), 3
     for number in range(others):

@@ -86,7 +86,7 @@ def test_an_unwritable_home_keeps_no_machine_alive(world: World, monkeypatch: py
 def test_a_journal_without_its_records_rents_no_second_machine(world: World, killing: str, left: int) -> None:
     """The journal was emptied or restored from an old copy.
 
-    Other files show a machine that may live: rent no second one.
+    Other files show that a machine may live, so gpurun must not rent another one.
     """
     world.cloud.killing = killing
     assert world.drive() == ("killed" if killing else ExitCode.DONE)

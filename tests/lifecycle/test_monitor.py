@@ -126,7 +126,10 @@ def test_a_price_that_rose_is_reckoned_with_at_once(world: World) -> None:
 def test_a_machine_listed_but_not_read_ends_after_a_second_list(
     world: World,
 ) -> None:
-    """A machine that only one list shows may be an old answer: gpurun ends a second machine only after another list."""
+    """A machine that only one list shows may come from an old answer.
+
+    gpurun must end it only if the next list shows it too.
+    """
     real, born = world.cloud.find, []
 
     def once_a_ghost(token: str | None) -> list[Instance]:

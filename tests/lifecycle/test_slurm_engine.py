@@ -163,7 +163,7 @@ def test_on_real_slurm_a_killed_supervisor_ends_with_one_job(engine: Engine, tmp
     home = Home(tmp_path / "home")
     folder = opened(engine, home, 30)
     assert drive(home, GPURUN_CRASH_AT=f"after {record}").returncode == -9
-    again = start(home)  # gpurun waits for a create that may have been sent as long as sbatch may try.
+    again = start(home)  # gpurun first waits for as long as a sent sbatch may try.
     _, errors = again.communicate(timeout=300)
     assert again.returncode == ExitCode.DONE, errors
     check_one_job(engine, home, folder)

@@ -410,7 +410,7 @@ def test_a_hint_says_that_the_workdir_may_not_be_shared(home: Home, slurm: Scrip
 def test_an_upload_longer_than_the_queue_ends_once_the_job_runs(home: Home, slurm: ScriptedSlurm) -> None:
     folder = opened(home, slurm)
     slurm.set("hold", "Priority")
-    child = begin(home, GPURUN_CRASH_AT="before far.settle")  # All parts are uploaded; no file is put together.
+    child = begin(home, GPURUN_CRASH_AT="before far.settle")  # All parts are uploaded, and `settle` comes next.
     assert ended(child, home) == -9
     slurm.clear("hold")
     assert drive(home) == ExitCode.DONE

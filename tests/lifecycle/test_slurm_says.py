@@ -67,7 +67,7 @@ COLUMNS = r"\d+\|{state}\|\d{{9,}}\|{used}\|{ends}\|{reason}\|gr-fox-41-\w+\|fox
 
 
 def rows_of(provider: SlurmProvider, ask: Callable[..., str]) -> dict[InstanceState, str]:
-    """Return the squeue lines, in gpurun's columns, of a running job and of a second one that waits for its name."""
+    """Return the squeue lines, in gpurun's columns, of a running job and of one that waits because of the same name."""
     wish = order(provider)
     first = provider.create(wish)
     wait_for(provider, first, InstanceState.RUNNING)

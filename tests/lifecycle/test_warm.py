@@ -1,4 +1,7 @@
-"""Tests of uploading an earlier run's compile cache: only if requested, if it may fit, and if the receipt names it."""
+"""Tests of uploading an earlier run's compile cache.
+
+If requested, if it can fit the machine, and if a receipt names it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of why a machine stopped: a request of this home outranks a loss, and a machine at a new address is used on."""
+"""Tests of why a machine stopped: a request of this home outranks a loss, and a machine that moved stays in use."""
 
 from __future__ import annotations
 
