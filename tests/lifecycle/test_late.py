@@ -1,7 +1,4 @@
-"""Tests of a machine that appears after gpurun concluded that it did not exist.
-
-From then on its death must be proven.
-"""
+"""Tests of a machine that appears after gpurun concluded that it did not exist: then its death must be proven too."""
 
 from __future__ import annotations
 

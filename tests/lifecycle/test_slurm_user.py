@@ -35,7 +35,7 @@ CLOSE_S = 3.0
 
 @dataclass(frozen=True)
 class User:
-    """An account of this machine whose login shell is dash, with its cluster and the config.toml table for both."""
+    """An account of this machine with dash as its login shell, its cluster, and the config.toml table for them."""
 
     name: str
     engine: Engine

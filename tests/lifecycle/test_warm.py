@@ -1,7 +1,4 @@
-"""Tests of uploading an earlier run's compile cache.
-
-If requested, if it can fit the machine, and if a receipt names it.
-"""
+"""Tests of uploading an earlier run's compile cache: only if requested, usable, and named in that run's receipt."""
 
 from __future__ import annotations
 

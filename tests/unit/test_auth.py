@@ -160,7 +160,7 @@ def test_an_empty_or_broken_file_is_no_key(home: Home, content: bytes, code: str
 
 
 def test_the_keyring_holds_the_only_copy(home: Home, ring: Ring) -> None:
-    """An old key left in a file would be used again when the keyring does not open."""
+    """Storing a key in the keyring must delete an old key file, which would be used if the keyring is locked."""
     home.keys.mkdir()
     (home.keys / "runpod.key").write_text("old")
     assert store_credential("runpod", Secret(KEY), home) == "system keyring"

@@ -103,7 +103,7 @@ def test_a_driver_torch_cannot_use_is_not_called_a_missing_gpu(usable: int) -> N
 
 
 def test_gpus_beside_those_that_were_ordered_are_a_warning() -> None:
-    """Users may deliberately show only two of their own box's eight GPUs to a run."""
+    """Users may deliberately show a run only two of their box's eight GPUs, so this is a warning and no refusal."""
     (warning,) = check_box(facts(count=2, cards=8), offer(count=2), accept_cpu=False)
     assert "2 GPUs" in warning
     assert "sees 8" in warning

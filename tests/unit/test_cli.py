@@ -276,7 +276,7 @@ def test_run_names_complete_silently_where_there_is_no_home(home: str) -> None:
 
 
 def completed(line: str, **environment: str) -> list[str]:
-    """Return the words that the shell offers to complete a line with."""
+    """Return the words that the shell offers as completions of a line."""
     typed = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_GPURUN_COMPLETE": "complete_bash"}
     command = [sys.executable, "-c", "import sys; sys.argv = ['gpurun']; from gpurun.cli.app import main; main()"]
     words = {**os.environ, **typed, **environment}

@@ -1,4 +1,4 @@
-"""Tests of a cluster's table in config.toml: any value that a shell or Slurm could take for more is refused."""
+"""Tests of a cluster's table in config.toml: a value that could carry an option, a line or a command is refused."""
 
 from __future__ import annotations
 

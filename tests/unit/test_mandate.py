@@ -425,10 +425,7 @@ def test_an_answer_fits_and_says_what_was_cut(desk: Any) -> None:
 
 
 def test_a_long_call_continues_and_status_has_its_result(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client waits for a minute at most, and tokenising may take longer:
-
-    `run` must return, and `status` give the result.
-    """
+    """A client waits for a minute, but tokenising may take longer: `run` returns, and `status` has the result."""
     monkeypatch.setattr("gpurun.cli.agent_tools.BEGIN_LIMIT_S", 0.01)
     answer, is_error = desk.answer("run", {"command": ["python", "train.py"], "max_cost_usd": 1.5})
     assert (is_error, answer["under_way"]) == (False, True)

@@ -599,7 +599,7 @@ def test_an_offer_that_only_this_laptop_ends_says_no_in_capitals(tmp_path: Path)
     ("cloud", "gpu"), [("lambda", "8xA100"), ("aws", "1xL4"), ("aws", "8xA100"), ("runpod", "8xA100")]
 )
 def test_the_worst_case_is_the_sum_that_is_written_beside_it(tmp_path: Path, cloud: str, gpu: str) -> None:
-    """Hours times price must give the worst case: once it was 31 cents off for an L4, and 26 cents at Lambda."""
+    """The sum printed beside the worst case must equal it: it was once 31 cents off for an L4, and 26 at Lambda."""
     plan = planned(tmp_path, "500", gpu=parse_gpu(gpu), providers=(cloud,), choices=Choices(weak_lease=True))
     table = " ".join(plan_text(plan, Style(width=120)).split())
     sum_of = re.search(

@@ -21,7 +21,7 @@ Gpurun = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def gpurun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Gpurun:
-    """Return a function that runs a command line in its own folder and returns exit code and standard output."""
+    """Return a function that runs a command line in a fresh work folder, and returns exit code and standard output."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setattr("gpurun.planning.place.ready_providers", lambda home: [])

@@ -131,7 +131,7 @@ def test_the_key_is_private_and_made_once(tmp_path: Path) -> None:
 def test_who_loses_the_race_for_the_first_key_takes_the_winners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process makes its key between this process's look and this process's own key."""
+    """This process finds no key, and another one makes a key before this one does: both must use that key."""
     winners: list[Signer | None] = []
     generate = Ed25519PrivateKey.generate
 

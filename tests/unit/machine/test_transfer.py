@@ -1,4 +1,4 @@
-"""Tests of uploads and downloads over a real sshd: they arrive whole despite cuts, and no byte is sent twice."""
+"""Tests of uploads and downloads over a real sshd: they arrive whole despite cuts, without starting again."""
 
 from __future__ import annotations
 
