@@ -853,7 +853,7 @@ NEVER_BETWEEN = {
     "only with a bucket, on the emulated clouds": {Event.SALVAGE_INTENDED, Event.SALVAGE_OBSERVED},
 }  # fmt: skip
 TORN, RICH = b'{"seq": 9, "ev', 30
-"""Half a record; and for how many machines the cap pays, including those that may exist unseen beside the next one."""
+"""The half of a record that a killed supervisor leaves, and the number of machines that the cap pays for."""
 
 
 def label(record: Any) -> str:
