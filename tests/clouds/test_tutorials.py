@@ -127,7 +127,11 @@ def take_once(cloud: Cloud, home: Path, name: str) -> threading.Thread:
 
 @pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
 def test_the_cheapest_page_moves_a_training_and_a_script(tmp_path: Path) -> None:
-    """The machine has no CUDA and the training is shorter; everything else is as on the page."""
+    """The page's commands must work with --yes on a machine without CUDA.
+
+    The training has fewer steps and smaller batches, and saves and evaluates more often. The script is a stand-in
+    for nanoGPT that saves every 300 steps.
+    """
     short = ("--set train.steps=150 --set train.batch_tokens=1024 --set train.micro_batch=16 "
              "--set train.checkpoint_every=50 --set eval.every=50 --set eval.tokens=2048")  # fmt: skip
     lab = tmp_path / "lab"
@@ -154,7 +158,7 @@ def test_the_cheapest_page_moves_a_training_and_a_script(tmp_path: Path) -> None
 
 @pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
 def test_the_first_dollar_tutorial_spends_and_proves_a_dollar(tmp_path: Path) -> None:
-    """The machine has no CUDA and the training is shorter; everything else is as on the page."""
+    """The tutorial's commands must work for under a dollar, with --yes and a small training without CUDA."""
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
         environment = user.environment()
         key = environment.pop("RUNPOD_API_KEY")

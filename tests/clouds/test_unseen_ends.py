@@ -49,7 +49,11 @@ def machine_of(rental: Rental) -> str:
 
 
 def test_a_lost_laptops_receipt_is_as_close_as_the_cloud_tells(rental: Rental) -> None:
-    """In an earlier version the cost was 78 % too high on AWS and Lambda."""
+    """If no supervisor saw the machine's end, the receipt bases its cost on the end that the cloud reports.
+
+    Where the cloud reports none, the receipt gives only a bound. (The cost was once 78 % too high on AWS and
+    Lambda.)
+    """
     account = rental.account
 
     def is_lost() -> None:

@@ -53,7 +53,7 @@ class Person:
         return json.loads(self.types("receipt", name, "--json").stdout)["data"]["statement"]["predicate"]
 
     def holds(self) -> bool:
-        """Return whether the audit finds no problem and no machine is left."""
+        """Return whether the audit finds no problem and no machine of the home is left."""
         audit = json.loads(self.types("audit", "--json").stdout.splitlines()[-1])
         return bool(audit["ok"]) and LocalProvider(Home(self.home), SystemClock()).find(None) == []
 
@@ -63,7 +63,7 @@ SMALL = ("--set", "train.steps=12", "--set", "train.checkpoint_every=6", "--set"
 
 
 def kill_supervisor(home: Path) -> None:
-    """Kill the supervisor of a home's runs, as if the laptop had broken, and wait until it holds no run's lock."""
+    """Kill every supervisor of a home, as a broken laptop would, and wait until no run of the home is locked."""
     found = subprocess.run(["pgrep", "-f", f"gpurun.lifecycle.supervisor {home}"], capture_output=True, text=True)
     for pid in found.stdout.split():
         os.kill(int(pid), signal.SIGKILL)

@@ -25,7 +25,7 @@ def reach(home: Home, instance: Instance) -> FarSide:
 
 
 def tiny_python(home: Path) -> Path:
-    """Return the path of a Python that imports the tiny torch, so that asking it for torch takes milliseconds."""
+    """Return the path of a Python that imports the tiny torch, which takes milliseconds instead of seconds."""
     script = home / "tiny-python"
     if not script.exists():
         made = home / f"tiny-python.{id(script)}"
@@ -46,7 +46,7 @@ def drive(home: Home, run: str) -> int:
 
 
 def drive_forked(home: Path, run: str, environment: dict[str, str], errors: Path) -> None:
-    """Drive a run in a forked process that has already imported gpurun, and exit as a newly started process would."""
+    """Drive a run in this forked process, with this environment and error file, and exit with the run's exit code."""
     os.environ.clear()
     os.environ.update(environment)
     with open(errors, "wb") as out:

@@ -26,7 +26,7 @@ class Instance:
         self.out = folder / "out"
         self.far = FarSide(LocalMachine(folder, "gr-test"), python=sys.executable)
         self.far.install_agent()
-        self.far.manifest(0)  # It makes the folders.
+        self.far.manifest(0)  # The agent makes its folders when it answers this.
 
     def save(self, *steps: int, best: int | None = None) -> list[str]:
         """Write checkpoints and a manifest that lists only them, as the trainer does; return the files' names."""

@@ -9,7 +9,10 @@ from tests.lifecycle.scripted_cloud import World
 
 
 def beside(world: World, *, billed: bool) -> None:
-    """Make the cloud leave a disk beside each machine, which is billed or not."""
+    """Make the cloud create a disk with each machine.
+
+    The disk outlives the machine and is billed if `billed` is true.
+    """
     world.cloud.profile = replace(world.cloud.profile, leaves=("disk",))
     leave = world.cloud._leave_things
 

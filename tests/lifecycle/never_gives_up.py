@@ -38,7 +38,7 @@ def swept(world: World, home: Home) -> list[Orphan]:
 def late_machine(world: World) -> None:
     """Make the first create time out and its machine appear after 180 s.
 
-    After 120 s gpurun believes that there is no such machine, and a second one has trained before the first appears.
+    After 120 s gpurun concludes that there is no such machine and rents a second one, which has trained by then.
     """
     world.cloud.script["create"] = [Fault.LATE]
     world.cloud.profile = replace(world.cloud.profile, late_s=180.0)

@@ -1,4 +1,4 @@
-"""A simulated cloud that follows a script, and a machine's agent and trainer that exist only as their answers."""
+"""A simulated cloud that follows a script, with a simulated agent and trainer whose answers the test sets."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ class Killed(BaseException):
 
 
 class Endless(BaseException):
-    """Raised after MOST_CALLS calls: without it the code under test would repeat them forever."""
+    """Raised after MOST_CALLS calls, because faulty code might otherwise repeat its calls forever."""
 
 
 class ScriptedCloud(FakeCloud):
-    """A simulated cloud without any provider's own behaviour: it does exactly what the test's script says."""
+    """A simulated cloud that has no real provider's peculiarities: it does exactly what the test's script says."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(PLAIN, clock)
         self.passing = self._pass
         self.calls = 0
-        self.killing = ""  # "before create", "after destroy", ...: the supervisor dies there, once
+        self.killing = ""  # "before create", "after destroy", ...: the point at which the supervisor is killed, once
         self.broken: dict[str, Exception] = {}  # verb -> the error that its calls raise, until the test removes it
         self.reads: list[InstanceState] = []  # the states that the next reads return, true or not
         self.rate, self.gpu = RATE, "A100"
@@ -86,7 +86,7 @@ class ScriptedCloud(FakeCloud):
 
     @property
     def creates(self) -> list[str]:
-        """Return the faults of the next creates, one word each; without a fault, a create succeeds."""
+        """Return the scripted faults of the next create calls, in order. After the last one, creates succeed."""
         return [str(fault) for fault in self.script.get("create", [])]
 
     @creates.setter
@@ -126,7 +126,7 @@ class ScriptedCloud(FakeCloud):
         return self.reported_rate(verb)
 
     def _pass(self, place: str) -> None:
-        """Kill the supervisor or raise the scripted error, at this point of a call to the cloud or the machine."""
+        """Kill the supervisor or raise the scripted error if the script names this point of a call."""
         if self.killing == place:
             self.killing = ""
             raise Killed(place)
@@ -141,7 +141,10 @@ class ScriptedCloud(FakeCloud):
 
 
 class ScriptedFar(FarSide):
-    """An agent and a trainer that exist only as their answers. `during` runs before every poll."""
+    """A simulated agent and trainer: no process runs, the test sets the answers.
+
+    `during` is called before every poll.
+    """
 
     def __init__(self, cloud: FakeCloud) -> None:
         self.cloud, self.clock, self.card_name = cloud, cloud.clock, CARD

@@ -48,7 +48,7 @@ def seen(folder: RunFolder, event: Event) -> None:
 
 
 def paid(folder: RunFolder) -> tuple[str, float]:
-    """Return the id of a run's job and its billable seconds, both from the receipt."""
+    """Return the number of the run's Slurm job and its billable seconds, both from the receipt."""
     receipt: dict[str, Any] = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
     (rental,) = receipt["cost"]["rentals"]
     return str(receipt["instance"]["id"]).rpartition("/")[2], float(rental["billable_s"])

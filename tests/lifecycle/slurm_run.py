@@ -73,7 +73,7 @@ def opened(
 
 
 def begin(home: Home, **environment: str) -> ForkProcess:
-    """Start to drive the run in a forked process, which keeps the patches of this process."""
+    """Start to drive the run in a forked process, where the monkeypatches of this process still apply."""
     arguments = (home.root, "fox-41", {**os.environ, **environment}, home.root / "driven.txt")
     child = multiprocessing.get_context("fork").Process(target=drive_forked, args=arguments)
     child.start()

@@ -1,6 +1,6 @@
-"""Tests that a kind of job and a kind of place unknown to gpurun run to an audited receipt.
+"""Tests that gpurun can run a new kind of job on a new kind of place and write an audited receipt.
 
-Both are defined here and no file of gpurun names them: any new kind can be added in the same way.
+Both kinds are defined in this file, and no file of gpurun names them: other kinds can be added in the same way.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class PrimesProposal(Proposal):
 
 
 class MoonProvider(LocalProvider):
-    """The local provider at a price of $2 per hour, whose machines are released at the end."""
+    """The local provider under the name "moon": a machine costs $2 per hour and is released at the end."""
 
     name = "moon"
     traits = Traits(

@@ -39,7 +39,7 @@ def capped_at(market: Market, machines: float) -> None:
 
 
 def never_was(market: Market) -> None:
-    """Make the first create return the id of a machine that no list and no reading ever shows."""
+    """Make the first create return the id of a machine that no list shows and that every read reports as absent."""
     find, read = market.cloud.find, market.cloud.read
     first = "i-local-1"
 
@@ -70,7 +70,7 @@ def ended_at_launch(market: Market) -> None:
 
 
 def waited_s(market: Market) -> float:
-    """Return the seconds from the create's answer to the first request for its end."""
+    """Return the seconds from the answer of the create to the first request to end that machine."""
     created, destroyed = (
         next(record for record in market.records if record.event is event)
         for event in (Event.CREATE_OBSERVED, Event.DESTROY_ASKED)
@@ -167,7 +167,10 @@ def test_killed_before_the_end_is_proven_it_still_moves_on(market: Market) -> No
 
 
 def test_the_day_after_no_second_is_asked_for(market: Market) -> None:
-    """A command that proves the death of a machine a day later must not rent another one."""
+    """The supervisor was killed before it could prove the machine's death.
+
+    A day later the next one must not rent again.
+    """
     ended_at_launch(market)
     market.cloud.killing = "before destroy"
     with pytest.raises(Killed):
@@ -204,7 +207,7 @@ def test_who_waits_is_shown_what_the_provider_says(market: Market) -> None:
 
 
 def test_a_lease_shrinks_for_what_an_earlier_machine_cost(market: Market) -> None:
-    """When the second machine's price rises, its lease must fit into what the first machine has left of the cap."""
+    """If the second machine's price rises, the time left must shrink by what the first machine has cost."""
     never_was(market)
     assert market.supervise() is ExitCode.DONE
     records = market.records

@@ -1,4 +1,4 @@
-"""Tests of slow boots: a late machine is used, a machine that never comes is given up, and the worst case holds."""
+"""Tests of slow boots: gpurun uses a late machine, gives up one that never boots, and never exceeds the worst case."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEASE = Lease(boot_s=PLANNED_S, ship_s=60, train_s=36_000, collect_s=60, destroy
 
 
 class Slow(World):
-    """A run on RunPod's terms, capped at its worst case, whose machine needs `boot_s` seconds to boot."""
+    """A run on RunPod's terms whose cap is its worst case, and whose machine needs `boot_s` seconds to boot."""
 
     def __init__(self, home: Home, boot_s: float, **shares_s: int) -> None:
         super().__init__(home)
@@ -93,7 +93,7 @@ def test_a_machine_that_never_comes_is_given_up_and_ended(home: Home) -> None:
 
 
 def test_a_machine_without_a_public_port_is_given_up(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod in RunPod's community cloud may have no public port."""
+    """A pod in RunPod's community cloud may have no public port. gpurun could never reach it and must end it."""
     world = Slow(home, 10.0)
     read = world.cloud.read
     monkeypatch.setattr(world.cloud, "read", lambda name: read(name).model_copy(update={"address": None}))
@@ -116,7 +116,7 @@ def test_the_wait_always_leaves_time_to_train(home: Home) -> None:
 
 
 def test_the_last_machine_waited_for_still_trains_in_time(home: Home) -> None:
-    """Training stops early, and its checkpoints are downloaded before the lease ends."""
+    """If the boot takes as long as gpurun waits, the training stops early, and its files are still downloaded."""
     world = Slow(home, 1.0, train_s=600)
     world.cloud.profile = replace(world.cloud.profile, boot_s=world.lease.total_s - 360.0)
     world.far.train_s = 1e6
@@ -138,7 +138,7 @@ def obey(world: World) -> None:
 
 
 def test_a_machine_that_stopped_in_its_boot_is_not_waited_for(home: Home) -> None:
-    """A spot pod that was taken back never starts again: gpurun must not pay for the whole planned boot."""
+    """A spot pod taken back while it boots never starts again: gpurun must not wait for the whole planned boot."""
     world = Slow(home, 1e9)
     read = world.cloud.read
 
@@ -172,7 +172,10 @@ def test_an_sshd_that_comes_late_is_waited_for_too(home: Home) -> None:
 @pytest.mark.parametrize("boot_s", [10.0, 1.5 * PLANNED_S])
 @pytest.mark.parametrize("setup_s", [240, 0])
 def test_the_users_script_has_its_whole_limit_after_a_slow_boot(home: Home, boot_s: float, setup_s: int) -> None:
-    """A plan from an older gpurun has no such limit (0 s); the planned boot time is used instead."""
+    """A slow boot must not shorten the limit of the --setup script.
+
+    A plan of an older gpurun has no such limit (0 s): then the planned boot time is the limit.
+    """
     world = Slow(home, boot_s, setup_s=setup_s)
     setting_up(world.folder, "pip install something")
     assert world.drive() is ExitCode.DONE

@@ -40,7 +40,7 @@ FULL = StoreFull("collect.disk_full", "There is no room for it.", hint="Free som
 
 
 def fetched(world: World) -> list[str]:
-    """Return a list to which each file requested from now on is added, once and in order."""
+    """Return a list that will name each file requested from the machine from now on, once and in order."""
     names, passing = list[str](), world.cloud.passing
 
     def hear(place: str) -> None:
@@ -54,7 +54,7 @@ def fetched(world: World) -> list[str]:
 
 
 def stale(copied: str) -> Callable[..., os.stat_result]:
-    """Return an `os.stat` that fails for paths with this ending, as it does after a restart of a file server."""
+    """Return an `os.stat` that fails for paths that end in `copied`, as it does after a restart of a file server."""
     stat = os.stat
 
     def out_of_reach(path: Any, *rest: Any, **more: Any) -> os.stat_result:
@@ -114,7 +114,7 @@ SEVERAL = (
     ],
 )
 def test_what_is_worth_most_is_wanted_first(latest: int | None, best: int | None, order: str, left: str) -> None:
-    """A list that lacks the checkpoint it names as the latest is doubtful: all its checkpoints are then wanted."""
+    """If the list has no latest checkpoint, or names one whose files it lacks, every checkpoint is downloaded."""
     manifest = listing(*SEVERAL, latest=latest, best=best)
     assert " ".join(file.name for file in due_files(manifest)) == order
     assert " ".join(file.name for file in spare_files(manifest)) == left
@@ -156,7 +156,10 @@ def test_both_damaged_are_missing_and_never_called_left_there(world: World) -> N
 
 
 def test_a_small_file_unlike_the_list_is_fetched_again_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small files come in one stream. If a wrong one were kept, the receipt would vouch for unlisted bytes."""
+    """Small files come in one stream.
+
+    One that differs from the list must be fetched again, or the receipt would vouch for wrong bytes.
+    """
     texts = {f"samples/{step:06d}-0.txt": b"The def %06d" % step for step in range(20)}
     names, manifest, spoilt = fetched(world), world.far.manifest, "samples/000007-0.txt"
     listed = [
@@ -200,7 +203,10 @@ def test_what_came_home_early_of_the_one_before_is_on_record(world: World) -> No
 def test_there_is_no_paid_wait_for_the_rest_of_the_one_before(
     world: World, room: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only half of the spare checkpoint fits on the disk. The latest and the best fit; only they are waited for."""
+    """One file of the spare checkpoint is at home; the disk has no room for the other.
+
+    The run must not pay for the machine to wait for it.
+    """
     more = ("checkpoints/000025.optim.safetensors", b"\x1a" * 5000, 25)
     monkeypatch.setattr(scripted_cloud, "FINISHED", [*scripted_cloud.FINISHED, more])
     room["bytes"] = 20_100
@@ -233,7 +239,10 @@ def test_with_the_latest_at_home_the_one_before_is_not_missed(world: World) -> N
 
 @pytest.fixture
 def room(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Provide the size of a simulated disk, which the files in artifacts/ fill; a test may change it."""
+    """Provide the size of a simulated disk as `room["bytes"]`, which a test may change.
+
+    The files in artifacts/ fill the disk.
+    """
     disk = {"bytes": 12_000}
 
     def usage(_: object) -> SimpleNamespace:
@@ -245,7 +254,7 @@ def room(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def test_what_fits_comes_home_and_the_rest_once_there_is_room(world: World, room: dict[str, int]) -> None:
-    """Two of three files fit on the disk; later there is room for the third."""
+    """The disk has room for two of three files: the two most valuable come home now, the third once there is room."""
     at_that_time = list[set[str]]()
 
     def make_room() -> None:
@@ -299,7 +308,7 @@ def test_a_disk_that_takes_no_new_folder_is_waited_for_too(world: World, monkeyp
 
 
 def test_a_disk_unmounted_at_the_end_of_training_is_waited_for(world: World) -> None:
-    """`artifacts` links to a larger disk. While that is unmounted nothing can be stored; the machine has the files."""
+    """`artifacts` links to a disk that is unmounted when training ends: gpurun keeps the machine until it can store."""
     disk = world.home.root / "disk"
     world.folder.artifacts.symlink_to(disk)
     after(world, 250.0, disk.mkdir)
@@ -312,7 +321,7 @@ def test_a_disk_unmounted_at_the_end_of_training_is_waited_for(world: World) -> 
 
 
 def test_a_folder_that_sudo_has_left_to_root_is_waited_for_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`sudo gpurun collect` left the folder of an earlier checkpoint to root; gpurun waits until it can be read."""
+    """`sudo gpurun collect` has made a folder that only root can read: gpurun must wait until it is readable."""
     old = ManifestFile(name="checkpoints/000010.model.safetensors", bytes=3, sha256="0" * 64, kind="weights", step=10)
     Inventory(world.folder).note(step=10, files=(old.name,), whole=(old,))
     stat = os.stat
@@ -333,7 +342,7 @@ def test_a_folder_that_sudo_has_left_to_root_is_waited_for_too(world: World, mon
 def test_an_unreachable_copy_ends_no_training_nor_is_made_twice(
     world: World, monkeypatch: pytest.MonkeyPatch, copied: str
 ) -> None:
-    """The home is on a file server that restarts: the copy of the log or the events cannot be read for a while."""
+    """The home's file server restarts during training: the run must survive, and copy each line of the log once."""
     stat = os.stat
     after(world, 30.0, lambda: monkeypatch.setattr(os, "stat", stale(copied)))
     after(world, 50.0, lambda: monkeypatch.setattr(os, "stat", stat))
@@ -346,7 +355,10 @@ def test_an_unreachable_copy_ends_no_training_nor_is_made_twice(
 
 
 def test_a_restarted_supervisor_needs_no_look_at_the_copies(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gpurun asks whether the journal has lost a machine only before it would rent another one."""
+    """events.jsonl may show a machine that the journal has lost.
+
+    A run whose journal still has its machine must resume even if that file cannot be read.
+    """
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"
     stat = os.stat
@@ -398,7 +410,7 @@ def test_nobody_waits_for_room_for_what_a_dead_machine_had(world: World, room: d
 
 
 def test_more_than_any_disk_takes_is_refused_with_the_list(world: World) -> None:
-    """An announced size of 2^60 bytes must be refused with the list, because no disk will ever have room for it."""
+    """No disk has room for 2^60 bytes: gpurun must refuse a list that announces so many, and not wait for room."""
     limits: list[int] = []
     manifest = world.far.manifest
     world.far.manifest = lambda most: limits.append(most) or manifest(most)  # type: ignore
@@ -408,7 +420,7 @@ def test_more_than_any_disk_takes_is_refused_with_the_list(world: World) -> None
 
 
 def test_a_file_too_large_for_the_model_stays_and_the_rest_comes(world: World) -> None:
-    """A hostile machine announces a sample text of 300 MB, for a model of half a megabyte."""
+    """A hostile machine lists a sample text of 300 MB for a small model: gpurun must download the other files only."""
     large = {"name": "samples/000040-0.txt", "bytes": 300 << 20, "sha256": "0" * 64, "kind": "sample", "step": 40}
     names, manifest = fetched(world), world.far.manifest
 
@@ -428,7 +440,7 @@ def test_a_file_too_large_for_the_model_stays_and_the_rest_comes(world: World) -
 
 @contextmanager
 def held(world: World, content: bytes) -> Iterator[Path]:
-    """Lock the partial file of a content, as `gpurun collect` in another process does, and yield its path."""
+    """Lock the partial download of these bytes, as `gpurun collect` in another process does, and yield its path."""
     place = world.folder.artifacts / PARTIAL_FOLDER / hashlib.sha256(content).hexdigest()
     place.parent.mkdir(parents=True)
     descriptor = os.open(place, os.O_RDWR | os.O_CREAT, 0o600)
@@ -440,7 +452,10 @@ def held(world: World, content: bytes) -> Iterator[Path]:
 
 
 def test_a_file_a_stopped_collect_holds_comes_last_despite_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`gpurun collect` was stopped with ^Z, so it holds the lock of its file until the user continues it."""
+    """A `gpurun collect` stopped with ^Z keeps its file locked.
+
+    The run must fetch that file last, without waiting for it.
+    """
     monkeypatch.setattr(resumable_file, "WAIT_S", 0.01)
     names = fetched(world)
     with held(world, WEIGHTS[1][1]) as place:

@@ -1,4 +1,4 @@
-"""Tests that a machine pushes no more to a bucket elsewhere than the plan has paid for, because egress is charged."""
+"""Tests that a machine pushes no more bytes to a bucket in another place than the plan has paid egress for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILE = ManifestFile(name="checkpoints/000010.weights", bytes=9, sha256="0" * 64,
 
 
 def order_of(home: Home, *, provider: str, **bucket: str) -> tuple[dict[str, Any], RunFolder, Plan]:
-    """Return the push order that the agent gets for a provider and a bucket, the run's folder and its plan."""
+    """Return the push order that the agent would get for this provider and bucket, the run's folder and its plan."""
     folder = staged_run(home)
     plan = Plan.from_json(folder.plan.read_bytes())
     stage = StagePlan(

@@ -1,4 +1,4 @@
-"""Tests that a line which breaks every hour still carries a large file to and from a bucket."""
+"""Tests that a large file gets to a bucket and back although the line breaks every hour."""
 
 from __future__ import annotations
 

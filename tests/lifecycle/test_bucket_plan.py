@@ -1,4 +1,4 @@
-"""Tests of a plan's bucket: what it already has, what will be uploaded and saved, and trouble found before renting."""
+"""Tests of a plan's bucket: files already in it, planned uploads, time saved, and errors found before renting."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIZE = 1 << 20
 
 @pytest.fixture
 def plan(own: Home) -> Plan:
-    """Return a paid plan with two shards of a megabyte."""
+    """Return a paid plan with two shards of one megabyte each."""
     made = Plan.from_json(tiny_runs.make_run(own).plan.read_bytes())
     folder, shards = Path(made.data.folder), []
     for number in (2, 3):

@@ -1,4 +1,4 @@
-"""Tests of a bucket that fails while a machine waits: a paid minute of patience may save hours of sending over SSH."""
+"""Tests of a bucket that fails while a machine waits for files: a paid minute of waiting may save hours over SSH."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FILE = StagedFile(
 
 
 class Patience:
-    """A patience that tries once and always has all of its time left."""
+    """A replacement for gpurun's patience that tries once and never runs out of time."""
 
     def __init__(self, *_: Any, limit_s: float) -> None:
         self.left_s = limit_s
@@ -52,10 +52,10 @@ def pulled(
     look: Callable[[], None] = lambda: None,
     at: Callable[[int], float] = lambda _: 0.0,
 ) -> tuple[PullResult, list[Any]]:
-    """Return the result for one staged file, and the notes, if the machine and the bucket behave as scripted.
+    """Pull one staged file by the script; return the result and the notes for the user.
 
-    `order` scripts the machine's pulls and `look` the bucket's answers. Without `order`, `at` gives the bits that come
-    in each second.
+    `order` scripts the machine's pulls and `look` the bucket's answers. Without `order`, `at(n)` gives the bits
+    that arrive in second n.
     """
 
     def at_a_pace(came: PullResult, on_progress: Callable[[], None], timeout_s: float) -> None:
@@ -132,7 +132,7 @@ def test_what_no_patience_mends_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
 def test_a_slow_bucket_is_kept_when_ssh_would_be_slower_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The bucket is ten times slower than in the plan, and still five times faster than SSH."""
+    """The bucket is ten times slower than planned but five times faster than SSH: the file still comes from it."""
     clock = VirtualClock()
     begun = clock.monotonic()
     came, notes = pulled(monkeypatch, clock, at=lambda _: 100e6)
@@ -164,7 +164,7 @@ def test_a_lid_that_was_closed_while_it_came_is_no_slow_bucket(monkeypatch: pyte
 
 
 def test_a_touched_file_is_pulled_and_a_changed_one_is_not(tmp_path: Path) -> None:
-    """While gpurun waits for a machine, files may get new timestamps, for example when a disk is mounted again."""
+    """Files may get new timestamps while gpurun waits, as when a disk is mounted again; only their bytes count."""
     data, staged = tmp_path / "data", tmp_path / "staged.json"
     data.mkdir()
     for name in ("same.bin", "touched.bin", "changed.bin"):

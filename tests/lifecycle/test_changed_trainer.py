@@ -1,4 +1,4 @@
-"""Tests of a user's changed trainer: when it is refused, and that the run trains with it, names it and continues it."""
+"""Tests of a user's changed trainer: when gpurun refuses it, and that a run trains and continues with it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_continuing_with_another_trainer_is_warned_about(own: Home) -> None:
 
 @pytest.fixture(params=["trainer", "folder"])
 def program(own: Home, request: pytest.FixtureRequest) -> tuple[World, str]:
-    """Return a run of a recipe or of a command, and the code of the error if its program has changed."""
+    """Return a run of a recipe or of a command, and the error code for a trainer or folder that has changed."""
     world, kind = World(own), str(request.param)
     if kind == "folder":
         job = CommandJob(recipe="train.py", recipe_sha256="0" * 64, command=Command(argv=("train.py",)))
@@ -103,7 +103,7 @@ def program(own: Home, request: pytest.FixtureRequest) -> tuple[World, str]:
 
 
 def test_a_changed_program_rents_no_machine(program: tuple[World, str]) -> None:
-    """Otherwise the receipt would name the planned program although another one ran."""
+    """If the program has changed since the plan, the receipt would name a program that never ran: nothing is rented."""
     world, code = program
     world.folder.plan.write_text(changed_plan(world.plan, {"bundle_sha256": "0" * 64}).to_json())
     assert world.drive() is ExitCode.SETUP
@@ -188,7 +188,7 @@ hardware = { gpu = "1xA100", disk_gb = 20, on_cpu = "rehearsal" }
 
 @pytest.mark.slow
 def test_an_optimiser_that_cannot_be_resumed_fails_its_rehearsal(own: Home, copy: Path, tmp_path: Path) -> None:
-    """The optimizer saves only half of its state: it learns, but the run could not continue after a lost machine."""
+    """The optimizer saves only half of its state: the rehearsal must find that the run could not be continued."""
     path, session = tmp_path / "small.toml", Session(home=own, quiet=True)
     path.write_text(RECIPE)
     request = Request(recipe=str(path), choices=Choices(trainer=str(copy)))

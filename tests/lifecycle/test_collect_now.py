@@ -99,7 +99,7 @@ def test_the_newest_comes_home_while_training_continues(own: Home) -> None:
 
 
 def untouched(path: Path) -> tuple[int, int, int]:
-    """Return the facts of a file that a write changes and a read does not."""
+    """Return a file's inode and two of its timestamps, which a write changes and a read does not."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
@@ -118,7 +118,7 @@ def test_only_requested_files_come_home_and_the_rest_are_named(instance: Instanc
 def test_of_all_files_those_that_fit_come_home(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk has no room for all files: gpurun must not refuse the list, but download those that fit."""
+    """The disk has no room for all files: gpurun must download those that fit, not refuse the whole list."""
     names = instance.save(10, 20, 30, best=10)
     size_bytes = (instance.out / names[0]).stat().st_size
 
@@ -184,7 +184,10 @@ def test_a_file_that_the_supervisor_is_bringing_is_waited_for(
 def test_a_file_that_a_stopped_collect_holds_is_brought_past_it(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`gpurun collect` was stopped with ^Z in another terminal; this one must not wait forever for its file."""
+    """A `gpurun collect` stopped with ^Z in another terminal keeps its file locked.
+
+    This one must not wait for it forever.
+    """
     weights, state = instance.save(10)
     held, waited = hashlib.sha256((instance.out / weights).read_bytes()).hexdigest(), list[str]()
     fetch = instance.far.fetch
@@ -314,7 +317,10 @@ def test_after_the_end_it_names_what_was_lost_and_what_was_left(
 def test_after_the_end_the_newest_is_the_newest_whole_one_here(
     session: Session, lost: tuple[str, ...], only: Only, expected: list[int] | tuple[str, ...]
 ) -> None:
-    """A checkpoint that lacks a file does not count. If the best one was lost, the refusal names its step."""
+    """A checkpoint that lacks a file at home does not count after the end.
+
+    If the best one lacks files, the refusal names its step.
+    """
     kinds = {"model": "weights", "optim": "optimizer"}
     names = [f"{step:06d}.{part}" for step in (20, 30) for part in kinds]
     sha256 = hashlib.sha256(b"x").hexdigest()
@@ -345,7 +351,7 @@ def test_after_the_end_the_newest_is_the_newest_whole_one_here(
 def test_what_the_end_brings_and_what_it_leaves_are_told_apart(
     session: Session, instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end of the run downloads the latest and the best; the text names `--only all` for the one between them."""
+    """The text must separate the files that the run's end will download from those that need `--only all`."""
     pushed_run(session, monkeypatch)
     state = RunState(run="fox-41", phase=Phase.TRAINING, instance=None)
     sight = replace(find_meant_run(session, "fox-41"), folder=folder, state=state)
@@ -421,7 +427,7 @@ def test_two_collects_into_one_folder_do_not_spoil_each_other(
     file = ManifestFile(name="a.bin", bytes=len(content), sha256=sha256, kind="weights", step=1)
 
     def another_one(descriptor: int) -> None:
-        """Start a second copy once the first has written all bytes, and interrupt it half way."""
+        """Start a second copy once the first has written all bytes, and interrupt the second one half way."""
         monkeypatch.setattr(os, "fsync", ended)
         second = threading.Thread(target=copy_and_end)
         second.start()
@@ -448,7 +454,7 @@ STAGE = "s3://bucket/prefix"
 
 
 def pushed_run(session: Session, monkeypatch: pytest.MonkeyPatch, *parts: str, **collected: Any) -> RunFolder:
-    """Make a run that has pushed to a simulated bucket, and play the given parts of its journal."""
+    """Make a run that pushes to a simulated bucket. `parts` name the further parts of its journal."""
     run = opened_run(session.home, "fox-41")
     plan = Plan.from_json(run.folder.plan.read_bytes())
     run.folder.plan.write_text(plan.model_copy(update={"choices": Choices(stage=STAGE)}).to_json())
@@ -471,7 +477,10 @@ def pushed_run(session: Session, monkeypatch: pytest.MonkeyPatch, *parts: str, *
 def test_a_gone_machines_missing_files_come_from_the_bucket(
     session: Session, monkeypatch: pytest.MonkeyPatch, collected: dict[str, Any]
 ) -> None:
-    """If the list is a remembered one, the bucket is read even when no file is missing: it may have newer files."""
+    """`collect` must read the bucket if files are missing, or if the machine's list was old.
+
+    The bucket may have newer files.
+    """
     pushed_run(session, monkeypatch, "through_training", "death", **collected)
     answer = collect(session, "fox-41", only="last")
     assert [file["name"] for file in answer.data["here"]][:1] == [WEIGHTS]
@@ -504,7 +513,7 @@ def test_an_unreachable_machines_pushes_come_from_the_bucket(
 
 
 def older_bucket(monkeypatch: pytest.MonkeyPatch, *, is_empty: bool = False) -> ManifestFile:
-    """Simulate a bucket that is empty or stopped at step 60, when the machine's URLs expired; return its file."""
+    """Simulate a bucket that is empty, or whose last push was step 60 when its URLs expired; return that file."""
     old = ManifestFile(name="checkpoints/000060.safetensors", bytes=5, sha256="6" * 64, kind="weights", step=60)
     manifest = Manifest() if is_empty else Manifest(latest=60, best=Best(step=60, val_loss=9.0), files=(old,))
 

@@ -1,4 +1,4 @@
-"""Tests of a user's own commands on this machine: any script gets the promises that a recipe gets."""
+"""Tests of a user's own commands on this machine: every script gets the promises that a recipe gets."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def test_the_labs_own_file_runs_unchanged_and_leaks_no_secret(person: Person) ->
 
 
 def test_a_stopped_script_continues_from_its_newest_checkpoint(person: Person) -> None:
-    """A stop lets nanoGPT save its checkpoint; the next run finds that file at its old path and continues from it."""
+    """After a stop nanoGPT saves a checkpoint.
+
+    The next run finds that file at the same path and continues training from it.
+    """
     (person.folder / "train.py").write_text(NANOGPT)
     words = ("--checkpoint-glob", "out-*/ckpt.pt", "--resume-arg", "--init_from=resume", "--idle", "2h", "--")
     detached = person.runs("--detach", *words, "python", "train.py", "--max_iters=100000")
@@ -91,7 +94,10 @@ def test_a_stopped_script_continues_from_its_newest_checkpoint(person: Person) -
 def test_a_finished_command_runs_once_more_only_if_that_is_meant(
     person: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a question, a loop in a shell or a mistyped name would pay for the same work again."""
+    """gpurun asks before it repeats a finished command.
+
+    A shell loop or a mistyped name would pay for the same work again.
+    """
     script = "import pathlib; pathlib.Path('ckpt.pt').write_text('x'); print('step 1: loss 1.0')"
     (person.folder / "train.py").write_text(script)
     assert person.runs("--checkpoint-glob", "ckpt.pt", "train.py").returncode == 0
@@ -239,7 +245,7 @@ def test_a_run_notifies_a_program_and_a_terminal(person: Person) -> None:
     said = b""
     with subprocess.Popen(command, cwd=person.folder, stdin=follower, stdout=follower, stderr=follower) as shell:
         os.close(follower)
-        with contextlib.suppress(OSError):  # At the end of a terminal, reading fails.
+        with contextlib.suppress(OSError):  # Reading fails once the command has closed the terminal.
             while piece := os.read(leader, 1 << 16):
                 said += piece
     os.close(leader)
@@ -403,7 +409,7 @@ def test_a_supervisor_that_is_killed_misses_nothing_of_a_command(person: Person)
 
 
 def records_of(log: bytes) -> Iterator[bytes]:
-    """Yield the records of a small LevelDB log, and assert that each of them is in one piece."""
+    """Yield the records of a small LevelDB log, and assert that none of them is split."""
     place = 7
     while place + 7 <= len(log):
         _, size, kind = struct.unpack_from("<IHB", log, place)

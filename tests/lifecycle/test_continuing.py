@@ -1,4 +1,4 @@
-"""Tests of continuing a run: only from files that the earlier run's receipt names, and only if it can be continued."""
+"""Tests of continuing a run: which runs can be continued, and that only files named in their receipts are used."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ KINDS = {"model.safetensors": "weights", "optim.safetensors": "optimizer", "stat
 
 
 class StoppedRun(CloudRun):
-    """A paid run of gpt2-124m that ended at its lease, with the checkpoints of two steps at home."""
+    """A paid run of gpt2-124m that ended because its lease was over, with the checkpoints of two steps at home."""
 
     steps: tuple[int, ...] = (60, 120)
     mode = Mode.PAID
@@ -103,7 +103,7 @@ def shards(**more: Any) -> DataSummary:
 def refused_code(
     home: Home, request: Request = FROM, recipe: ResolvedRecipe = RECIPE, data: DataSummary | None = None
 ) -> str:
-    """Return the code of the error with which a continuation is refused, by any of its three steps."""
+    """Assert that one of the three steps of a continuation refuses it with a hint; return the code of the error."""
     with pytest.raises(GpurunError) as refused:
         _go_on(home, request, recipe, data or shards())
     assert refused.value.hint
@@ -131,7 +131,10 @@ def test_a_continued_run_repeats_all_but_the_cap_and_consents(home: Home) -> Non
 
 
 def test_another_challenge_is_another_training(home: Home) -> None:
-    """`--from` keeps the earlier run's challenge. Another one is refused, so a copied run cannot pass as one's own."""
+    """Another challenge than the earlier run's is refused.
+
+    Otherwise a learner could pass off a copied run as their own.
+    """
     stopped_run(home)
     other = FROM.model_copy(update={"overrides": (f'train.challenge="ml-2026-word:{"a" * 64}"',)})
     resolved = resolve(load_recipe("gpt2-124m"), "full", training_as_before(other, home).overrides)
@@ -240,7 +243,7 @@ def test_a_checkpoint_that_came_home_in_part_is_passed_over(home: Home) -> None:
 
 
 def test_a_trials_checkpoint_unlike_its_list_is_passed_over(home: Home) -> None:
-    """A trial that is stopped while it saves leaves a list that is older than its newest files."""
+    """A trial was stopped while it saved, so its newest files do not match its list: an older checkpoint is used."""
     own = resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.002",), 1)
     best = "outputs/gpurun-sweep/best/002/"
 
@@ -300,7 +303,7 @@ def test_a_run_may_be_planned_further_but_never_less_far(home: Home) -> None:
 
 
 def test_changes_are_listed_with_the_flags_that_undo_them(home: Home) -> None:
-    """The differences may come from a rehearsal's form or an edited recipe, so the hint names a flag for each value."""
+    """For each value that differs from the earlier run's, the hint gives a flag that restores the earlier value."""
     stopped_run(home)
     edited = ("optim.lr=0.002", 'data.source="my texts"', "train.batch_tokens=524288")
     with pytest.raises(UsageError) as refused:
@@ -319,7 +322,10 @@ def test_a_checkpoint_that_is_not_what_came_home_is_refused(home: Home, name: st
 
 
 def test_a_dev_box_with_an_altered_folder_is_not_continued(home: Home, tmp_path: Path) -> None:
-    """The receipt has the digest of the uploaded folder: a file that was changed since was never on the box."""
+    """A file that was changed after the upload was never on the box.
+
+    The folder's digest in the receipt shows the change.
+    """
     command = Command(argv=KEEP, outputs=EVERYTHING)
 
     class Box(StoppedRun):
@@ -347,7 +353,7 @@ def test_a_dev_box_with_an_altered_folder_is_not_continued(home: Home, tmp_path:
 
 
 def test_leftovers_of_another_run_are_replaced_not_written_into(home: Home) -> None:
-    """The leftover is a hard link to the other run's checkpoint: writing into it would destroy what was paid for."""
+    """A leftover file is a hard link to another run's checkpoint: writing into it would destroy what was paid for."""
     first, into = stopped_run(home), home.staged_data("owl-07")
     kept = {path: path.read_bytes() for path in first.folder.artifacts.rglob("*.*")}
     with_checkpoint_beside(shards(), with_earlier_checkpoint(RECIPE, FROM, home), home, into)
@@ -402,7 +408,10 @@ def test_a_plan_that_was_edited_says_nothing(home: Home) -> None:
 
 
 class Going(StoppedRun):
-    """A run that continued fox-41: its plan file names `before`, and it was opened with `claims`."""
+    """A run that continues fox-41.
+
+    Its plan file names the checkpoint `before`; the plan that it was opened with names `claims`.
+    """
 
     before: Earlier
     claims: Earlier
@@ -417,7 +426,7 @@ class Going(StoppedRun):
 
 
 def went_on(home: Home, name: str, before: Earlier, claims: Earlier | None = None) -> list[str]:
-    """Return the audit's problems of a run that continued another one and has its own receipt."""
+    """Make a run that continued another one and has its own receipt; return the problems that the audit finds in it."""
     kind: type[Going] = type("Went", (Going,), {"before": before, "claims": claims or before})
     kind(home, name).until_gone().settle()
     return problems(home, name)
@@ -438,7 +447,7 @@ def test_the_audit_wants_the_earlier_receipt_first_in_the_chain(home: Home) -> N
     none = Earlier(run="fox-41", step=120, bytes=1, receipt_sha256="a" * 64)
 
     def is_named(name: str, before: Earlier) -> bool:
-        """Return whether the one problem of a run is that the receipt of an earlier run is not in the chain."""
+        """Return whether the audit's only problem is that the chain lacks the receipt of the earlier run."""
         (problem,) = went_on(home, name, before)
         return lacking(problem, before.run, "the receipt", "chain") == []
 
@@ -469,7 +478,10 @@ def test_the_key_that_signs_is_of_this_home(home: Home) -> None:
 
 
 def test_a_moved_home_still_finds_the_shards_of_an_earlier_run(tmp_path: Path) -> None:
-    """A run that continued another run uses the shards in that first run's folder."""
+    """owl-07 used the shards in fox-41's folder.
+
+    After the home is moved, a continuation must find them at their new path.
+    """
 
     class Second(StoppedRun):
         def trainer_files(self) -> None:
@@ -493,7 +505,7 @@ def test_a_moved_home_still_finds_the_shards_of_an_earlier_run(tmp_path: Path) -
 
 
 def asked_of(home: Home, **changes: Any) -> None:
-    """Make the earlier run, with a request that has these changes."""
+    """Make the earlier run, whose request has these changes."""
 
     class Asked(StoppedRun):
         def trainer_files(self) -> None:
@@ -567,7 +579,7 @@ def test_a_recipe_of_ones_own_may_lie_elsewhere_by_now(
 
 
 def test_who_went_on_from_the_same_run_before_is_named(home: Home) -> None:
-    """Otherwise the same steps are paid for twice when the first run's name is typed again."""
+    """A user who continues fox-41 twice pays twice for the same steps, so gpurun names the runs that continued it."""
     stopped_run(home)
     spent = with_earlier_checkpoint(RECIPE, FROM, home).earlier
     assert spent is not None
@@ -589,7 +601,10 @@ def test_who_went_on_from_the_same_run_before_is_named(home: Home) -> None:
 
 
 def test_a_bucket_that_the_earlier_run_went_by_is_named(home: Home) -> None:
-    """Like every consent, a bucket must be given again. A user who forgets it would upload all shards on paid time."""
+    """--stage must be given again.
+
+    Without it all shards are uploaded on paid time, so a note names the earlier bucket.
+    """
     run = stopped_run(home)
     earlier = with_earlier_checkpoint(RECIPE, FROM, home).earlier
     assert earlier is not None
@@ -601,7 +616,7 @@ def test_a_bucket_that_the_earlier_run_went_by_is_named(home: Home) -> None:
 
 
 def test_without_a_request_the_plan_says_what_can_be_continued(home: Home) -> None:
-    """If the request file is lost, recipe and provider come from the plan; the user must repeat the overrides."""
+    """If request.json is lost, the plan gives recipe and provider, but not the overrides: the user must repeat them."""
     stopped_run(home).folder.request.unlink()
     request = training_as_before(FROM, home)
     assert (request.recipe, request.providers, request.choices) == ("gpt2-124m", ("runpod",), Choices())

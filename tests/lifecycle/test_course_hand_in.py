@@ -1,4 +1,4 @@
-"""Tests of the course's own script under `gpurun run`: its card to hand in, and what its challenge proves."""
+"""Tests of the course's own script under `gpurun run`: a learner's card, and what its challenge proves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCRIPT = "mini_gpt2_train.py"
 
 @pytest.fixture(scope="module")
 def person(tmp_path_factory: pytest.TempPathFactory) -> Person:
-    """Return a user who has run the course's file for a challenge and has written the card."""
+    """Return a user who has run the course's script for a challenge and has made the card to hand in."""
     root = tmp_path_factory.mktemp("course")
     person = Person(root / "home", root / "lab")
     person.folder.joinpath(SCRIPT).write_text(COURSE_GPT)

@@ -1,8 +1,8 @@
 """Tests that kill the supervisor at every journal record and outward call, drive the run again and check the promises.
 
-The kill is a real SIGKILL of a separate process. Instance, agent and trainer are real processes too, and live on. How
-often a run looks at its machine depends on the machine: of the looks between two records, only the first is a crash
-point.
+The supervisor is a separate process and dies by a real SIGKILL. Instance, agent and trainer are real processes too, and
+survive it. How often a run looks at its machine depends on the computer's speed, so only the first look between two
+records is a crash point.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RECORDS = {str(event) for event in Event}
 
 
 def crash_points_of_a_run(home: Home) -> list[str]:
-    """Return the crash points that every complete run passes, in order; each is the path of names that leads to it."""
+    """Return the crash points of a complete run, in order, each as the names from the last record to the point."""
     make_run(home, "whole-1", steps=STEPS)
     log = home.root / "points.txt"
     assert drive(home, "whole-1", GPURUN_CRASH_LOG=str(log)).returncode == 0
@@ -99,7 +99,7 @@ def test_killed_anywhere_and_resumed_the_run_ends_the_same(points: list[str], gr
 
 @pytest.mark.slow
 def test_killed_at_its_fourteenth_point_each_time_the_run_ends(tmp_path: Path) -> None:
-    """Each new supervisor makes progress. The proof of death is the longest step that one of them must finish."""
+    """Fourteen points are enough for the longest step, the proof of death, so each supervisor makes progress."""
     home = Home(tmp_path / "home")
     folder = make_run(home, steps=STEPS)
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""Tests of a provider that denies a living machine: while the machine answers, its death is not proven."""
+"""Tests of a provider that reports a living machine as gone: while the machine answers, its death is not proven."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def world(tmp_path: Path) -> World:
 
 
 def deny(world: World, seconds: float) -> None:
-    """Make the cloud deny the machine for `seconds` after the first destroy: it reads as gone, and does not end."""
+    """Make the cloud report the machine as gone, and keep it alive, for `seconds` after the first destroy."""
     cloud, begun = world.cloud, list[float]()
     find, read, destroy = cloud.find, cloud.read, cloud.destroy
 

@@ -1,4 +1,4 @@
-"""Tests of a dev box on this machine, with the real agent: an idle box ends, and the files made on it are at home."""
+"""Tests of a dev box on this machine, with the real agent: an idle box ends, and files made on it come home."""
 
 from __future__ import annotations
 
@@ -176,7 +176,10 @@ def test_a_repository_that_cannot_be_cloned_is_quoted_from_git(home: Home, tmp_p
 
 @pytest.mark.slow
 def test_a_dead_supervisor_changes_nothing_for_the_lease(home: Home, lab: Path) -> None:
-    """The guard ends the machine at its deadline; the next supervisor finds that and writes the receipt."""
+    """The supervisor is killed.
+
+    The guard must end the machine at its deadline, and the next supervisor must write the receipt.
+    """
     lease = Lease(boot_s=40, ship_s=20, train_s=25, collect_s=5, destroy_s=5, kill_allowance_s=5)
     made = begun(home, lab, lease=lease)
     (Path(there(home).doors().folder) / "made.txt").write_text("x")

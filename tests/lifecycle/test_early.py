@@ -98,7 +98,7 @@ def test_an_older_checkpoint_stays_until_the_newer_is_here_whole(
 def test_what_was_replaced_makes_room_before_the_next_one_comes(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk has room for two and a half checkpoints; the machine keeps two."""
+    """The disk holds two and a half checkpoints: a replaced one must be deleted before the next is downloaded."""
     size_bytes = (instance.out / instance.save(10)[0]).stat().st_size
 
     def usage(_: object) -> SimpleNamespace:
@@ -136,7 +136,10 @@ def test_a_partial_copy_of_a_replaced_file_gives_back_its_room(
 
 
 def test_a_restarted_supervisor_brings_what_was_still_to_come(instance: Instance, folder: RunFolder) -> None:
-    """A checkpoint is announced only once, and the next one may be an hour away."""
+    """A restarted supervisor must fetch a checkpoint announced before its start.
+
+    The next announcement may be an hour away.
+    """
     folder.events.write_bytes(LINE)
     instance.save(10)
     with BackgroundDownload(instance.far, folder, FREE, SystemClock()):
@@ -146,7 +149,7 @@ def test_a_restarted_supervisor_brings_what_was_still_to_come(instance: Instance
 def test_unreadable_events_do_not_stop_the_watch(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The home may be on a file server that was restarted."""
+    """If events.jsonl cannot be read because the home's file server restarts, checkpoints must still come home."""
     stat = os.stat
 
     def stale(path: Any, *rest: Any, **more: Any) -> os.stat_result:
@@ -273,7 +276,10 @@ def test_an_older_gpuruns_four_notes_are_read_and_become_one(instance: Instance,
 
 @pytest.mark.parametrize("name", ["inventory.json", "left.json"])
 def test_a_damaged_list_of_what_has_left_counts_as_all_of_it(instance: Instance, folder: RunFolder, name: str) -> None:
-    """The list is in inventory.json, or in left.json if an older gpurun has written it."""
+    """If the list of bytes that have left the machine is damaged, all paid egress counts as used.
+
+    The list is in inventory.json, or in left.json if an older gpurun has written it.
+    """
     instance.save(10)
     (folder.path / name).write_bytes(b"\0\0")
     BackgroundDownload(instance.far, folder, EgressBudget(folder, 900_000, 20), SystemClock()).bring(instance.far)

@@ -51,7 +51,7 @@ def test_the_receipt_has_what_left_plus_a_twentieth_not_the_plan(tmp_path: Path,
 
 
 def test_a_machine_of_seconds_costs_awss_minute_and_no_egress(tmp_path: Path) -> None:
-    """AWS bills at least one minute: the receipt must include it, although it does not include the planned egress."""
+    """AWS bills at least one minute: the receipt must include it, but not the planned egress, because no byte left."""
     world = World(Home(tmp_path))
     offer_at(world, "aws", "us-east-1")
     world.far.broken["install_agent"] = HostKeyMismatch("203.0.113.9:22", "SHA256:ours", "SHA256:theirs")

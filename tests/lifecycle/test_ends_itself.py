@@ -1,4 +1,4 @@
-"""Tests of a machine that its provider will not end: it ends itself, and the user sees when and for how much."""
+"""Tests of a machine that its provider refuses to end: it ends itself, and the user learns when and at what cost."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ DEAD_KEY = SetupError("auth.refused", "RunPod refuses the key.", hint="Give anot
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """Return a world whose machine has a timer that is armed at boot."""
+    """Return a world whose machine arms a timer when it boots; the timer ends the machine."""
     world = World(Home(tmp_path))
     world.cloud.profile = replace(world.cloud.profile, timer="boot")
     return world
 
 
 def deaf(cloud: ScriptedCloud) -> None:
-    """Make every verb of the cloud refuse the key from now on."""
+    """Make `destroy`, `find`, `read` and `leftovers` refuse the key from now on."""
     cloud.broken = dict.fromkeys(("destroy", "find", "read", "leftovers"), DEAD_KEY)
 
 
@@ -67,7 +67,10 @@ def test_with_a_dead_key_the_machine_ends_once_files_are_home(world: World) -> N
 
 
 def test_what_it_is_said_to_cost_at_most_has_the_price_that_rose(world: World) -> None:
-    """The bound must use the price that rose: with the plan's price it was $7.00 for a machine that cost $7.08."""
+    """The highest cost in the text must use the risen price.
+
+    With the plan's price it was $7.00, but $7.08 was billed.
+    """
     world.cloud.reported_rate = lambda verb: usd(4) if world.clock.monotonic() >= 20 else RATE
     world.far.during = lambda: deaf(world.cloud) if incidents(world) else None
     assert world.drive() == "destroy.not_gone"
@@ -128,7 +131,10 @@ def test_train_ps_and_audit_say_the_same_of_it(
 
 
 def test_a_coming_self_end_is_a_plan_that_names_who_grants_it(world: World) -> None:
-    """After the time at which the machine should end itself, the text must add that its end was not seen."""
+    """The text names the provider to ask, and a cost.
+
+    Once the machine should have ended, it adds that no end was seen.
+    """
     world.far.during = lambda: deaf(world.cloud)
     assert world.drive() == "destroy.not_gone"
     (ends_wall,) = [data["ends_wall"] for data in world.all_of(Event.INCIDENT) if data["code"] == "machine.ends_itself"]
@@ -140,7 +146,10 @@ def test_a_coming_self_end_is_a_plan_that_names_who_grants_it(world: World) -> N
 
 
 def test_a_machines_own_timer_bounds_no_cost(world: World) -> None:
-    """A provider refused the timer's request for minutes: $48.43 was billed, but the receipt stated $39.75."""
+    """The receipt must not take the timer's time as the machine's end.
+
+    A provider once refused the timer's request for minutes: $48.43 was billed, but the receipt stated $39.75.
+    """
     lost_in_training(world)
     assert world.drive() == 7
     predicate = json.loads(b64decode(json.loads(world.folder.receipt.read_bytes())["payload"]))["predicate"]
@@ -150,7 +159,10 @@ def test_a_machines_own_timer_bounds_no_cost(world: World) -> None:
 
 @pytest.mark.parametrize("since", [True, False])
 def test_a_timer_that_uses_the_refused_key_is_not_promised(world: World, since: bool) -> None:
-    """On Lambda a machine keeps the key of its launch: a key for the timer that is stored later does not help."""
+    """If the timer uses the key that was refused, no cost bound is promised.
+
+    On Lambda the timer keeps the key of the launch, even if a newer key is stored later.
+    """
     world.cloud.guard_shares_key = True
 
     def refused() -> None:

@@ -79,7 +79,10 @@ def test_a_lost_or_strange_answer_is_looked_up_and_adopted(world: World, how: st
 
 
 def test_the_readable_part_of_a_list_is_adopted_at_once(world: World) -> None:
-    """The answer to the create is lost, and each list breaks off after its first page, which has the machine."""
+    """The create's answer is lost, and each list breaks off after its first page.
+
+    A machine on that page must be adopted.
+    """
     world.cloud.creates = ["made, answer lost"]
     find = world.cloud.find
 
@@ -206,7 +209,10 @@ def test_another_gpu_than_the_one_agreed_to_is_destroyed(world: World) -> None:
 def test_a_machine_in_another_place_than_ordered_is_sent_nothing(
     world: World, wanted: str, reported: str, verbs: tuple[str, ...]
 ) -> None:
-    """RunPod treats the requested data centre as a preference, but the user may be obliged to stay in it."""
+    """RunPod may ignore the requested data centre, but the user may be obliged to stay in it.
+
+    Nothing must be uploaded.
+    """
     world.folder.plan.write_text(
         changed_plan(world.plan, {"offer": world.plan.offer.model_copy(update={"region": wanted})}).to_json()
     )
@@ -231,7 +237,10 @@ def test_a_silent_agent_is_given_up_within_the_boot_limit(world: World) -> None:
 
 
 def test_a_death_at_birth_is_reported_in_the_providers_words(world: World) -> None:
-    """EC2 may accept a launch and end the machine a second later, because of a volume limit or a missing disk key."""
+    """EC2 may accept a launch and end the machine a second later.
+
+    The user must see EC2's reason, such as a volume limit.
+    """
     why, read = "terminated · Client.VolumeLimitExceeded: Volume limit exceeded", world.cloud.read
 
     def stillborn(instance_id: str) -> Instance:
@@ -313,7 +322,7 @@ def test_a_clock_that_jumps_an_hour_never_lengthens_the_lease(world: World, jump
 def test_a_slow_clock_after_a_restart_never_lengthens_the_lease(
     world: World, monkeypatch: pytest.MonkeyPatch, killing: str
 ) -> None:
-    """After a restart this computer's clock may be wrong, so gpurun relies on the times in the provider's answers."""
+    """After a restart this computer's clock may be wrong: gpurun must rely on the times in the provider's answers."""
     start, jobs = world.far.start, list[Mapping[str, Any]]()
 
     def started(job: Mapping[str, Any]) -> Started:
@@ -334,7 +343,7 @@ def test_a_slow_clock_after_a_restart_never_lengthens_the_lease(
 
 
 def test_a_provider_without_a_clock_keeps_no_machine_overdue(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a restart, if the request for the provider's time fails, the lease ends by this computer's clock."""
+    """If the provider's time cannot be read after a restart, the lease must still end, by this computer's clock."""
 
     def odd() -> None:
         raise ValueError("no date at all")
@@ -561,7 +570,10 @@ def test_an_instance_of_an_unreadable_run_is_ended_by_its_token(world: World, fi
 
 
 def test_a_strange_run_name_on_a_machine_stops_no_sweep(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's token leads to the journal of the run that made it, and that run ends with a receipt."""
+    """The machine's tag names an impossible run.
+
+    `reap` must find the right run by the token and end it with a receipt.
+    """
     monkeypatch.setattr("gpurun.lifecycle.reaper.supervise", lambda home, run, clock: world.drive())
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"

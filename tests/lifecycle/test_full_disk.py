@@ -1,4 +1,4 @@
-"""Tests of a full disk on this laptop: gpurun waits while files can be saved, and ends each machine that must end."""
+"""Tests of a full disk on this laptop: gpurun waits for room if files can still be saved, and ends every machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.refusals import refusal
 
 DAY_S = 24 * 3600.0
 MINUTES_S = 600.0
-# A lease that is long enough to show whether gpurun waits for its end.
+# A lease that is long enough to show whether gpurun waits until it is over.
 LONG = Lease(boot_s=120, ship_s=60, train_s=3600, collect_s=60, destroy_s=60, kill_allowance_s=60)
 
 
@@ -164,7 +164,10 @@ def test_a_starting_supervisor_does_a_standing_destroy_at_once(world: World, dis
 
 
 def test_a_machine_that_may_exist_is_looked_for_and_ended(world: World, disk: Disk) -> None:
-    """The answer to the create was lost, the user requests the end, and the list shows the machine only after 100 s."""
+    """The create's answer was lost, and the user requests the end.
+
+    A machine that is listed 100 s later must be ended although the disk is full.
+    """
     world.cloud.killing, world.cloud.list_lag_s = "after create", 100.0
     assert world.drive() == "killed"
     ask_to_stop(world.folder, "destroy", by="user", reason="test")
@@ -197,7 +200,7 @@ def test_with_nothing_requested_a_full_disk_is_only_reported(world: World, disk:
 
 
 def full_from(event: Event, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the disk full just before the first record of this kind is written."""
+    """Make the disk full just before the first record of this event is written."""
     append, seen = Journal.write, set[Event]()
 
     def appended(self: Journal, written: Event, data: Any) -> Any:
@@ -273,7 +276,7 @@ def test_an_unusable_machine_waits_for_no_record_either(
 def test_a_late_machine_is_ended_though_it_cannot_be_recorded(
     world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal cannot record the late machine, and the provider does not answer at that moment."""
+    """A late machine appears when the disk is full and the provider silent: it must end while the disk is full."""
     late_machine(world)
     full_from(Event.INCIDENT, disk, monkeypatch)
 

@@ -34,7 +34,7 @@ HANGING = [
 
 
 class RealWorld(World):
-    """The scripted cloud on the real clock, with the driver in threads; one call hangs until the test lets it go."""
+    """A run on the scripted cloud in real time. After the create, the first call named `hanging` waits for `let_go`."""
 
     def __init__(self, home: Home, hanging: str) -> None:
         super().__init__(home)
@@ -132,7 +132,7 @@ def test_a_destroy_during_an_open_create_follows_its_answer(own: Home) -> None:
 def test_a_silent_supervisor_keeps_no_machine_from_its_end(
     own: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The supervisor is frozen by SIGSTOP: the command itself ends the machine, and says why the receipt must wait."""
+    """The supervisor is frozen: the command itself must end the machine, and say why the receipt must wait."""
     tiny_runs.make_run(own, steps=100_000)
     supervisor = tiny_runs.start(own)
     for _ in ticks(SystemClock(), 0.05, 30):
@@ -150,7 +150,7 @@ def test_a_silent_supervisor_keeps_no_machine_from_its_end(
 
 
 def test_a_machine_gone_in_a_hanging_destroy_is_billed_no_more(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the destroy call hangs after the machine is gone, that time must not be billed."""
+    """If the destroy call hangs after the machine is gone, the rest of the call must not count as billed time."""
     monkeypatch.setattr(terminate, "LOOK_EVERY_S", 0.1)
     world = RealWorld(own, "after destroy")
     driven = Background(world.drive)

@@ -1,4 +1,4 @@
-"""Tests of holding a machine whose end would destroy files that are not at home: within its lease, and recorded."""
+"""Tests of keeping a machine whose end would destroy files that are not at home: within its lease, and recorded."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def proven_and_audited(world: World) -> None:
 
 
 def collect(world: World) -> None:
-    """Repair the line and do what `gpurun collect` does in another process."""
+    """Let the downloads succeed again, and then fetch the files as a separate `gpurun collect` would."""
     world.far.flips.clear()
     budget = EgressBudget.from_plan(world.folder, world.plan)
     bring_now(world.far, world.folder, "all", world.clock, lambda *_: None, budget)
@@ -182,7 +182,7 @@ def test_the_hold_is_as_long_as_its_user_says(world: World, hold_s: int) -> None
 
 
 def outputs(world: World, **more: Any) -> None:
-    """Make the machine report the files that its command has left, before its last event."""
+    """Make the agent report, before its last event, the files that the command has written."""
     before = world.far._events
 
     def events() -> list[dict[str, Any]]:

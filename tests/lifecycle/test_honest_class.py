@@ -1,4 +1,4 @@
-"""Tests that no learner is accused among thirty honest hand-ins, each really trained and really recomputed."""
+"""Tests that a class check accuses none of thirty honest learners, whose runs are really trained and recomputed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.command_line import gpurun
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 TEXT = "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the slings and arrows "
 EACH = 3
-# What learners may do on their own: change settings, or use a computer with another environment.
+# Honest ways to train: with changed settings, or on a computer with another environment.
 WAYS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "as it is": ((), {}),
     "longer": (("--set", "train.steps=450"), {}),
@@ -27,14 +27,14 @@ WAYS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "bf16": (("--set", "train.precision=bf16"), {}),
     "wider": (("--set", "model.width=48"), {}),
     "two threads": ((), {"OMP_NUM_THREADS": "2"}),
-    "killed and resumed": (("--set", "train.checkpoint_every=10"), {}),  # Samples make it slow enough to kill.
+    "killed and resumed": (("--set", "train.checkpoint_every=10"), {}),  # Slow enough to be killed.
     "moved": ((), {}),
     "handed in twice": ((), {}),
 }
 
 
 def training(home: Path, text: Path, word: str, settings: tuple[str, ...]) -> list[str]:
-    """Return the command that trains in a learner's own home."""
+    """Return the command line that trains the course's lab in a learner's own home."""
     words = ["train", "course-lab", *settings, "--data", str(text), "--provider", "local", "--challenge", word, "--yes"]
     return [sys.executable, "-m", "gpurun", *words, "--no-progress", "--name", "fox-41", "--home", str(home)]
 
@@ -54,7 +54,7 @@ def killed_and_resumed(command: list[str], home: Path, environment: dict[str, st
 
 @pytest.fixture
 def folder(tmp_path: Path, own_home: Path) -> Path:
-    """Return the folder of a class, with the learners' cards and the teacher's roster."""
+    """Return the folder of a class, with the teacher's roster and the learners' cards."""
     (tmp_path / "text.txt").write_text(TEXT * 3)
     ways = [*WAYS.items()] * EACH
     (tmp_path / "students.txt").write_text("".join(f"learner {number}\n" for number in range(len(ways))))

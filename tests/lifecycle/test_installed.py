@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.process]
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a Python that has gpurun from its wheel, and its dependencies from this test's environment."""
+    """Return a Python in which gpurun is installed from its wheel, with the dependencies of this test's environment."""
     folder = tmp_path_factory.mktemp("installed")
     pip = [sys.executable, "-m", "pip", "-q", "--no-input"]
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, ROOT], check=True)

@@ -1,4 +1,4 @@
-"""Tests of a machine that appears after gpurun believed in its absence: from then on its death must be proven."""
+"""Tests of a machine that appears after gpurun concluded that it did not exist: then its death must be proven too."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.unit.ledger_samples import chain_anew
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """Return a world whose first machine appears after 180 s, when a second one has trained."""
+    """Return a world whose first machine appears after 180 s, when a second machine has already trained."""
     world = World(Home(tmp_path))
     late_machine(world)
     return world
@@ -48,7 +48,7 @@ def with_cap_for(world: World, machines: int) -> None:
 
 
 def late_and_deaf(world: World) -> None:
-    """Drive the run until the late machine is recorded, ignores its destroy, and the supervisor gives up for now."""
+    """Drive the run until it has recorded the late machine, which ignores its destroy, and the supervisor gives up."""
     destroy = world.cloud.destroy
 
     def deaf_to_the_late_one(instance_id: str) -> None:
@@ -152,7 +152,10 @@ def test_a_provider_whose_key_is_gone_leaves_it_red(world: World, monkeypatch: p
 
 
 def test_one_that_will_not_go_keeps_no_other_alive(world: World) -> None:
-    """Two late machines appear, each with its own token. One ignores its destroy; the other must end all the same."""
+    """Two late machines appear, each with its own token.
+
+    The first ignores its destroy; the second must still be ended.
+    """
     world.cloud.script["create"] = [Fault.LATE, Fault.LATE]
     world.cloud.profile = replace(world.cloud.profile, late_s=185.0)
     world.far.train_s = 10.0
@@ -184,7 +187,7 @@ def test_a_machine_in_only_part_of_a_list_still_came_late(world: World) -> None:
 
 @pytest.fixture
 def closed_red(world: World) -> World:
-    """Return a closed run, exit code 9, with a receipt and a record of the late machine that lacks its token."""
+    """Return a run that an older gpurun closed with exit code 9: its record of the late machine has no token."""
     late_and_deaf(world)
     journal = Journal.open(world.folder.journal, world.clock)
     written = write_receipt(world.home, world.folder)

@@ -1,4 +1,4 @@
-"""Tests of a billed volume that cannot be removed: every command exits with 9, and gpurun keeps trying."""
+"""Tests of a billed volume that cannot be removed: every command exits with 9, and gpurun keeps trying to remove it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def left(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """Return a world whose volume could not be removed until the supervisor gave up; now it can."""
+    """Return a world whose supervisor gave up because the volume could not be removed.
+
+    Now the volume can be removed.
+    """
     with monkeypatch.context() as patch:
         patch.setattr(world.cloud, "remove", lambda leftover: None)
         assert world.drive() == "destroy.leftover"
@@ -83,7 +86,7 @@ def test_everybody_who_is_asked_says_9_meanwhile(
 
 
 def test_its_own_deadline_is_nobodys(left: World) -> None:
-    """A deadline ends a machine, not the volume that it left: `ps` must not call the volume overdue."""
+    """The deadline of a machine does not apply to the volume that it left: `ps` must not call the volume overdue."""
     left.clock.sleep(left.plan.lease.total_s)
     assert "OVERDUE" not in ps(Session(home=left.home, clock=left.clock), all_runs=False).text
 
@@ -165,7 +168,10 @@ def test_a_supervisor_whose_last_word_is_a_note_is_restarted(left: World) -> Non
 
 
 def test_what_cannot_go_yet_keeps_nothing_that_is_billed(world: World) -> None:
-    """A firewall group cannot be removed while a network card uses it. It is listed first, but costs nothing."""
+    """A firewall group in use cannot be removed, but costs nothing.
+
+    The billed disk behind it in the list must still go.
+    """
     world.cloud.profile = replace(world.cloud.profile, leaves=("group", "disk"))
     leave, remove = world.cloud._leave_things, world.cloud.remove
 

@@ -1,4 +1,4 @@
-"""Tests of the check of a machine before the upload: an unsuitable one ends there, and the user learns what to do."""
+"""Tests of the check of a machine before the upload: an unsuitable machine ends, and the user learns what to do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def world(tmp_path: Path) -> World:
 
 
 def looks(world: World, **changes: Any) -> list[str]:
-    """Make the check wait for the machine's Python, and change its facts; return the progress lines shown meanwhile."""
+    """Make the check wait for Python and report these changed facts; return the progress lines shown meanwhile."""
     hello, shown = world.far.hello, list[str]()
 
     def changed_hello(python: str | None = None, on_wait: Any = None) -> MachineFacts:
@@ -43,7 +43,7 @@ def looks(world: World, **changes: Any) -> list[str]:
 
 
 def runs_a_command(world: World, *imports: str, missing: tuple[str, ...] = ()) -> list[Any]:
-    """Make the job a command; return the list of requests that ask the machine which imports are missing."""
+    """Make the job a command whose machine lacks `missing`; return the list of (imports, PYTHONPATH) requests."""
     command = Command(argv=("train.py",), imports=imports, env={"PYTHONPATH": "src"})
     job = CommandJob(recipe="train.py", recipe_sha256="0" * 64, command=command)
     world.folder.plan.write_text(as_shipped(world.plan.model_copy(update={"job": job})).to_json())

@@ -21,7 +21,7 @@ from tests.lifecycle.scripted_cloud import Killed, World
 
 
 class Mandated(World):
-    """A world whose run has a mandate that pays for three such runs."""
+    """A world whose run has a mandate that pays for three runs at this run's worst case."""
 
     def __init__(self, home: Home) -> None:
         super().__init__(home)
@@ -48,7 +48,7 @@ def world(tmp_path: Path) -> Mandated:
 
 
 def test_fifty_kills_before_a_create_give_all_money_back(world: Mandated) -> None:
-    """Each process is killed by a real SIGKILL; the money that it reserved is free again after RESERVED_S."""
+    """Fifty processes die by SIGKILL after reserving money. After RESERVED_S all of it must be free again."""
     for number in range(50):
         child = os.fork()
         if child == 0:

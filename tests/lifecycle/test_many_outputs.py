@@ -1,4 +1,4 @@
-"""Tests of a command with more output files than a receipt names, under every kind of name; it is then continued."""
+"""Tests of a command that writes more files than a receipt names, with difficult names, and is then continued."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def person(own_home: Path, tmp_path: Path) -> Person:
 
 
 def test_more_files_than_a_receipt_names_are_all_held_by_it(person: Person) -> None:
-    """The receipt lists the first thousand files, and has the digest of a list of all files."""
+    """The receipt names only the first thousand files. The digest of a list of all files covers the others."""
     files = possible([*NASTY, *(b"frames/img %04d.png" % number for number in range(MANY))])
     (person.folder / "train.py").write_text(script(files))
     done = person.runs(

@@ -1,4 +1,4 @@
-"""Tests of a home with many finished runs: only open runs are replayed, and none that may be billed is missed."""
+"""Tests of a home with many finished runs: gpurun replays only open runs, and misses none that may be billed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ def types(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def test_no_journal_is_read_but_those_that_a_verb_is_about(
     words: str, runs: set[str], home: Home, types: Types, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If `ps` read all journals, it would take five seconds and 760 MB for ten thousand runs."""
+    """A verb must read only the journals that it needs.
+
+    Reading all journals of ten thousand runs takes five seconds and 760 MB.
+    """
     read = list[str]()
 
     def reading(path: Path) -> bytes:
@@ -92,13 +95,13 @@ def test_ps_counts_what_is_finished_and_lists_it_when_asked(finished: Home, type
 
 
 def found_late(home: Home) -> None:
-    """Append to a closed journal that a machine appeared after all."""
+    """Append to a closed run's journal that another machine of the run has appeared."""
     late = {"code": "create.late", "message": "A machine showed itself.", "id": "m-2", "token": "gr-run-00007-7f3a91"}
     Journal.open(home.run(RUN).journal, SystemClock()).write(Event.INCIDENT, late)
 
 
 def closed_red(home: Home) -> None:
-    """Change the journal as if an older gpurun had closed the run with exit code 9 while a machine lived."""
+    """Change the journal into one that an older gpurun closed with exit code 9 while a machine lived."""
     records = [json.loads(line) for line in home.run(RUN).journal.read_bytes().splitlines()]
     late = {"code": "create.late", "message": "A machine showed itself.", "id": "m-2", "token": "gr-run-00007-7f3a91"}
     records.insert(-1, {**records[-1], "event": "incident", "data": late})

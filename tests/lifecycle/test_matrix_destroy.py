@@ -1,4 +1,4 @@
-"""Tests of the fault matrix about the end: what counts as dead, which machines may be ended, and by which computer."""
+"""Tests of the fault matrix about a run's end: what proves a death, and which home may end which machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GONE, STOPPED = InstanceState.GONE, InstanceState.STOPPED
 
 @pytest.mark.parametrize("state", [state for state in InstanceState if state is not GONE])
 def test_only_gone_is_dead_even_where_the_list_is_empty(world: World, state: InstanceState) -> None:
-    """A machine that is only stopped still has a disk, which is billed."""
+    """Only the state GONE proves a death: a machine that is merely stopped still has a disk, which is billed."""
     read, find = world.cloud.read, world.cloud.find
 
     def changed_read(instance_id: str) -> Instance:
@@ -51,7 +51,7 @@ def test_only_gone_is_dead_even_where_the_list_is_empty(world: World, state: Ins
 
 
 def test_a_listed_machine_is_not_dead_whatever_a_read_says(world: World) -> None:
-    """A read that answers 404 does not prove the death of a machine that is still listed."""
+    """A read that reports the machine as gone does not prove its death while a list still shows it."""
     read = world.cloud.read
 
     def denied(instance_id: str) -> Instance:
@@ -107,7 +107,7 @@ def swept(world: World, home: Home, *, destroy_all: bool = False, older_than_s: 
 
 
 def lost(world: World) -> Order:
-    """Drive the run until its laptop is lost in training, and return the machine's order."""
+    """Drive the run until its supervisor is killed in training, and return the machine's order."""
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"
     return world.cloud.boxes[0].order
@@ -123,7 +123,10 @@ def test_a_lost_laptops_machine_is_reaped_only_past_its_deadline(world: World, t
 
 
 def test_all_overdue_are_asked_to_end_before_any_end_is_proven(world: World) -> None:
-    """A proof takes half a minute, and a failed one five minutes: the other machines must not be billed meanwhile."""
+    """One proof of death may take five minutes, in which the others would be billed.
+
+    So gpurun must first request the end of every overdue machine.
+    """
     order, others = lost(world), 3
     for number in range(others):
         world.cloud.create(order.model_copy(update={"token": f"gr-fox-41-0000000{number}"}))
@@ -151,7 +154,7 @@ def test_an_overdue_machine_driven_here_is_not_reaped(world: World) -> None:
 
 
 def test_an_overdue_machine_of_another_home_takes_no_run_along(world: World) -> None:
-    """Two homes may have runs of the same name, so each machine is judged by its token."""
+    """Two homes may have runs of the same name: the other home's overdue machine is ended, this home's run is not."""
     ours = lost(world)
     theirs = world.cloud.create(ours.model_copy(update={"token": "gr-fox-41-ffffffff", "deadline_wall": 1.0}))
     fates = {machine.instance.token: machine.fate for machine in swept(world, world.home)}
@@ -172,7 +175,7 @@ def test_a_full_removal_leaves_a_living_machine_what_it_needs(world: World, tmp_
 
 
 def test_billed_leftovers_go_before_anything_comes_from_a_bucket(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A download of 10 GB over a home line takes an hour, and the volume would be billed for it."""
+    """A download from the bucket may take an hour, so the volume, which is billed, must be removed before it."""
     beside(world, billed=True)
     with monkeypatch.context() as patch:
         patch.setattr(world.cloud, "remove", lambda leftover: None)

@@ -32,7 +32,7 @@ def world(tmp_path: Path) -> World:
 
 
 def change_facts(world: World, **changes: Any) -> None:
-    """Make the machine report facts that differ from the order."""
+    """Make the agent report the machine's facts with these changes."""
     hello = world.far.hello
 
     def changed_hello(python: str | None = None, **_: Any) -> MachineFacts:
@@ -87,7 +87,7 @@ def test_a_machine_not_as_ordered_is_refused_before_the_upload(world: World, wro
 
 
 def test_a_read_under_another_token_is_not_taken_for_the_machine(world: World) -> None:
-    """An answer may describe another machine: gpurun must neither upload to it nor end it."""
+    """If a read shows another token, the answer describes another machine: gpurun must upload nothing."""
     read = world.cloud.read
 
     def mixed_up(instance_id: str) -> Instance:
@@ -101,7 +101,10 @@ def test_a_read_under_another_token_is_not_taken_for_the_machine(world: World) -
 
 
 def test_the_next_of_kin_in_a_list_is_neither_adopted_nor_ended(world: World) -> None:
-    """A provider's search may also match longer names; only a machine with exactly this run's token counts."""
+    """A provider's search may also return runs with similar names.
+
+    Only a machine with exactly this run's token counts.
+    """
     find = world.cloud.find
     order = Order(run="fox-4", token="gr-fox-4-0", attempt=1, offer=world.plan.offer, deadline_wall=9e9)
     stranger = world.cloud.create(order)
@@ -121,7 +124,7 @@ def test_the_next_of_kin_in_a_list_is_neither_adopted_nor_ended(world: World) ->
 def test_where_nothing_can_ever_be_written_nothing_is_asked_for(
     world: World, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk without a working fsync, or without working locks, could lose the record of a rented machine."""
+    """Without a working fsync or lock, the record of a machine could be lost: gpurun must not call the cloud."""
     monkeypatch.setattr(supervisor, "open_provider", lambda name, **_: world.cloud)
     if broken == "fsync":
 
@@ -138,7 +141,10 @@ def test_where_nothing_can_ever_be_written_nothing_is_asked_for(
 
 
 def test_a_create_intended_before_sleep_is_not_sent_hours_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its deadline would have passed: the machine would end itself at birth, or live past the cap."""
+    """The laptop sleeps for hours before it sends a create.
+
+    The deadline in that create is then over: it must not be sent.
+    """
     real = journal.crashpoint
 
     def asleep(place: str) -> None:
@@ -156,7 +162,10 @@ def test_a_create_intended_before_sleep_is_not_sent_hours_later(world: World, mo
 
 
 def answers_the_second_time(world: World, *, after_s: float = 0.0) -> list[str]:
-    """Lose the first answer to a create, and allow that request to be sent again; return the tokens of such resends."""
+    """Lose the answer to each create, which gpurun may then send again.
+
+    Return a list that gets the tokens of the resends.
+    """
     create, sent = world.cloud.create, list[str]()
 
     def lost(order: Order) -> Instance:
@@ -245,7 +254,7 @@ def test_a_duplicate_listed_long_after_death_delays_nothing(world: World) -> Non
 
 
 def test_a_machine_found_dead_by_token_costs_and_gets_no_second(world: World) -> None:
-    """Some clouds list a dead machine for an hour. That is not an absence, after which gpurun may rent another one."""
+    """A dead machine that the cloud still lists did exist. gpurun must not take it for absent and rent another one."""
     world.cloud.profile = replace(world.cloud.profile, tomb_s=3600.0)
     world.cloud.killing = "after create"
     assert world.drive() == "killed"

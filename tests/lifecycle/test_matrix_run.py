@@ -100,7 +100,7 @@ def test_a_closed_lid_during_sending_costs_its_time_in_the_lease(world: World) -
 
 @pytest.mark.parametrize(("shift_s", "torch_s"), [(0, 0), (3600, 0), (-3600, 0), (-110, 0), (0, 100)])
 def test_training_time_does_not_depend_on_the_machines_clock(world: World, shift_s: float, torch_s: float) -> None:
-    """The machine's clock may be corrected before the job starts, so the job states in seconds when to stop."""
+    """The machine's clock may be wrong or be corrected, so the job states in seconds after its start when to stop."""
     hello, start, jobs = world.far.hello, world.far.start, []
 
     def shifted(python: str | None = None, **_: Any) -> MachineFacts:
@@ -121,7 +121,7 @@ def test_training_time_does_not_depend_on_the_machines_clock(world: World, shift
 
 
 def test_a_flood_of_log_costs_neither_lease_nor_checkpoint(world: World) -> None:
-    """The trainer wrote 200 MB in a minute, and the line carries 4 MB in ten seconds."""
+    """A log of 200 MB on a slow line must neither keep the machine for long nor cost a checkpoint."""
     poll, size = world.far.poll, 200_000_000
 
     def flooded(wants: Mapping[str, tuple[int, int]]) -> Poll:
@@ -165,7 +165,10 @@ def test_a_20_gb_log_holds_no_machine_and_no_stop_restarts_it(world: World, name
 
 @pytest.mark.parametrize("state", ["idle", "running"])
 def test_whatever_an_agent_says_there_is_time_to_collect(world: World, state: str) -> None:
-    """The agent answers but never reports the end of training; the watch must leave enough of the lease to collect."""
+    """The agent never reports the end of training.
+
+    gpurun must stop early enough to download the files within the lease.
+    """
     poll = world.far.poll
 
     def for_ever(wants: Mapping[str, tuple[int, int]]) -> Poll:
@@ -180,7 +183,7 @@ def test_whatever_an_agent_says_there_is_time_to_collect(world: World, state: st
 
 @pytest.mark.parametrize("ending_s", [0.7, 3.0, 400.0])
 def test_the_end_is_seen_within_a_tenth_of_the_training_time(world: World, ending_s: float) -> None:
-    """The last save and the samples follow the last step. Until gpurun sees the end, it pays for an idle machine."""
+    """A save and samples follow the last step. gpurun must see their end soon, or it pays for an idle machine."""
     poll, steps, seen = world.far.poll, world.context.plan.job.resolved["train"]["steps"], list[float]()
     world.far.train_s = 60.0 + ending_s
 
@@ -200,7 +203,10 @@ def test_the_end_is_seen_within_a_tenth_of_the_training_time(world: World, endin
 
 @pytest.mark.parametrize("is_reached", [True, False])
 def test_a_lid_opened_with_time_only_to_collect_learns_the_end(world: World, is_reached: bool) -> None:
-    """Training ended while the laptop slept. If the machine can still be reached, the run is done and not stopped."""
+    """Training ended while the laptop slept.
+
+    If the machine can be reached again, the run is done; otherwise it is stopped.
+    """
     poll = world.far.poll
 
     def dozing(wants: Mapping[str, tuple[int, int]]) -> Poll:
@@ -279,7 +285,10 @@ def test_a_hanging_agent_is_left_after_a_minute_and_files_come(world: World) -> 
 
 
 def test_a_lid_closed_during_an_answer_ends_no_training(world: World) -> None:
-    """The answer repeats the heartbeat before it and is read 100 s later: that is not a hanging agent."""
+    """The laptop sleeps for 100 s while it reads an answer with an old heartbeat.
+
+    That must not count as a hanging agent.
+    """
     poll, beats = world.far.poll, list[float]()
 
     def dozing(wants: Mapping[str, tuple[int, int]]) -> Poll:
@@ -344,7 +353,10 @@ def test_a_stop_that_is_refused_is_said_again(world: World, refusal: tuple[str, 
 @pytest.mark.parametrize("how", ["save", "now"])
 @pytest.mark.parametrize("unheard", [MachineLost("the lid was closed"), Killed("before the answer was on record")])
 def test_a_stop_after_a_lost_start_brings_home_what_was_trained(world: World, unheard: BaseException, how: How) -> None:
-    """The trainer runs although its start was never confirmed; the checkpoints that it saved are paid for."""
+    """The trainer runs although its start was not confirmed.
+
+    After a stop, the checkpoints that it saved must be downloaded.
+    """
     start = world.far.start
 
     def answer_lost(job: Mapping[str, Any]) -> Started:
@@ -365,7 +377,7 @@ def test_a_stop_after_a_lost_start_brings_home_what_was_trained(world: World, un
 
 @pytest.mark.parametrize("reason", ["hang", "preempted"])
 def test_a_trainer_ended_by_the_agent_fails_and_comes_home(world: World, reason: str) -> None:
-    """The reason that the agent gives counts, not the signal that ended the trainer."""
+    """If the agent ended the trainer, the receipt must give the agent's reason, not the signal that it used."""
     poll = world.far.poll
 
     def stuck(wants: Mapping[str, tuple[int, int]]) -> Poll:
@@ -399,7 +411,7 @@ def test_a_training_stopped_without_our_request_is_not_a_success(world: World) -
 
 @pytest.mark.parametrize("state", ["PENDING", "STOPPING", "UNKNOWN"])
 def test_unreachable_and_in_no_clear_state_is_not_dead(world: World, state: str) -> None:
-    """Only STOPPED and GONE end a training; a cloud that reports any other state has not said that it is over."""
+    """Only STOPPED and GONE end a training: in any other state an unreachable machine may still train."""
     world.far.broken, world.far.broken_times = {"poll": MachineLost("no route")}, {"poll": 5}
 
     def unclear() -> None:
@@ -438,7 +450,10 @@ def test_a_trainer_that_ended_silently_is_reported_as_seen(
 
 @pytest.mark.parametrize("call", ["unpack", "start", "poll", "manifest"])
 def test_another_host_at_a_reached_address_does_not_end_it(world: World, call: str) -> None:
-    """The laptop may be behind a firewall that answers SSH itself, or in a network that also has this address."""
+    """A firewall, or a machine of another network with this address, may answer SSH for a while.
+
+    The run must survive that.
+    """
     elsewhere = HostKeyMismatch("203.0.113.9:22", "SHA256:ours", "SHA256:theirs")
     world.far.broken, world.far.broken_times = {call: elsewhere}, {call: 20}
     assert world.drive() is ExitCode.DONE
@@ -534,7 +549,7 @@ def test_a_never_matching_file_is_missing_and_the_rest_is_home(world: World) -> 
 
 
 def test_the_bucket_is_asked_beside_a_lost_machines_old_list(world: World) -> None:
-    """The laptop was closed for hours: its list of files is old, and the bucket may have newer checkpoints."""
+    """If the last list of a lost machine is an old one, the bucket must be read too: it may have newer checkpoints."""
     assert world.drive() is ExitCode.DONE
     (record,) = [record for record in world.records if record.event is Event.COLLECT_OBSERVED]
     pushed = world.state.model_copy(update={"pushed": "runs/fox-41"})

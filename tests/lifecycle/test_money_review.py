@@ -1,4 +1,4 @@
-"""Tests of faults that a review of the rentals found: each could leave a billing machine that no process would end."""
+"""Tests of faults that a review of the rentals found: each could have left a machine that is billed without end."""
 
 from __future__ import annotations
 
@@ -48,14 +48,17 @@ def market(tmp_path: Path) -> Market:
 
 
 def test_a_list_that_cannot_be_read_keeps_no_known_machine_alive(world: World) -> None:
-    """The journal has the machine's id, so gpurun must end it although the list is broken."""
+    """Even if the list is broken, gpurun must end the machine, because the journal has its id."""
     world.far.during = lambda: world.cloud.broken.update(find=Unknown("a machine without an id is in the list"))
     assert world.drive() == "destroy.not_gone"
     assert world.cloud.alive == []
 
 
 def test_a_full_disk_at_the_lease_end_keeps_no_machine_alive(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gpurun must end a machine even if it cannot record that: an unrecorded end costs nothing."""
+    """gpurun must end a machine even if it cannot record that.
+
+    An unrecorded end costs nothing, a living machine does.
+    """
     full = SetupError("disk.full", "There is no space left.", hint="Free some.")
 
     def refuse(*_: object) -> None:
@@ -81,7 +84,10 @@ def test_an_unwritable_home_keeps_no_machine_alive(world: World, monkeypatch: py
 @pytest.mark.parametrize("left", [0, 1])
 @pytest.mark.parametrize("killing", ["before far.manifest", ""])
 def test_a_journal_without_its_records_rents_no_second_machine(world: World, killing: str, left: int) -> None:
-    """The journal was restored from an old copy or emptied. Other files show a machine of the run, which may live."""
+    """The journal was emptied or restored from an old copy.
+
+    Other files show that a machine may live, so gpurun must not rent another one.
+    """
     world.cloud.killing = killing
     assert world.drive() == ("killed" if killing else ExitCode.DONE)
     lines = world.folder.journal.read_bytes().splitlines(keepends=True)
@@ -95,7 +101,7 @@ def test_a_journal_without_its_records_rents_no_second_machine(world: World, kil
 
 
 def test_a_firewall_that_cannot_be_opened_anew_ends_no_training(world: World) -> None:
-    """The laptop's public address cannot be found once, while the line is down for a moment."""
+    """The line broke, and the laptop's public address cannot be found for the firewall: the training must survive."""
     calls = []
 
     def let_in(instance: Instance) -> None:
@@ -188,7 +194,7 @@ def test_a_damaged_journal_ends_no_other_homes_run_of_its_name(
 
 
 def test_a_machine_with_a_damaged_token_is_never_called_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine may be another home's run of the same name, so it is not ended; but gpurun must report it."""
+    """If the token is damaged, the machine may be another home's: it is not ended, but reported as possibly billed."""
     world.cloud.killing = "before far.poll"
     world.drive()
     lines = world.folder.journal.read_bytes().splitlines(keepends=True)
@@ -233,7 +239,7 @@ def test_a_damaged_journal_and_a_refused_key_are_may_be_billing(world: World, mo
 
 
 def test_sharing_a_runs_name_does_not_make_a_machine_ours(world: World, tmp_path: Path) -> None:
-    """Two homes share an account and a run's name: the supervisor here owns only the machine with its own token."""
+    """A live supervisor here must not protect another home's overdue machine whose run has the same name."""
     world.cloud.killing = "before far.poll"
     world.drive()
     world.clock.sleep(world.plan.lease.total_s + 60)
@@ -246,7 +252,7 @@ def test_sharing_a_runs_name_does_not_make_a_machine_ours(world: World, tmp_path
 
 
 def test_a_late_first_machine_is_seen_before_the_receipt(world: World) -> None:
-    """gpurun believes in its absence after 120 s; the machine appears after 180 s, while the second one trains."""
+    """The first machine appears after 180 s, when gpurun has rented a second one: both must be ended."""
     world.cloud.script["create"] = [Fault.LATE]
     world.cloud.profile = replace(world.cloud.profile, late_s=180.0)
     world.far.train_s = 200.0
@@ -278,7 +284,7 @@ def test_a_call_that_hangs_at_the_end_leaves_time_to_destroy(world: World, monke
 
 
 def test_a_possible_unwatched_life_counts_against_the_cap(world: World) -> None:
-    """The supervisor is killed after the create. When the next one starts, the spot machine has been taken away."""
+    """A machine may have lived for 400 s without a supervisor. Cap and receipt must count that time."""
     world.cloud.killing = "after create"
     assert world.drive() == "killed"
     world.clock.sleep(400.0)
@@ -317,7 +323,7 @@ def test_reap_is_not_content_without_the_key_of_a_billing_cloud(
 
 
 def test_a_machine_without_its_deadline_is_not_within_its_lease(world: World) -> None:
-    """The list lacks the deadline, but the journal in this home has it."""
+    """The list lacks the machine's deadline: `reap` must take it from the journal and call the machine overdue."""
     world.cloud.killing = "before far.poll"
     world.drive()
     find = world.cloud.find
@@ -370,7 +376,7 @@ def test_an_undying_machine_does_not_save_its_duplicate(world: World) -> None:
 
 
 def test_an_agent_busy_for_a_moment_in_boot_loses_no_machine(world: World) -> None:
-    """A call that a killed supervisor began on the machine still holds the agent's lock."""
+    """A killed supervisor's call still holds the agent's lock: the next one must try again, not give up the machine."""
     world.far.broken["hello"] = FarRefusal("busy", "another call holds the lock")
     world.far.broken_times["hello"] = 1
     assert world.drive() is ExitCode.DONE

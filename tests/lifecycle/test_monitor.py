@@ -1,4 +1,4 @@
-"""Tests of the watch during a run: a second machine or a risen price is found and paid for from the run's own time."""
+"""Tests of the watch during a run: a second machine or a risen price is found, and shortens the training."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def kept(world: World) -> bool:
 
 
 def test_a_second_machine_seen_late_ends_while_the_first_trains(world: World) -> None:
-    """One create makes two machines; the list lags by a minute, and the first machine is ready after 12 s."""
+    """One create makes two machines, and lists lag by a minute: the second must end while the first trains."""
     world.cloud.creates = ["made twice"]
     world.cloud.list_lag_s = 60.0
     assert world.drive() is ExitCode.BUDGET_STOP
@@ -68,7 +68,10 @@ def test_a_second_machine_seen_late_ends_while_the_first_trains(world: World) ->
 
 
 def test_a_machine_back_after_believed_absence_ends_in_minutes(world: World) -> None:
-    """The create's answer is lost, and the list lags for longer than the settling time that gpurun waits."""
+    """The create's answer is lost and lists lag, so gpurun rents again.
+
+    Once the first machine is listed, it must end.
+    """
     capped(world, 2)
     world.cloud.creates = ["made, answer lost"]
     world.cloud.list_lag_s = 150.0
@@ -123,7 +126,10 @@ def test_a_price_that_rose_is_reckoned_with_at_once(world: World) -> None:
 def test_a_machine_listed_but_not_read_ends_after_a_second_list(
     world: World,
 ) -> None:
-    """If two answers of a provider differ, one of them is old, so a single answer ends no machine."""
+    """A machine that only one list shows may come from an old answer.
+
+    gpurun must end it only if the next list shows it too.
+    """
     real, born = world.cloud.find, []
 
     def once_a_ghost(token: str | None) -> list[Instance]:
@@ -162,7 +168,7 @@ def test_a_second_machine_that_stays_ends_the_run_within_the_cap(world: World) -
 
 
 class Busy(ScriptedCloud):
-    """A cloud that records the times of its full lists, and answers "too many requests" from `busy_from_s` on."""
+    """A cloud that records the time of each full list, and refuses full lists with 429 from `busy_from_s` on."""
 
     listed_s: list[float]
     busy_from_s = float("inf")
@@ -223,7 +229,7 @@ def test_a_machine_that_its_provider_calls_ill_is_reported_once(world: World) ->
 
 
 def test_what_boot_and_upload_did_not_need_is_trained_for(world: World) -> None:
-    """Boot and upload took some seconds of their three minutes; the rest is added to the training."""
+    """Boot and upload took seconds of their planned three minutes: the training gets the rest."""
     assert world.drive() is ExitCode.BUDGET_STOP
     job = world.all_of(Event.TRAIN_INTENDED)[0]
     began_wall = next(record.wall for record in world.records if record.event is Event.TRAIN_INTENDED)
@@ -241,7 +247,7 @@ def test_hours_that_the_user_named_are_not_made_more(tmp_path: Path) -> None:
 
 
 def test_checkpoints_slower_than_planned_are_begun_earlier(world: World) -> None:
-    """Two checkpoints of 12,000 bytes at 100 bytes/s take 4 minutes; at most half of the training time is kept free."""
+    """On a slow line training stops earlier, to download in time, but at least half of the planned training is kept."""
 
     def slow() -> None:
         Inventory(world.folder).note(bytes_per_s=100.0)
@@ -255,7 +261,10 @@ def test_checkpoints_slower_than_planned_are_begun_earlier(world: World) -> None
 
 
 def test_a_home_copied_before_its_create_rents_no_second_machine(tmp_path: Path) -> None:
-    """Hours may pass between the plan and the create, so a copy of the home may drive the same run."""
+    """A home is copied before the create, and both copies drive the run.
+
+    The second must find the machine and rent none.
+    """
     first = World(Home(tmp_path / "home"))
     assert first.home.id
     copytree(first.home.root, tmp_path / "copy")
@@ -279,7 +288,10 @@ def test_the_same_run_of_another_home_is_no_twin(tmp_path: Path) -> None:
 def test_a_run_another_machine_opened_continues_only_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The home is synced between two laptops: the other laptop's supervisor may still drive the run."""
+    """The home is synced between two laptops, and the other one may still drive the run.
+
+    Resuming here needs `--here`.
+    """
     world = World(Home(tmp_path))
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"
@@ -306,7 +318,7 @@ def test_a_twice_risen_price_is_paid_for_as_long_as_each_stood(world: World) -> 
 
 
 def test_an_incident_of_a_run_at_work_is_no_failed_end(world: World) -> None:
-    """`ps` and `audit` must be red after an end that could not be proven, not because of a note during the run."""
+    """A note during a run must not turn `ps` and `audit` red; an end that could not be proven must."""
     world.cloud.reported_rate = lambda verb: usd(4) if world.clock.monotonic() >= 60 else RATE
     seen: list[str] = []
 
@@ -321,7 +333,7 @@ def test_an_incident_of_a_run_at_work_is_no_failed_end(world: World) -> None:
 
 
 def test_an_unanswered_look_ships_nothing_beside_a_duplicate(world: World) -> None:
-    """The only list that would show both machines is lost, and the first machine is ready before the next list."""
+    """The list that would show two machines is lost. gpurun must upload nothing until a later list shows only one."""
     capped(world, 2)
     world.cloud.creates, world.cloud.list_lag_s = ["made twice"], 15.0
     world.cloud.profile = replace(world.cloud.profile, boot_s=30.0, timeout_s=30.0)

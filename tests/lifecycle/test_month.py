@@ -63,7 +63,7 @@ def test_a_supervisor_killed_before_settling_settles_on_restart(
 
 
 def test_a_proven_end_frees_its_money_before_the_receipt(world: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading the bill may take half an hour; the money of a machine that is gone must not be held until then."""
+    """Unspent money must be free once the end is proven: reading the bill for the receipt may take half an hour."""
 
     def killed(*_: object) -> None:
         raise Killed

@@ -1,6 +1,7 @@
-"""Tests of a run that continues on another machine after one was taken or lost: when, from where, and for how much.
+"""Tests of a run that continues on another machine after a loss: when, from which checkpoint, and at what cost.
 
-They are whole runs in virtual time, on simulated clouds with their own meters; the simulated machine trains and saves.
+They are whole runs in virtual time on simulated clouds, each with its own meter. The simulated machine trains and
+saves.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ class Voyage:
         return [box for cloud in self.played.clouds.values() for box in cloud.boxes]
 
     def on_spot(self, dearer: int) -> None:
-        """Make every offer spot; on demand it costs `dearer` times as much, or an unknown price if `dearer` is 0."""
+        """Make every offer spot.
+
+        `dearer` is the on-demand price as a multiple of the spot price; 0 makes it unknown.
+        """
 
         def spot(offer: Offer) -> Offer:
             price = offer.rate_micros_per_hour * dearer or None
@@ -89,7 +93,7 @@ class Voyage:
             cloud.take()
 
     def take_at(self, *steps: int) -> None:
-        """Take the machines away, one after the other, each at its step."""
+        """Take the first machine away at the first of these steps, the second machine at the second, and so on."""
         for place, step in enumerate(steps, start=1):
             self.at[place, step] = self.take
 
@@ -209,7 +213,7 @@ def test_the_receipt_has_repeated_steps_and_the_on_demand_cost(tmp_path: Path) -
 
 @pytest.mark.parametrize("above", [0, 1], ids=["as agreed", "a micro-dollar more"])
 def test_a_reported_maximum_price_makes_the_cost_a_bound(voyage: Voyage, above: int) -> None:
-    """On AWS spot the provider reports only a maximum price: the receipt must not call that the price paid."""
+    """On AWS spot the provider reports only a maximum price: the receipt must call the cost a bound."""
     (cloud,) = voyage.played.clouds.values()
     agreed, read = cloud.stock[0].rate_micros_per_hour, cloud.read
 
@@ -257,7 +261,7 @@ def legs_rate(voyage: Voyage) -> int:
 
 
 def receipt_text(voyage: Voyage) -> str:
-    """Return what `gpurun receipt` draws, on one line."""
+    """Return the text of `gpurun receipt` as one line."""
     receipt = read_receipt(voyage.played.home, voyage.played.folder)
     lines = receipt_screen(receipt, Style(width=200), now=voyage.stage.laptop.wall())
     return " ".join("".join(span.text for span in line).strip() for line in lines)
@@ -298,7 +302,7 @@ CACHE, CODE = "compile-cache/0123456789abcdef.bin", b"what torch has compiled"
 
 
 def compiling(voyage: Voyage) -> list[list[str]]:
-    """Give every machine a compile cache; return the cache files that are uploaded, one list for each machine."""
+    """Give every machine a compile cache; return a list that gets, for each machine, the cache files uploaded to it."""
     reach, sent, known_fars = voyage.stage._reach, list[list[str]](), list[Any]()
 
     def compiles(instance: Any) -> Any:
@@ -407,7 +411,10 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(voyage: Voyage) -> Non
     "newer", ["checkpoint-40/model.pt", "checkpoint-20/model.pt"], ids=["beside it", "in its place"]
 )
 def test_a_checkpoint_that_is_still_on_its_way_does_not_count(tmp_path: Path, newer: str) -> None:
-    """The machine is taken during the download: the list has the newer checkpoint, but it is not at home."""
+    """The machine is taken during a download.
+
+    The newer checkpoint is listed but not at home, so the older one counts.
+    """
 
     def file(name: str, content: bytes, kind: str, step: int) -> ManifestFile:
         digest = hashlib.sha256(content).hexdigest()
@@ -696,7 +703,7 @@ def test_a_late_machine_of_the_first_leg_is_ended_and_paid(tmp_path: Path) -> No
 
 
 def copied(voyage: Voyage, at: tuple[int, int], then: Callable[[], None]) -> Home:
-    """Copy the home at a step of a machine, as to another laptop, and then call `then`; return the copy."""
+    """When this machine reaches this step, copy the home to another folder and then call `then`; return the copy."""
     copy = Home(voyage.played.home.root.parent / "copy")
 
     def copy_home() -> None:
@@ -712,13 +719,16 @@ def die() -> None:
 
 
 def continued_in(voyage: Voyage, home: Home) -> None:
-    """Drive the run from another home from now on, in the same clouds."""
+    """Drive the run from this other home from now on, with the same clouds."""
     voyage.played.home, voyage.played.folder = home, home.run(RUN)
 
 
 @pytest.mark.parametrize("next_cloud", ["runpod", "aws"])
 def test_a_copied_home_rents_nothing_once_the_first_has_moved(tmp_path: Path, next_cloud: str) -> None:
-    """The copy knows the first machine, but not that the run has moved; the next machine may be in another cloud."""
+    """A copy of the home does not know that the run has moved.
+
+    It must find the new machine in any cloud and rent none.
+    """
     voyage = Voyage(tmp_path, "runpod", "aws", machines=9)
     clouds, first = voyage.played.clouds, voyage.played.home
     stock = {name: cloud.stock for name, cloud in clouds.items()}
@@ -748,7 +758,10 @@ def test_a_copied_home_rents_nothing_once_the_first_has_moved(tmp_path: Path, ne
 
 
 def test_of_two_homes_at_once_one_sees_the_other_and_ends(tmp_path: Path) -> None:
-    """As lists lag, the check before the create misses the other machine; the check before the upload finds it."""
+    """Lists lag, so the check before the create misses the other home's machine.
+
+    The check before the upload must find it.
+    """
     voyage = Voyage(tmp_path, machines=9)
     (cloud,) = voyage.played.clouds.values()
     copy = copied(voyage, (1, 12), voyage.take)
@@ -765,7 +778,7 @@ def test_of_two_homes_at_once_one_sees_the_other_and_ends(tmp_path: Path) -> Non
 
 
 def test_a_run_copied_alone_sees_the_machine_of_its_first_home(tmp_path: Path) -> None:
-    """The machines' tokens name the home that opened the run, not the home where the run's folder is now."""
+    """A run in a home with another id must find its machine by the token, which names the home that opened the run."""
     voyage = Voyage(tmp_path, machines=9)
     copy = copied(voyage, (1, 12), voyage.take)
     voyage.at[2, 14] = die
@@ -778,7 +791,7 @@ def test_a_run_copied_alone_sees_the_machine_of_its_first_home(tmp_path: Path) -
 
 
 def next_create(voyage: Voyage, *, faults: tuple[Fault, ...]) -> None:
-    """Take the first machine away at step 12, and give the next creates these faults."""
+    """Take the first machine away at step 12, and script these faults for the creates after it."""
     (cloud,) = voyage.played.clouds.values()
 
     def take() -> None:
@@ -789,12 +802,15 @@ def next_create(voyage: Voyage, *, faults: tuple[Fault, ...]) -> None:
 
 
 def noticed(voyage: Voyage) -> None:
-    """Give notice to the first machine at step 12: its agent saves and stops, and the machine still exists."""
+    """Give notice to the first machine at step 12.
+
+    Its agent saves and stops the trainer, but the machine still exists.
+    """
     voyage.at[1, 12] = lambda: next(iter(voyage.stage._fars.values())).stop(reason="preempted")
 
 
 def held(voyage: Voyage) -> None:
-    """Give notice while a finished file cannot be downloaded; the machine is held for that file, and then taken."""
+    """Give notice while a finished file cannot be read. The machine is held for that file, and is then taken away."""
 
     def breaks() -> None:
         (far,) = voyage.stage._fars.values()
@@ -806,7 +822,10 @@ def held(voyage: Voyage) -> None:
 
 
 def silent(voyage: Voyage) -> None:
-    """Take the first machine away; its provider does not answer for ten minutes from the intent to destroy it."""
+    """Take the first machine away.
+
+    Its provider answers nothing for the ten minutes after gpurun records that it will destroy the machine.
+    """
     (cloud,) = voyage.played.clouds.values()
     voyage.take_at(12)
     voyage.at_record(Event.DESTROY_INTENDED, lambda: cloud.outages.append((cloud.now, cloud.now + 600.0)))
@@ -834,16 +853,16 @@ NEVER_BETWEEN = {
     "only with a bucket, on the emulated clouds": {Event.SALVAGE_INTENDED, Event.SALVAGE_OBSERVED},
 }  # fmt: skip
 TORN, RICH = b'{"seq": 9, "ev', 30
-"""Half a record; and for how many machines the cap pays, including those that may exist unseen beside the next one."""
+"""The half of a record that a killed supervisor leaves, and the number of machines that the cap pays for."""
 
 
 def label(record: Any) -> str:
-    """Return the event of a record, with its code if it has one."""
+    """Return the event of a record, followed by its code if it has one."""
     return " ".join(filter(None, (record.event, str(record.data.get("code", "")))))
 
 
 def deaths_between(voyage: Voyage) -> list[tuple[int, str, str]]:
-    """Return (point, label before, label) for each record from the first machine's work to the last create."""
+    """Return (crash point, label before, label) of each record from the start of training to the last create."""
     events = {f"after {event}" for event in Event}
     numbers = [number for number, (_, place) in enumerate(voyage.played.points, start=1) if place in events]
     records = voyage.played.records
@@ -853,7 +872,7 @@ def deaths_between(voyage: Voyage) -> list[tuple[int, str, str]]:
 
 
 def test_killed_at_any_record_between_two_machines_it_is_one_run() -> None:
-    """The kill points are the records of an undisturbed run; the killed supervisor leaves half of its next record."""
+    """Kill the supervisor at each record of an undisturbed run, with half a record written: the run must still end."""
     seen: set[tuple[str, str]] = set()
     met: set[str] = {Event.JOURNAL_REPAIRED}
     for order, prepare in ORDERS.items():

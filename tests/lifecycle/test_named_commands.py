@@ -1,4 +1,4 @@
-"""Tests of named commands: a public repository's own run from a user's clone, with the scores read from its log."""
+"""Tests of named commands: a public repository's script runs from a user's clone, and its log gives the scores."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def envelope(*words: str) -> dict[str, Any]:
 
 
 def run(clone: Path, *flags: str, command: tuple[str, ...] = ("nano-speedrun",)) -> dict[str, Any]:
-    """Run the named command here; flags come before its name, as before any command."""
+    """Run the named command here, with flags before its name as before any command, and return the envelope."""
     return envelope("run", "--provider", "local", "--upload", str(clone), "--yes", "--json", *flags, *command)
 
 

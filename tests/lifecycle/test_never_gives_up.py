@@ -112,7 +112,7 @@ def test_what_cannot_be_looked_at_may_be_billed(world: World, monkeypatch: pytes
 
 
 def unreadable(world: World, monkeypatch: pytest.MonkeyPatch, *, number: int) -> None:
-    """Make control.json unreadable once training has begun."""
+    """Make reading control.json fail with this errno once training has begun."""
 
     def refused(path: Path) -> bytes:
         if world.far.polls > 3:
@@ -123,7 +123,7 @@ def unreadable(world: World, monkeypatch: pytest.MonkeyPatch, *, number: int) ->
 
 
 def test_a_request_only_another_user_can_read_stops_it_gently(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`sudo gpurun stop` leaves a file that only root can read; it is a request to stop, whatever it contains."""
+    """`sudo gpurun stop` leaves a file that only root can read. gpurun must take it for a request to stop and save."""
     world.far.train_s = 1e9
     world.far.during = lambda: world.folder.control.touch() if world.far.polls == 4 else None
     unreadable(world, monkeypatch, number=errno.EACCES)
@@ -135,7 +135,7 @@ def test_a_request_only_another_user_can_read_stops_it_gently(world: World, monk
 
 
 def test_a_wish_that_is_not_there_is_none_though_reading_fails(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A moment without free file handles must not end a training that no user stopped."""
+    """If gpurun has no free file handle for a moment, it must not take that for a user's request to stop."""
     unreadable(world, monkeypatch, number=errno.EMFILE)
     assert world.drive() is ExitCode.DONE
     assert not world.all_of(Event.STOP_REQUESTED)
@@ -185,7 +185,7 @@ def test_a_trace_that_cannot_be_written_ends_no_supervisor(world: World, monkeyp
 
 
 def test_what_part_of_a_provider_shows_is_ended_despite_silence(world: World, tmp_path: Path) -> None:
-    """One region does not answer; the overdue machine in another region must be ended all the same."""
+    """One region does not answer: an overdue machine in another region must be ended nevertheless."""
     killed_and_overdue(world)
     find = world.cloud.find
 
@@ -201,7 +201,10 @@ def test_what_part_of_a_provider_shows_is_ended_despite_silence(world: World, tm
 
 
 def test_a_machine_of_unknown_id_is_ended_from_a_partial_list(world: World) -> None:
-    """The answer to the create was lost, and every list breaks off after its first page, which has the machine."""
+    """The create's answer is lost, and every list breaks off after its first page.
+
+    A machine on that page must be ended.
+    """
     find = world.cloud.find
 
     def first_page(token: str | None) -> list[Instance]:
@@ -235,7 +238,7 @@ def test_a_wrong_laptop_clock_ends_no_machine_early_or_late(
 
 
 class _Wrong(VirtualClock):
-    """A laptop's clock that is wrong by `ahead_s` seconds; its time passes with the right clock's."""
+    """A laptop's clock that shows a time `ahead_s` seconds after the right clock's, and runs as fast."""
 
     def __init__(self, right: VirtualClock, ahead_s: float) -> None:
         super().__init__()

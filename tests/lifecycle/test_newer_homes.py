@@ -1,6 +1,6 @@
-"""Tests of a home that a newer gpurun has written: unknown keys in every line and event, and an unknown event.
+"""Tests of a home that a newer gpurun has written: unknown keys in every record, and records of an unknown event.
 
-One odd journal or plan beside good ones harms its own run alone, and that run's machine still ends with proof.
+A damaged journal or plan must harm only its own run, and that run's machine must still be ended with a proof of death.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def world(own: Home) -> World:
 
 @pytest.fixture
 def tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write journals as a newer gpurun does: with unknown keys, and after `ready.observed` with an unknown event."""
+    """Make journals as a newer gpurun would: each record has an unknown key.
+
+    From `ready.observed` on, a record of an unknown event follows each record.
+    """
     append = Journal.write
 
     def appended(self: Journal, event: Event, data: Mapping[str, Any]) -> Record:
@@ -143,7 +146,7 @@ def test_nothing_is_rented_on_an_event_that_it_does_not_know(
 def test_a_record_that_lacks_a_read_field_damages_its_run_alone(
     own: Home, event: Event, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a record once ended every command with a KeyError, for every run."""
+    """A record that lacks a field must damage only its own run: it once ended every command with a KeyError."""
     odd = Journal.open(make_run(own, "odd-1").journal, VirtualClock())
     odd.write(Event.RUN_OPENED, {"run": "odd-1"})
     odd.write(event, {"novel": 1})
@@ -189,7 +192,10 @@ def test_an_odd_optional_field_does_not_count_as_damage(event: Event, data: dict
 def test_a_machine_with_a_damaged_plan_is_destroyed_and_proven(
     own: Home, broken: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`destroy` once refused with exit code 10 while the machine lived, and the supervisor gave up."""
+    """`destroy` must end the machine of a run with a damaged plan.
+
+    It once refused with exit code 10 while the machine lived.
+    """
     folder = make_run(own)
     assert drive(own, GPURUN_CRASH_AT="after train.started").returncode == -9
     folder.plan.write_bytes(broken) if broken is not None else folder.plan.unlink()
@@ -213,7 +219,10 @@ def test_a_machine_with_a_damaged_plan_is_destroyed_and_proven(
 
 @pytest.mark.parametrize("cap_micros", [12_000_000, 900_000_000], ids=["its own", "another"])
 def test_the_plan_of_a_later_machine_must_match_the_journal(own: Home, cap_micros: int) -> None:
-    """Otherwise another plan in its place would be followed, with a cap that the user never agreed to."""
+    """A later machine's plan that the journal's digest does not match is refused.
+
+    The user may never have agreed to its cap.
+    """
     run = CloudRun(own)
     agreed, leg = plan_of("fox-41").to_json(), run.folder.legs / "2.json"
     planned = {"plan": leg.name, "plan_sha256": hashlib.sha256(agreed.encode()).hexdigest()}

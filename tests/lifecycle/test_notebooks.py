@@ -17,7 +17,7 @@ LONG_S = 300
 
 
 def written(folder: Path, platform: str, *more: str) -> Path:
-    """Write the notebook of a tiny lab, and return its path."""
+    """Write the notebook of a tiny lab for this platform, and return its path."""
     (folder / "text.txt").write_text("".join(f"{number} bottles of milk\n" for number in range(60)))
     flags = [word for setting in TINY for word in ("--set", setting)]
     path = folder / f"{platform}.ipynb"
@@ -29,7 +29,7 @@ def written(folder: Path, platform: str, *more: str) -> Path:
 
 
 def imported(folder: Path, name: str, *words: str) -> None:
-    """Import the evidence as a run, and assert that its receipt is good and that the audit with these words passes."""
+    """Import the notebook's evidence as a run; assert that its receipt is good and that `audit --strict` passes."""
     done = gpurun("import", str(folder / "evidence.zip"), "--name", name)
     assert done.returncode == 0, done.stderr
     receipt = json.loads(gpurun("receipt", name, "--json").stdout)["data"]["statement"]["predicate"]
@@ -100,7 +100,7 @@ def test_a_real_kernel_runs_it_and_its_run_is_gone_on_from(tmp_path: Path, platf
     notebook = nbformat.read(written(tmp_path, platform), 4)
     nbformat.validate(notebook)
     place = {"metadata": {"path": str(tmp_path)}}
-    for _ in range(2):  # The second time it continues from the newest checkpoint, here the last one.
+    for _ in range(2):  # A notebook that runs again continues from the newest checkpoint, here the last one.
         nbclient.NotebookClient(notebook, timeout=LONG_S, resources=place).execute()
     shown = json.dumps(notebook)
     assert "evidence.zip</a>" in shown  # Offered for download.

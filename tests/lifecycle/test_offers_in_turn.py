@@ -1,4 +1,4 @@
-"""Tests that gpurun rents what the user agreed to: approved offers in order, at their price, with nothing left over."""
+"""Tests that gpurun rents only what the user agreed to: approved offers, in order, at their price, one at a time."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_one_reason_for_all_offers_is_shown_once(market: Market) -> None:
 
 @pytest.mark.parametrize("offers", [1, 3])
 def test_a_key_without_rights_stays_a_matter_of_setup(market: Market, offers: int) -> None:
-    """This holds if only one offer was approved, and if all three are refused for the same reason."""
+    """If the key lacks rights for every approved offer, one or three, the exit code is that of setup."""
     market.set_plan(candidates=market.plan.candidates[:offers])
     refusing(market, *[no_rights() for _ in range(offers)])
     assert market.supervise() is ExitCode.SETUP

@@ -1,7 +1,7 @@
-"""Tests of homes that an older gpurun left (commit aed5b6b, tokens `gr-…`): each opens, is audited, ended, continued.
+"""Tests that the homes of an older gpurun (commit aed5b6b, tokens `gr-…`) can be opened, audited, ended and continued.
 
 Each archive in `homes/` is one home as that gpurun wrote it, on RunPod's emulator: a finished run, a run whose
-supervisor was killed in training, and a run whose machine lives although it was asked to end.
+supervisor was killed in training, and a run whose machine lives although gpurun asked the provider to end it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RUN = "fox-41"
 
 
 class Older:
-    """An unpacked home half a minute after its last record, with its machine as the cloud still has it."""
+    """A home unpacked half a minute after its last record, with a cloud that has its machine if the run is open."""
 
     def __init__(self, kind: str, into: Path) -> None:
         with tarfile.open(HOMES / f"{kind}.tar.gz") as archive:
@@ -77,7 +77,7 @@ class Older:
 
     @contextmanager
     def later(self) -> Iterator[None]:
-        """Patch in another boot of the laptop, and the simulated cloud in the place of RunPod."""
+        """Replace RunPod by the simulated cloud, and let the laptop have restarted since."""
         with ExitStack() as stack:
             stack.enter_context(mock.patch("gpurun.lifecycle.supervisor.open_provider", return_value=self.cloud))
             for module in ("ledger.journal", "lifecycle.context"):
@@ -101,7 +101,7 @@ class Older:
 
 
 class OlderFar(ScriptedFar):
-    """The machine that an older gpurun left in training: it reports what this home already has, and then the end."""
+    """A machine that an older gpurun left in training: it reports the events that this home has, and then the end."""
 
     def __init__(self, cloud: FakeCloud, events: Path | None) -> None:
         super().__init__(cloud)

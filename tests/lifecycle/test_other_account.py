@@ -21,7 +21,7 @@ from tests.lifecycle.scripted_cloud import ScriptedCloud, World
 
 
 class Account(ScriptedCloud):
-    """The cloud as one customer sees it."""
+    """The cloud as seen with the key of one account, which `mark` identifies."""
 
     mark = "key:1111"
 
@@ -49,7 +49,7 @@ def killed_while_it_trained(world: World) -> ScriptedCloud:
 
 
 def other(world: World, mark: str) -> ScriptedCloud:
-    """Return the cloud as another account sees it, which is empty."""
+    """Return the cloud as another account sees it, without any machine."""
     cloud = Account(world.clock)
     cloud.mark = mark
     return cloud
@@ -92,7 +92,7 @@ def test_absence_under_another_accounts_key_is_no_death(world: World, how: str) 
 
 
 def test_absence_under_another_accounts_key_is_no_refusal_either(world: World) -> None:
-    """The supervisor died right after the create. If an empty account counted as a refusal, gpurun would rent again."""
+    """The supervisor died right after the create. The empty list of another account must not make gpurun rent again."""
     world.cloud.killing = "after create"
     assert world.drive() == "killed"
     right, world.cloud = world.cloud, other(world, "key:2222")
@@ -138,7 +138,10 @@ def test_nobody_can_vouch_for_an_account_that_its_provider_names(world: World) -
 
 
 def test_an_unknown_account_does_not_delay_a_machines_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine is billed by the second, and its token already shows that it belongs to this run."""
+    """A requested end must not wait until the account is known.
+
+    The token shows that the machine belongs to this run.
+    """
     cloud = killed_while_it_trained(world)
     ask_to_stop(world.folder, "destroy", by="user", reason="")
     monkeypatch.setattr(cloud, "account_mark", silent)

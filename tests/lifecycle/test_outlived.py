@@ -38,7 +38,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 @pytest.fixture
 def risen(world: World) -> World:
-    """Return a world whose run is closed with a proof, and whose machine is listed again five minutes later."""
+    """Return a world whose run is closed with a proof of death. Five minutes later its machine is listed again."""
     assert world.drive() is ExitCode.DONE
     (box,) = world.cloud.boxes
     box.asked_s = box.died_s = None
@@ -99,7 +99,10 @@ def test_an_id_that_another_order_has_by_now_is_left_alone(risen: World) -> None
 
 
 def test_another_id_with_the_same_token_ends_only_on_purpose(risen: World) -> None:
-    """A copy of this home may have made the machine and may train on it."""
+    """A machine with this run's token and another id may belong to a copy of the home.
+
+    Only `reap --destroy` ends it.
+    """
     risen.cloud.boxes[0].id = "i-another"
     assert reap(risen) == (9, ["closed here"])
     assert len(risen.cloud.alive) == 1
@@ -120,7 +123,7 @@ def test_a_late_machine_is_left_to_its_runs_own_supervisor(world: World) -> None
 
 
 def renamed(world: World, name: str) -> None:
-    """Rename the machine, as a user can in the provider's console; without a name no list shows it."""
+    """Rename the machine, as a user can in the provider's console. If the name is empty, no list shows the machine."""
     find, read = world.cloud.find, world.cloud.read
 
     def with_name(instance: Instance) -> Instance:

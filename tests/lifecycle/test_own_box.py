@@ -1,4 +1,4 @@
-"""Tests that a user's own box is left as it was found, but that files which only the box has are kept."""
+"""Tests that gpurun leaves a user's own box as it was, except that results which are not at home stay on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WEIGHTS = "checkpoints/000030.model.safetensors"
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """Return a run on a box; `world.far.left` has the `keep_results` of each farewell."""
+    """Return a run on a user's box. `world.far.left` gets the `keep_results` of each call that cleans up the box."""
     world = World(Home(tmp_path))
     box = Box(target="me@lab:22", identity="/k", host_key="ssh-ed25519 AAAA", trusted="given")
     world.folder.plan.write_text(world.plan.model_copy(update={"box": box}).to_json())
@@ -34,7 +34,10 @@ def incidents(world: World) -> list[str]:
 
 
 def test_what_stayed_on_a_box_of_the_users_is_named(world: World) -> None:
-    """The lid is closed in training and opened an hour after the lease, at whose end the agent stopped the trainer."""
+    """The laptop sleeps during training and wakes an hour after the lease.
+
+    The agent stopped the trainer when the lease ended. The run must report that the results are still on the box.
+    """
 
     def asleep() -> None:
         if world.far.polls == 5:
@@ -69,7 +72,7 @@ def test_what_cannot_be_listed_stays_there_too(world: World) -> None:
     ids=lambda why: why.code,
 )
 def test_a_reinstalled_or_keyless_box_holds_no_run_open_forever(world: World, why: GpurunError) -> None:
-    """gpurun can never log in there again, so the run reports that and ends, as with a box that does not answer."""
+    """gpurun can never log in to the box again: the run must report that the box was not cleaned up, and end."""
     world.far.broken["manifest"] = why
     world.drive()
     assert world.state.phase is Phase.CLOSED

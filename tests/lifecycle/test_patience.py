@@ -23,7 +23,7 @@ from tests.lifecycle.faults import kept
 from tests.lifecycle.scripted_cloud import World
 from tests.refusals import lacking
 
-# A minute each to send and to collect, and ten hours to train.
+# The lease allows a minute each for the upload and the download, and ten hours for the training.
 LONG = Lease(boot_s=120, ship_s=60, train_s=36_000, collect_s=60, destroy_s=60, kill_allowance_s=60)
 TRAINS_S = 300.0
 NO_ROUTE = MachineLost("no route to host")
@@ -38,7 +38,7 @@ def world(tmp_path: Path) -> World:
 
 
 def dead_for(world: World, verb: str, seconds: float) -> list[float]:
-    """Cut the line for `seconds` from the first call of a verb on; return the times of that verb's calls."""
+    """Make the calls of a verb fail for `seconds` from its first call on; return a list of the times of these calls."""
     real, calls = getattr(world.far, verb), list[float]()
 
     def down(*arguments: Any, **options: Any) -> Any:
@@ -53,7 +53,7 @@ def dead_for(world: World, verb: str, seconds: float) -> list[float]:
 
 
 def doze_in(world: World, verb: str, seconds: float) -> None:
-    """Let the laptop sleep in the first call of a verb; when it wakes, the connection is dead."""
+    """Let the laptop sleep for `seconds` during the first call of a verb. When it wakes, the connection is dead."""
     real, slept = getattr(world.far, verb), list[float]()
 
     def dozing(*arguments: Any, **options: Any) -> Any:
@@ -79,7 +79,10 @@ def test_two_minutes_without_a_line_in_collect_lose_nothing(
 
 
 def test_a_night_with_the_lid_closed_in_collect_loses_nothing(world: World) -> None:
-    """A sleeping laptop tries nothing, so its sleep must not count against the machine."""
+    """The laptop sleeps for eight hours during the download.
+
+    gpurun must not take that for a machine that is unreachable.
+    """
     doze_in(world, "fetch", 8 * 3600.0)
     assert world.drive() is ExitCode.DONE
     assert len(world.at_home) == 3
@@ -124,7 +127,7 @@ def test_a_machine_that_dies_while_collecting_is_not_waited_for(world: World) ->
 
 
 def test_an_unreachable_machine_is_paid_just_as_long_again(world: World) -> None:
-    """The machine may be hung. Waiting for it may cost what making its result again would cost, and no more."""
+    """gpurun waits for an unreachable machine for as long as training the result again would take, and no longer."""
     world.far.broken["manifest"] = NO_ROUTE
     world.far.train_s = trains_s = 1800.0
     assert world.drive() is ExitCode.TRAINING_FAILED
@@ -134,7 +137,10 @@ def test_an_unreachable_machine_is_paid_just_as_long_again(world: World) -> None
 
 
 def test_a_machine_silent_at_its_new_address_is_given_up_early(world: World) -> None:
-    """A pod gets another port when it restarts; if nothing answers there either, it is given up like any other."""
+    """A restarted pod has another port.
+
+    If nothing answers there either, gpurun must give the pod up, long before the lease ends.
+    """
     read, calls = world.cloud.read, dead_for(world, "poll", float("inf"))
 
     def restarted(instance_id: str) -> Instance:
@@ -148,7 +154,10 @@ def test_a_machine_silent_at_its_new_address_is_given_up_early(world: World) -> 
 
 
 def test_without_any_network_giving_up_would_save_nothing(world: World) -> None:
-    """After five minutes of training the network is down for four hours: the provider could not be reached either."""
+    """The whole network is down for four hours.
+
+    gpurun could not end the machine either, so it must wait for the results.
+    """
     calls = dead_for(world, "fetch", 4 * 3600.0)
     read = world.cloud.read
 
@@ -181,7 +190,7 @@ def test_what_the_bucket_has_is_waited_for_a_quarter_hour(world: World) -> None:
 
 @pytest.mark.parametrize("verb", ["unpack", "start", "manifest", "get checkpoints/000030.model.safetensors"])
 def test_an_agent_that_was_killed_a_few_times_is_asked_again(world: World, verb: str) -> None:
-    """If memory is short on the machine, its kernel may kill the agent's small process."""
+    """A machine that is short of memory may kill the agent's process a few times: gpurun must repeat the call."""
     world.far.broken, world.far.broken_times = {verb: KILLED}, {verb: 5}
     assert world.drive() is ExitCode.DONE
     assert len(world.at_home) == 3
@@ -226,7 +235,7 @@ def test_a_minutes_cut_and_a_closed_lid_do_not_count_as_silence(world: World) ->
 def test_a_silent_machine_is_given_up_after_the_users_limit(
     world: World,
 ) -> None:
-    """Otherwise a user who sleeps would pay for the ten hours of the lease."""
+    """After `--give-up-after`, gpurun ends a silent machine: otherwise a sleeping user pays for ten hours of lease."""
     choices = world.plan.choices.model_copy(update={"give_up_after_s": 1800})
     world.folder.plan.write_text(world.plan.model_copy(update={"choices": choices}).to_json())
     dead = [dead_for(world, verb, 1e9) for verb in ("poll", "manifest")]

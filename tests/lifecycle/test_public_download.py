@@ -27,7 +27,7 @@ DATA = DataSummary(
 
 
 class Patience:
-    """A patience that counts down by the test's clock."""
+    """A replacement for gpurun's patience that counts down by the test's clock."""
 
     def __init__(self, _: RunState, context: Any, *, limit_s: float) -> None:
         self._clock, self._end_mono = context.clock, context.clock.monotonic() + limit_s
@@ -47,7 +47,7 @@ def downloaded(
     tmp_path: Any,
     order: Callable[[VirtualClock, PullResult, Callable[[], None]], None],
 ) -> tuple[int, float]:
-    """Return how many bytes came, and in how many seconds, if the machine downloads as `order` scripts it."""
+    """Let the machine download as `order` scripts it; return the bytes received and the seconds taken."""
     clock, result = VirtualClock(), PullResult()
     begun = clock.monotonic()
 
@@ -76,7 +76,7 @@ def at(bits_per_s: float) -> Callable[[VirtualClock, PullResult, Callable[[], No
 
 
 def failing(code: str, times: int) -> Callable[[VirtualClock, PullResult, Callable[[], None]], None]:
-    """Return an order that refuses the file this many times with this code, and then delivers it at once."""
+    """Return an order that fails `times` times with this code, and then succeeds at once."""
 
     def order(clock: VirtualClock, came: PullResult, on_progress: Callable[[], None]) -> None:
         nonlocal times

@@ -1,4 +1,4 @@
-"""Tests that the measured rate is compared with the lease and the cap, and that it lengthens neither."""
+"""Tests that the measured training rate is compared with the lease and the cap, and lengthens neither."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def world(tmp_path: Path) -> World:
 
 
 def let_it_say(world: World, *, step_s: float, steps: int = 1000) -> None:
-    """Make the trainer take `step_s` seconds for a step, and report its steps while it is watched."""
+    """Make the trainer take `step_s` seconds for each step, and report the first and every tenth step."""
     resolved = {
         **world.plan.job.resolved,
         "model": {"layers": 2, "heads": 2, "width": 64, "context": 64},

@@ -1,4 +1,4 @@
-"""Tests of a kill between the ledger's line and its record: the receipt is final, and later findings follow it."""
+"""Tests of a kill between the ledger's receipt and the journal's record of it: the receipt no longer changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def row(world: World) -> AuditRow:
 
 
 def late_by_seven_minutes(world: World) -> None:
-    """Make the first machine appear after 420 s, when the second one is over and the receipt is written."""
+    """Make the first machine appear after 420 s, when the second one is gone and the receipt is written."""
     world.cloud.script["create"] = [Fault.LATE]
     world.cloud.profile = replace(world.cloud.profile, late_s=420.0)
 
@@ -87,7 +87,7 @@ def test_so_it_is_with_something_that_it_left_and_is_billed(world: World, monkey
     beside(world, billed=True)
     killed_after_the_line(world, monkeypatch)
     for thing in world.cloud.things:
-        thing.removed_s = None  # The lists had hidden it.
+        thing.removed_s = None  # Until now the lists have hidden the leftover.
     with monkeypatch.context() as patch:
         patch.setattr(world.cloud, "remove", lambda leftover: None)
         assert world.drive() == "destroy.leftover"

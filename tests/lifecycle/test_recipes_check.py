@@ -1,4 +1,4 @@
-"""Tests of `gpurun recipes check`: every recipe is planned and really rehearsed, and no file of that stays."""
+"""Tests of `gpurun recipes check`: it plans and really rehearses every recipe, and leaves no file of that behind."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def recipe(folder: Path, name: str, lr: str) -> str:
 
 
 def left_in(home: Home) -> list[str]:
-    """Return what a check leaves behind, except for the cache of tokenised text."""
+    """Return what a check has left in the home, except for the cache of tokenised text."""
     return sorted(path.name for path in home.root.iterdir() if path.name not in ("cache", "runs")) + home.run_names()
 
 
 @pytest.mark.slow
 def test_a_recipe_that_learns_passes_and_another_fails_alone(own: Home, tmp_path: Path) -> None:
-    """The rehearsals use the real supervisor, agent and trainer; a learning rate of 50 drives the loss up."""
+    """A recipe whose loss rises must fail without failing the others. Supervisor, agent and trainer are real here."""
     good, bad = recipe(tmp_path, "good", "0.003"), recipe(tmp_path, "bad", "50.0")
     result = check(Session(home=own, quiet=True), [good, "no-such-recipe", bad])
     first, unknown, last = result.data["recipes"]
@@ -65,7 +65,7 @@ def test_a_recipe_that_learns_passes_and_another_fails_alone(own: Home, tmp_path
 def test_a_rehearsal_that_breaks_is_reported_with_its_reason(
     own: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tiny trainer of the lifecycle tests replaces the real one, because it can be made to fail."""
+    """The tiny trainer replaces the real one here, because it can be made to fail at a given step."""
 
     def supervise(folder: RunFolder, home: Home, clock: Clock) -> None:
         plan = json.loads(folder.plan.read_text())
@@ -85,7 +85,7 @@ def test_a_rehearsal_that_breaks_is_reported_with_its_reason(
 def test_a_check_that_is_interrupted_ends_its_rehearsal_first(
     own: Home, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    """Otherwise the trainer would continue in a folder that is about to be removed."""
+    """Otherwise the rehearsal's trainer would continue in a folder that the check is about to remove."""
     folder = make_run(own)
     monkeypatch.setattr(recipe_checks, "start_supervisor", lambda *_: os.kill(os.getpid(), number))
     with pytest.raises(KeyboardInterrupt):

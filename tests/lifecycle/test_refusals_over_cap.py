@@ -1,4 +1,4 @@
-"""Tests that the refusal of a cap that is too low names a sufficient cap, with which the user is not refused again."""
+"""Tests that the refusal of a low cap names a cap that is high enough: with that cap the user is not refused again."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_the_cap_that_a_refusal_names_is_one_that_does(gpu: str, is_accepted: bo
     with pytest.raises(NoOffer) as refused:
         planned(gpu, "1", **choices)
     (named,) = re.findall(r"--max-cost ([\d.]+)", refused.value.hint)
-    if "--accept-weak-lease" in refused.value.hint:  # Only a weak lease offers such a card.
+    if "--accept-weak-lease" in refused.value.hint:  # Only offers with a weak lease have this GPU.
         choices = {"weak_lease": True}
     assert f"({planned(gpu, named, **choices).offer.provider} " in refused.value.what
 
 
 @pytest.mark.parametrize("gpu", ["8xA100", "8xA10G"])
 def test_the_worst_case_at_a_risen_price_is_the_next_plans(gpu: str) -> None:
-    """The worst case includes disk, address and egress, which AWS bills beside the rate."""
+    """The worst case in the hint must equal the next plan's, with the disk, address and egress that AWS bills."""
     plan = planned(gpu, "500", weak_lease=True)
     worst = format_usd(plan.worst_micros)
     assert worst in risen_price_refusal(plan, plan.offer.rate_micros_per_hour, "").hint

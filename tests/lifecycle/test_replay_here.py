@@ -1,4 +1,4 @@
-"""Tests of what only a replay finds: changed weights in a home whose files were all made to fit and signed again."""
+"""Tests of changed weights that only a replay finds: all files of the home were made consistent and signed again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def nudge(path: Path, by: float) -> None:
 
 
 def sign_again(home: Home, folder: RunFolder, name: str) -> None:
-    """Rewrite the run's journal, receipt and chain, so that all of them have the file's present digest."""
+    """Rewrite the run's journal, receipt and chain with the digest that the file has now, and sign them again."""
     records: list[dict[str, Any]] = [json.loads(line) for line in folder.journal.read_bytes().splitlines()]
     content = (folder.artifacts / name).read_bytes()
     now = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
@@ -76,7 +76,7 @@ def trained(home: Path, text: Path, word: str, *more: str) -> RunFolder:
 
 
 def as_own(mine: RunFolder, theirs: RunFolder) -> None:
-    """Put a classmate's losses and slightly changed weights into one's own run."""
+    """Copy a classmate's losses and slightly changed weights into a learner's own run."""
     name = "checkpoints/000300.model.safetensors"
     (mine.artifacts / name).write_bytes((theirs.artifacts / name).read_bytes())
     nudge(mine.artifacts / name, 1e-9)
@@ -97,7 +97,7 @@ def without_first_steps(mine: RunFolder) -> None:
 
 
 def with_state(mine: RunFolder, theirs: RunFolder, **edits: Any) -> None:
-    """Make the checkpoint's state fit the copied losses, except for these edits."""
+    """Copy the classmate's losses into the checkpoint's state, and apply these edits to it."""
     name = "checkpoints/000300.state.json"
     state, other = (json.loads((folder.artifacts / name).read_bytes()) for folder in (mine, theirs))
     losses = {key: other[key] for key in ("loss", "val_loss") if key in other}
@@ -126,12 +126,15 @@ def with_state(mine: RunFolder, theirs: RunFolder, **edits: Any) -> None:
 def test_a_classmates_training_under_ones_own_challenge_is_found(
     own_home: Path, tmp_path: Path, edits: dict[str, Any], hides: bool
 ) -> None:
-    """Six such cards once passed, and the replay reported that the first 20 losses agree."""
+    """The replay must find a classmate's training that was signed under another challenge.
+
+    It once passed six such cards.
+    """
     (tmp_path / "text.txt").write_text(TEXT * 3)
     mine, theirs = (trained(tmp_path / name, tmp_path / "text.txt", f"ml-2026-{name}") for name in ("ada", "bob"))
     as_own(mine, theirs)
     with_state(mine, theirs, **edits)
-    if not edits:  # The events claim a resume at step 150, of which there is no other trace.
+    if not edits:  # The events claim a resume at step 150, which no other file shows.
         events = [json.loads(line) for line in mine.events.read_text().splitlines()]
         events.append({**next(event for event in events if event["kind"] == "start"), "step": 150, "resumed_from": 150})
         mine.events.write_text("".join(json.dumps(event) + "\n" for event in events))

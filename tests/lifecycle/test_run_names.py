@@ -1,4 +1,4 @@
-"""Tests that a name stands for one run forever: the chain of receipts knows the run even without its folder."""
+"""Tests that a run's name is never used again: the chain of receipts has it even after the run's folder is deleted."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from tests.unit.ledger_samples import finished_run
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """Return a home with a finished run whose folder was removed to free its room."""
+    """Return a home with a finished run whose folder was deleted to save disk space.
+
+    The chain still has its receipt.
+    """
     home = Home(tmp_path / "home").prepare()
     shutil.rmtree(finished_run(home, "fox-41").path)
     return home
 
 
 def test_a_second_run_of_a_name_is_refused_before_it_costs(home: Home) -> None:
-    """Such a run would be paid for and get no receipt, because its place in the chain is taken."""
+    """A second run of this name would be paid for but get no receipt, because the chain already has one."""
     with refusal(RunHeld, "run.name_taken", "fox-41", "folder") as refused:
         make_run(home, "fox-41")
     assert "--name" in refused.value.hint

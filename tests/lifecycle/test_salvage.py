@@ -1,4 +1,4 @@
-"""Tests that pushed checkpoints come home although the machine is lost, the laptop was closed, or both."""
+"""Tests that pushed checkpoints are downloaded although the machine is lost, the laptop was closed, or both."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def until_pushed(s3: S3Emulator, place: str, step: int) -> None:
 
 @pytest.fixture
 def lost(own: Home, s3: S3Emulator, request: pytest.FixtureRequest) -> RunFolder:
-    """Return a run whose supervisor died as training began; the machine finished and pushed, and is gone."""
+    """Return a run whose supervisor died when training began. Its machine finished, pushed its files, and is gone."""
     folder = staged_run(own, steps=STEPS)
     crash_at = getattr(request, "param", "after train.started")
     assert tiny_runs.drive(own, GPURUN_CRASH_AT=crash_at).returncode == -9

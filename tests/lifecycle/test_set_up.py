@@ -62,7 +62,7 @@ def drive(home: Home, cuts: int = 0) -> int:
 
 
 def make(home: Home, script: str, limit_s: int = 60) -> Path:
-    """Make a run whose script adds a line to a file on this machine at each start; return that file."""
+    """Make a run whose setup script adds a line to a file on this computer each time it starts; return that file."""
     starts = home.root / "starts"
     tiny_runs.setting_up(tiny_runs.make_run(home), f"echo begun >>{starts}\n{script}", limit_s)
     return starts

@@ -1,4 +1,4 @@
-"""Tests of several homes on one account: whose a machine is, until when, and who may end it before that."""
+"""Tests of several homes on one account: which home a machine belongs to, until when, and which home may end it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def other(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def reap(world: World, monkeypatch: pytest.MonkeyPatch) -> Reap:
-    """Return a function that runs `gpurun reap` in a home, on this test's cloud and clock: exit code and data."""
+    """Return a function that runs `gpurun reap` in a home, and returns its exit code and data."""
 
     def run(home: Home, **flags: Any) -> tuple[int, Any]:
         try:
@@ -135,7 +135,7 @@ def test_an_edited_deadline_keeps_no_machine_alive(world: World, other: Home, re
 
 
 def test_an_older_tag_without_a_deadline_is_an_alarm_not_a_lease(world: World, other: Home, reap: Reap) -> None:
-    """If it counted as within its lease, such a machine could bill forever, while `reap` exits with 0."""
+    """A machine whose tag has no deadline may be billed forever, so `reap` must exit with 9."""
     box = world.cloud.boxes[0]
     box.order = box.order.model_copy(update={"token": "gr-fox-41-0a1b2c3d"})
     tag_as(world, deadline_wall=None)
@@ -161,7 +161,10 @@ def test_an_older_machine_ends_by_this_homes_journal_not_its_tag(world: World) -
 
 
 def test_only_the_current_token_of_a_run_is_driven(world: World) -> None:
-    """A machine of another create appeared late. The journal names it, but the run's supervisor does not drive it."""
+    """A late machine is in the journal under another token.
+
+    The run's supervisor does not drive it, so it is not "owned".
+    """
     box, token = world.cloud.boxes[0], make_token(world.home.id, world.cloud.boxes[0].order.deadline_wall, "fox-41")
     with RunLock(world.folder.lock):
         assert looked_at(world, world.home).fate == "owned"

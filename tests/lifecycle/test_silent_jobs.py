@@ -1,4 +1,4 @@
-"""Tests of a job that writes nothing: recorded, shown by `ps` and by a notice, and ended by --idle and --silent."""
+"""Tests of a job that writes nothing: it is recorded, shown by `ps` and a notice, and ended by --idle and --silent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def world(tmp_path: Path) -> World:
 
 
 def silent_between(world: World, spans: list[tuple[float, float]], percent: int) -> None:
-    """Make the agent report a silent job between these seconds of its training, with its card at this use."""
+    """Make the agent report a silent job in these spans of seconds after its start, with the GPU at this use."""
     poll, started_wall = world.far.poll, list[float]()
 
     def reported(wants: Any) -> Poll:
@@ -115,7 +115,7 @@ def test_a_job_its_agent_stopped_for_silence_has_failed(world: World, reason: st
 
 
 def command_run(home: Home, lab: Path, script: str, **choices: Any) -> Any:
-    """Run a script here with these choices; return the end of its supervisor, and the run as it is then."""
+    """Run a script here with these choices; return how its supervisor ended, and the run afterwards."""
     lab.mkdir(exist_ok=True)
     (lab / "train.py").write_text(script)
     home.prepare()

@@ -1,4 +1,4 @@
-"""Tests on the real Slurm with accounting: receipts that match sacct, set-ups, commands and Slurm's own sentences.
+"""Tests on the real Slurm with accounting: receipts that match sacct, setup scripts, commands and Slurm's messages.
 
 Skipped where slurmctld, slurmdbd or MariaDB are not installed.
 """

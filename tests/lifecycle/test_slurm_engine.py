@@ -132,7 +132,7 @@ def test_a_job_not_admitted_is_known_by_slurms_own_words(
     wish = order(provider)
     offer = wish.offer.model_copy(update={"nodes": nodes})
     made = provider.create(wish.model_copy(update={"offer": offer}))
-    for _ in ticks(CLOCK, 0.5, 60):  # At first another scheduler may write another reason.
+    for _ in ticks(CLOCK, 0.5, 60):  # Another scheduler of Slurm may first give another reason.
         if error := provider.never_runs(provider.read(made.id)):
             assert re.search(form_of(reason), error.what), error.what
             return
@@ -163,7 +163,7 @@ def test_on_real_slurm_a_killed_supervisor_ends_with_one_job(engine: Engine, tmp
     home = Home(tmp_path / "home")
     folder = opened(engine, home, 30)
     assert drive(home, GPURUN_CRASH_AT=f"after {record}").returncode == -9
-    again = start(home)  # A create that may have been sent is waited for, for as long as sbatch may try.
+    again = start(home)  # gpurun first waits for as long as a sent sbatch may try.
     _, errors = again.communicate(timeout=300)
     assert again.returncode == ExitCode.DONE, errors
     check_one_job(engine, home, folder)

@@ -1,6 +1,6 @@
-"""Tests of a run that continues in another job of the real Slurm, after root has cancelled the first at six moments.
+"""Tests of a run that continues in another job of the real Slurm, after root cancelled the first at one of six moments.
 
-The run that moved must reach the loss of an unbroken one, to the last digit. Skipped where Slurm is not installed.
+Its last loss must equal that of an unbroken run, to the last digit. Skipped where Slurm is not installed.
 """
 
 from __future__ import annotations
@@ -64,21 +64,21 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Path:
-    """Return a folder with that training."""
+    """Return a folder with the training script."""
     (folder := tmp_path / "lab").mkdir()
     (folder / "train.py").write_text(TRAINING)
     return folder
 
 
 def unbroken(tmp_path: Path) -> dict[str, object]:
-    """Run the same training in one piece, and return its last checkpoint."""
+    """Run the same training script in one piece, and return its last checkpoint."""
     (whole := tmp_path / "whole").mkdir()
     subprocess.run([sys.executable, "-c", TRAINING, "0"], cwd=whole, check=True, stdout=subprocess.DEVNULL)
     return dict(json.loads((whole / "out/ckpt.json").read_text()))
 
 
 def begin(home: Home, lab: Path, *words: str, pause: str = "0.3", **environment: str) -> subprocess.Popen[bytes]:
-    """Start a run of that training, which may continue in another job."""
+    """Start gpurun with the training script in a run that may continue in another job; return the process."""
     own = ("--gpu", "cpu", "--accept-cpu", "--yes", "--name", "fox-41", "--max-gpu-hours", "3", "--keep-going")
     files = ("--checkpoint-glob", "out/ckpt.json", "--outputs", "out/ckpt.json", "--resume-arg=--resume")
     return subprocess.Popen(
@@ -139,7 +139,10 @@ def test_cancelled_by_root_it_continues_to_the_same_loss(
 
 
 def test_taken_by_one_cluster_the_run_continues_on_another(engine: Engine, tmp_path: Path, lab: Path) -> None:
-    """One cluster is on this machine, the other behind a login node. The one that had the job takes no other job."""
+    """One cluster is on this machine, the other behind a login node.
+
+    The one that took the job away accepts no other job.
+    """
     home, keys = Home(tmp_path / "home").prepare(), make_keys(tmp_path / "keys")
     with running(tmp_path / "annex") as annex:
         login = sshd.Sshd(

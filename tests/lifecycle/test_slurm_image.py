@@ -1,4 +1,4 @@
-"""Tests of a job whose command runs in an image, unlike its pilot and agent: with a stand-in and a real apptainer."""
+"""Tests of a job whose command runs in an image while its pilot and agent do not: with a fake and a real apptainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of runs that continue in another job of a scripted Slurm: after which ends, from where, under which cap."""
+"""Tests of runs that continue in another job of a scripted Slurm: after which ends, from which step, with which cap."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = ["home", "slurm"]
 
 @pytest.fixture(autouse=True)
 def profile(slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the login shell of a plan read that cluster's profile, and not the profile of the tests' own user."""
+    """Make the login shell read the scripted cluster's profile instead of that of the user who runs the tests."""
     monkeypatch.setenv("HOME", str(slurm.profile.parent))
 
 
@@ -49,7 +49,7 @@ SLOW_NANOGPT = NANOGPT.replace("i % 10", "i % 30").replace("sleep(0.02)", "sleep
 
 
 def planned(home: Home, tmp_path: Path, steps: int = STEPS, *, max_cost: Any = None, **choices: Any) -> Plan:
-    """Return the plan of a script that saves every three seconds, and may continue in another job."""
+    """Return the plan of a script that saves every three seconds, and whose run may continue in another job."""
     lab = tmp_path / "lab"
     lab.mkdir(exist_ok=True)
     (lab / "train.py").write_text(SLOW_NANOGPT)
@@ -66,13 +66,13 @@ def planned(home: Home, tmp_path: Path, steps: int = STEPS, *, max_cost: Any = N
 
 
 def opened(home: Home, tmp_path: Path, steps: int = STEPS, **more: Any) -> RunFolder:
-    """Open such a run, ready to be driven, and return its folder."""
+    """Open a run of the plan that `planned` returns, ready to be driven, and return its folder."""
     plan = planned(home, tmp_path, steps, **more)
     return create_run(home, Request(recipe="", providers=("slurm",), choices=plan.choices), plan)
 
 
 def until(what: str, true: Callable[[], bool]) -> None:
-    """Wait at most 60 s until `true()` holds; `what` names it if it never does."""
+    """Wait at most 60 s until `true()` holds, or else fail with the name `what`."""
     for _ in ticks(CLOCK, 0.02, 60):
         if true():
             return
@@ -80,7 +80,7 @@ def until(what: str, true: Callable[[], bool]) -> None:
 
 
 def recorded(folder: RunFolder, event: Event, times: int = 1) -> Callable[[], bool]:
-    """Return a function that returns whether the journal has an event at least this often."""
+    """Return a function that returns whether the journal has an event at least `times` times."""
     return lambda: folder.journal.exists() and events_of(folder).count(event) >= times
 
 
@@ -137,7 +137,7 @@ def test_a_job_that_an_admin_cancels_continues_in_another(
 def test_cancelled_at_any_record_it_continues_in_one_other_job(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, moment: str
 ) -> None:
-    """Before the first checkpoint the run has nothing to continue from, so it starts again, once."""
+    """The job is cancelled before it has saved a checkpoint: the run must start again from step 0, in one other job."""
     folder = opened(home, tmp_path)
     if moment == "queued":
         slurm.set("hold", "Priority")
@@ -204,7 +204,10 @@ def test_a_job_that_its_own_user_cancels_ends_the_run(
 
 
 def test_what_gpurun_itself_cancels_counts_as_lost(home: Home, slurm: ScriptedSlurm, tmp_path: Path) -> None:
-    """An admin puts the job back into the queue; gpurun cancels it there, under the user's name."""
+    """An admin requeues the job and holds it; gpurun cancels it under the user's name.
+
+    The run must count it as lost.
+    """
     slurm.set("books")
     folder = opened(home, tmp_path)
     child = begin(home)
@@ -239,7 +242,7 @@ def test_a_cap_below_a_second_start_up_is_warned_of_and_ends_it(
 def test_earlier_jobs_reduce_what_the_next_one_may_take(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first job used one of 1.1 GPU-hours: what is left does not pay for a second start-up."""
+    """The first job used 1.0 of 1.1 GPU-hours. The rest does not pay for a second start, so no job must follow."""
     monkeypatch.setattr(move_run, "gpu_hours_at_most", lambda *_: 1.0)
     folder = opened(home, tmp_path, max_gpu_hours=1.1)
     child = begin(home)
@@ -266,7 +269,7 @@ def test_killed_between_two_jobs_it_is_resumed_with_one_job(
 
 
 def stopping_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the time of the first job end a few seconds after its command has begun."""
+    """Make the first job's time end a few seconds after its command has begun."""
     usual = job_spec.stops_of
 
     def stops_of(state: RunState, context: Context) -> tuple[float, float]:
@@ -313,7 +316,10 @@ def test_dollars_are_the_cap_where_the_cluster_has_a_price(home: Home, slurm: Sc
 def test_an_unreadable_folder_ends_the_run_and_is_kept(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only that folder has the newest checkpoint: another job would begin with less, and a clean-up would delete it."""
+    """Only the unreadable folder has the newest checkpoint.
+
+    Another job would lose steps, and a clean-up would delete it.
+    """
     monkeypatch.setattr(on_demand, "PATIENCE_S", 0.5)
     folder = opened(home, tmp_path)
     assert drive(home, GPURUN_CRASH_AT="after train.started") == -9
@@ -328,7 +334,7 @@ def test_an_unreadable_folder_ends_the_run_and_is_kept(
 
 
 def two_clusters(home: Home, slurm: ScriptedSlurm, *, price: str = "") -> None:
-    """Describe two clusters, each with its own partition and workdir; the second one may have a price."""
+    """Configure two clusters, each with its own partition and workdir; `price` is a config line for the second one."""
     first = home.config.read_text()
     second = first.replace("[slurm.lab]", "[slurm.annex]").replace(str(slurm.work), f"{slurm.work}-annex")
     home.config.write_text(f'{first}partition = "debug"\n{second}partition = "main"\n{price}')

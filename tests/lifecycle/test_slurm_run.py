@@ -248,7 +248,7 @@ def away(home: Home, slurm: ScriptedSlurm, *, steps: int, until: str) -> RunFold
 
 
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set this side's wall clock two hours ahead, long past the lease."""
+    """Set this computer's wall clock two hours ahead, long past the lease."""
     wall = SystemClock.wall
     monkeypatch.setattr(SystemClock, "wall", lambda clock: wall(clock) + 7200)
 
@@ -316,7 +316,7 @@ def test_an_unreadable_folder_goes_only_when_the_user_says_so(
 
 
 def sweep(home: Home, slurm: ScriptedSlurm, *, remove_all: bool) -> list[str]:
-    """Return what a reap does with each run's folder on the cluster."""
+    """Return what `reap` did with each folder of a run on the cluster."""
     provider = SlurmProvider([Site(slurm.cluster, LoginHere())], CLOCK)
     found = sweep_leftovers([provider], home, CLOCK, remove_all=remove_all, look_only=False)
     return [stray.fate for stray in found]
@@ -423,7 +423,7 @@ def test_a_hint_says_that_the_workdir_may_not_be_shared(home: Home, slurm: Scrip
 def test_an_upload_longer_than_the_queue_ends_once_the_job_runs(home: Home, slurm: ScriptedSlurm) -> None:
     folder = opened(home, slurm)
     slurm.set("hold", "Priority")
-    child = begin(home, GPURUN_CRASH_AT="before far.settle")  # All parts are uploaded, and no file is in its place.
+    child = begin(home, GPURUN_CRASH_AT="before far.settle")  # All parts are uploaded, and `settle` comes next.
     assert ended(child, home) == -9
     slurm.clear("hold")
     assert drive(home) == ExitCode.DONE

@@ -54,7 +54,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(autouse=True)
 def emptied(engine: Engine) -> Iterator[None]:
-    """Cancel the jobs that a test has left in the cluster, and wait until its nodes take jobs again."""
+    """After each test, cancel the jobs left in the cluster, and wait until its nodes take jobs again."""
     yield
     for _ in ticks(CLOCK, 0.5, 60):
         engine.ask("scancel", "-u", "root", is_checked=False)
@@ -67,7 +67,7 @@ COLUMNS = r"\d+\|{state}\|\d{{9,}}\|{used}\|{ends}\|{reason}\|gr-fox-41-\w+\|fox
 
 
 def rows_of(provider: SlurmProvider, ask: Callable[..., str]) -> dict[InstanceState, str]:
-    """Return the squeue lines, in gpurun's columns, of a running job and of a job that waits for it by its name."""
+    """Return the squeue lines, in gpurun's columns, of a running job and of one that waits because of the same name."""
     wish = order(provider)
     first = provider.create(wish)
     wait_for(provider, first, InstanceState.RUNNING)
@@ -129,7 +129,7 @@ def test_what_the_scripted_slurm_says_the_real_one_says(engine: Engine) -> None:
     assert config[0].startswith(SAYS["config"])
     facts = {"cluster": "probe", "tracker": "proctrack/cgroup", "over": "0 min"}
     assert {SAYS[name].format(fact) for name, fact in facts.items()} <= set(config)
-    engine.controller.send_signal(signal.SIGSTOP)  # It accepts the request, and does not answer.
+    engine.controller.send_signal(signal.SIGSTOP)  # The frozen controller accepts the request but does not answer.
     try:
         assert words_of(engine, "sbatch", "--wrap", "true")[-1] == SAYS["sbatch"].format(SAYS["timed out"])
     finally:
@@ -202,7 +202,7 @@ UNDONE = {
 
 @contextmanager
 def configured(engine: Engine, line: str) -> Iterator[None]:
-    """Add a line to slurm.conf, and remove it at the end."""
+    """Add a line to slurm.conf for the duration of the block."""
     before = engine.conf.read_text()
     try:
         for text in (f"{before}{line}\n", before):
@@ -221,7 +221,7 @@ def submitted(engine: Engine, options: str = "", script: str = "sleep 300") -> s
 
 
 def shown(engine: Engine, job: str, column: str, form: str) -> str:
-    """Wait until squeue shows a job's column in this form; return its text, or the last one after two minutes."""
+    """Wait until the job's column matches the regex `form`; return its text, or the last text after two minutes."""
     for _ in ticks(CLOCK, 0.3, 120):
         if re.fullmatch(form, text := engine.ask("squeue", "-h", "-t", "all", "-j", job, "-o", column).stdout.strip()):
             break

@@ -94,7 +94,7 @@ def until(folder: RunFolder, trial: int, state: str) -> None:
 
 
 def jobs_used(folder: RunFolder) -> list[str]:
-    """Return the jobs in which the trials ran whose files came home, one entry for each trial."""
+    """Return, for each trial whose files were downloaded, the job in which the trial ran."""
     best = folder.artifacts / "outputs" / "gpurun-sweep" / "best"
     return sorted(path.read_text().strip() for path in best.glob("*/job.txt"))
 

@@ -35,7 +35,7 @@ CLOSE_S = 3.0
 
 @dataclass(frozen=True)
 class User:
-    """An account of this machine with dash as its login shell, the cluster, and the table of config.toml for both."""
+    """An account of this machine with dash as its login shell, its cluster, and the config.toml table for them."""
 
     name: str
     engine: Engine
@@ -49,7 +49,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
     keys = tmp_path_factory.mktemp("keys")
     made = make_keys(keys)
     words = ["--create-home", "--base-dir", str(folder), "--shell", str(shutil.which("dash"))]
-    subprocess.run(["useradd", "--password", "*", *words, name], check=True)  # Without one sshd calls it locked.
+    subprocess.run(["useradd", "--password", "*", *words, name], check=True)  # Without "*" sshd calls it locked.
     try:
         with running(folder / "root", has_books=True) as engine:
             (engine.work / "of-user").mkdir(parents=True)

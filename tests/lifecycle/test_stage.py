@@ -1,4 +1,4 @@
-"""Tests of a run whose shards go through a bucket: staged once, before renting; no bucket failure loses the run."""
+"""Tests of a run whose shards go through a bucket: staged once, before renting. A failing bucket never ends the run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_bucket_that_refuses_ends_the_run_before_renting(own: Home, s3: S3Emul
 
 
 def test_a_home_that_takes_no_upload_notes_rents_nothing(own: Home, s3: S3Emulator) -> None:
-    """The folder may belong to root after `sudo gpurun`, or the disk may be full."""
+    """If upload notes cannot be written, because the folder is root's or the disk is full, nothing must be rented."""
     folder = staged_run(own)
     own.cache.mkdir(parents=True)
     own.uploads.write_bytes(b"a file in the folder's place")

@@ -1,4 +1,4 @@
-"""Tests that files which came home are recorded and usable, whatever kept the collect step from recording them."""
+"""Tests that downloaded files are in the receipt and usable even if the collect step did not record them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def listed(name: str, content: bytes, step: int) -> ManifestFile:
 
 
 def while_training(world: World, *files: tuple[str, bytes, int]) -> None:
-    """Put these files at home as the download during training does, with the list that the machine has now."""
+    """Put these files at home and remember the machine's list, as the download during training does."""
     Inventory(world.folder).remember(world.far.manifest(MOST_ANNOUNCED_BYTES))
     put(world.folder, *files)
 
@@ -64,7 +64,7 @@ def until_the_lease_is_over(world: World) -> None:
 
 @pytest.mark.parametrize(("how", "code"), [("destroy", ExitCode.INTERRUPTED), ("closed lid", ExitCode.BUDGET_STOP)])
 def test_files_home_before_a_destroy_are_in_the_receipt(world: World, how: str, code: ExitCode) -> None:
-    """The user runs `gpurun collect` and then `gpurun destroy`, or the lid stays closed until the lease is over."""
+    """Files that came home before a `gpurun destroy`, or before the lid closed until after the lease, are recorded."""
 
     def act() -> None:
         if world.far.polls == 3:
@@ -99,7 +99,10 @@ def test_of_a_run_of_which_nothing_came_home_nothing_is_said(world: World) -> No
 
 
 def test_what_a_collect_brought_before_a_crash_is_in_the_receipt(world: World) -> None:
-    """The supervisor is killed in the download and started again when the lease is over."""
+    """The supervisor is killed during the download and restarted after the lease.
+
+    The files at home must be recorded.
+    """
     world.cloud.killing = f"before far.get {ALL[0]}"
     assert world.drive() == "killed"
     until_the_lease_is_over(world)
@@ -136,7 +139,7 @@ def test_a_whole_checkpoint_is_remembered_when_no_list_has_it(tmp_path: Path, fo
 
 @pytest.mark.parametrize("how", ["the machine vanishes", "nothing arrives whole"])
 def test_the_last_whole_one_is_recorded_where_later_are_lost(world: World, how: str) -> None:
-    """The line is slow: while step 15 was downloaded, steps 25 and 30 were finished."""
+    """Step 15 is at home; steps 25 and 30 are lost. The receipt must name step 15, and the others as missing."""
 
     def act() -> None:
         if world.far.polls == 3:
@@ -165,7 +168,7 @@ def test_the_last_whole_one_is_recorded_where_later_are_lost(world: World, how: 
 
 
 def test_early_files_count_beside_what_the_bucket_has(folder: RunFolder) -> None:
-    """Files that the bucket's newer list no longer has were replaced, so they are not missing."""
+    """Files that are not in the bucket's newer list were replaced by newer ones, so they must not count as missing."""
     put(folder, WEIGHTS[0])
     files = [listed(*WEIGHTS[0]), listed(*WEIGHTS[1]), listed(*SPARE)]
     Inventory(folder).remember(Manifest(latest=30, files=tuple(files)))

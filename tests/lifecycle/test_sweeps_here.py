@@ -231,7 +231,7 @@ HERE = ("--provider", "local", "--yes", "--name")
 
 @pytest.mark.slow
 def test_the_page_about_sweeps_holds_as_it_is_typed(person: Person) -> None:
-    """The page's commands run here instead of on a rented machine, and the recipe's trials are shorter."""
+    """The page's commands must work as printed, except that they run here and that the trials are shorter."""
     blocks = re.findall(r"```(?:bash|toml)\n(.*?)```", PAGE, re.DOTALL)
     (recipe, command), table, on_cluster, last = blocks[0].splitlines(), *blocks[1:]
     left, best = last.splitlines()

@@ -210,9 +210,9 @@ def wait_for(true: Any, limit_s: float = 60) -> None:
 
 
 def kill_supervisor(home: Path) -> None:
-    """Kill the process that drives the runs of a home, and wait until none of their locks is held."""
+    """Kill the process that drives a home's runs, and wait until no lock of these runs is held."""
     found = subprocess.run(["pgrep", "-f", f"gpurun.lifecycle.supervisor {home}"], capture_output=True, text=True)
     for pid in found.stdout.split():
         os.kill(int(pid), signal.SIGKILL)
-    # A process that waits for the disk dies only after that, which the lock shows.
+    # A process that waits for the disk dies later; until then it holds its lock.
     wait_for(lambda: not any(holder_of(folder) for folder in (home / "runs").glob("*/run.lock")))

@@ -1,4 +1,4 @@
-"""Tests of uploading an earlier run's compile cache: only if requested, if it may fit, and if the receipt names it."""
+"""Tests of uploading an earlier run's compile cache: only if requested, usable, and named in that run's receipt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECIPE = resolve(load_recipe("gpt2-124m"), "full", ("train.compile=true",), 1)
 
 
 class CompiledRun(CloudRun):
-    """A run whose machine's compile cache came home."""
+    """A run whose compile cache was downloaded from its machine."""
 
     cache, provider = CACHE, "runpod"
 
@@ -69,7 +69,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def sent_along(home: Home, wanted: Request | None = None, recipe: ResolvedRecipe = RECIPE) -> dict[str, bytes]:
-    """Return the caches that are put beside the shards, and assert that the plan's bytes include them."""
+    """Return the compile caches placed beside the shards, and assert that the plan's bytes include them."""
     into, data = home.staged_data("owl-07"), plan_of("owl-07").data
     into.mkdir(parents=True)
     needed = wanted or request()

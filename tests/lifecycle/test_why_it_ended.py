@@ -1,4 +1,4 @@
-"""Tests of why a machine stopped: a request from here comes before a loss, and a moved machine is used further."""
+"""Tests of why a machine stopped: a request of this home outranks a loss, and a machine that moved stays in use."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ def test_a_supervisor_awake_after_the_timer_says_lease_is_over(world: World) -> 
 
 
 def moved(world: World, monkeypatch: pytest.MonkeyPatch, *, survives: bool) -> None:
-    """At the third poll, move the machine to another port, where alone it answers; its training may survive or not."""
+    """At the third poll, move the machine to another port, where only it answers.
+
+    The training survives if `survives`.
+    """
     was_moved: list[float] = []
     read, poll, reach = world.cloud.read, world.far.poll, world.reach
 

@@ -70,7 +70,7 @@ def make_run(
 
 
 def setting_up(folder: RunFolder, script: str, limit_s: int | None = None) -> None:
-    """Change the plan so that a script sets the machine up, within `limit_s` or else within the lease's limit."""
+    """Change the plan so that a script sets up the machine within `limit_s` seconds, or within the lease's limit."""
     plan = Plan.from_json(folder.plan.read_bytes())
     changes = {"choices": plan.choices.model_copy(update={"setup": script})}
     changes |= {"lease": plan.lease.model_copy(update={"setup_s": limit_s})} if limit_s is not None else {}
@@ -97,7 +97,7 @@ class Driven:
 
 
 def drive(home: Home, name: str = "fox-41", **environment: str) -> Driven:
-    """Drive a run in another process until that ends or is killed.
+    """Drive a run in another process until that process ends or is killed.
 
     The process is forked from a server that has imported gpurun, because the imports would take half of its time.
     """

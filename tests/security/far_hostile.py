@@ -33,6 +33,7 @@ class Answers:
         raise AssertionError("nothing is put there here")
 
     def lane(self) -> Answers:
+        """See `Machine.lane`."""
         return self
 
     def close(self) -> None:

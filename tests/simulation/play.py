@@ -327,7 +327,7 @@ class Stage:
     def reap_elsewhere(self, *, times: int = 1, everything: bool = False) -> None:
         """Run `gpurun reap` on another machine, whose home has no record of any run.
 
-        `after_reap` keeps the fates of the last try, and the codes of its failures.
+        `after_reap` has, for the last call only, what became of each machine and the codes of failures.
         """
         clouds: list[Provider] = list(self.played.clouds.values())
         for _ in range(times):

@@ -45,7 +45,7 @@ def sentences_hold(played: Played) -> Iterator[str]:
 
 
 def _of_list(outcome: Outcome, played: Played) -> Iterator[str]:
-    """Yield what `ps` showed wrongly: whether a machine may be billed, and the money spent."""
+    """Yield where `ps` showed too little: a living machine not as possibly billed, or less money than the meter has."""
     row, at = outcome.row, f"at {outcome.at_s:.0f} s ps said"
     if outcome.alive and not row.may_be_billing:
         yield f"{at} {row.state!r}, and {outcome.alive} lived"

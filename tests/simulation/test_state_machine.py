@@ -108,7 +108,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert [breach for judge in judges for breach in judge(played)] == []
 
     def teardown(self) -> None:
-        """Assert that a run without further faults ends (P9), and that every promise was kept."""
+        """Assert that a run without further faults ends (promise P9, see checker.py) and that every promise is kept."""
         if self.stage is not None:
             self.on.nemesis.kill_after(10**9)
             self.on.nemesis.next_faults.clear()

@@ -30,9 +30,9 @@ def a_class(count: int) -> Roster:
 
 
 class Lab(CloudRun):
-    """One learner's run in their own home, or in that of `beside`.
+    """One learner's run in their own home, or in the home of the run `beside`.
 
-    Its seed follows from the challenge word and the home's key; without a word it has no challenge.
+    Its seed follows from the challenge word and the home's key; without a word the run has no challenge.
     `opened_with` replaces fields of `run.opened`; a mode or trainer in it goes into the plan too.
     """
 
@@ -81,7 +81,7 @@ class Lab(CloudRun):
         return self
 
     def again(self) -> Lab:
-        """Write the collected files again with their present contents."""
+        """Write the files that `contents` returns over the downloaded ones."""
         for name, content in self.contents().items():
             (self.folder.artifacts / name).write_bytes(content)
         return self
@@ -102,7 +102,7 @@ class Lab(CloudRun):
 
 
 def pack_again(path: Path, edit: Callable[[dict[str, bytes]], dict[str, bytes]]) -> None:
-    """Rewrite a zip with what `edit` returns for its files."""
+    """Rewrite a zip with the files that `edit` returns for its files."""
     with zipfile.ZipFile(path) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

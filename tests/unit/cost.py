@@ -1,4 +1,4 @@
-"""Helpers of test_cost.py and other tests: a machine's end at chosen times, and a checked cost."""
+"""Helpers of test_cost.py and other tests: they end a machine at chosen times, and return an audited cost."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def dies(
 ) -> None:
     """Write the request to end the machine, three readings 15 s apart that find it gone, and the proof of death.
 
-    `alive_s_ago` and `up_s_ago`: how long before the first reading the machine was last seen alive, and last seen
-    alive and not ending. `alive_s_ago` None: it was gone before the request. `first_s`: from request to first reading.
+    `first_s` is the time from the request to the first reading. Before that reading, the machine was last seen
+    alive `alive_s_ago`, and last seen alive and not ending `up_s_ago`. If `alive_s_ago` is None, it was gone before
+    the request.
     """
     intent = {"id": run.instance_id, "token": run.token, "reason": "lease", "timer": True}
     run.write((Event.DESTROY_INTENDED, intent))
@@ -41,7 +42,7 @@ def dies(
 
 
 def cost(run: CloudRun) -> dict[str, Any]:
-    """Settle the run and return the costs of its receipt; assert that the audit derives the same and has no problem."""
+    """Settle the run and return its receipt's costs; assert that the audit computes the same and finds no problem."""
     run.settle()
     row = audit(run.home).rows[0]
     predicate = read_receipt(run.home, run.folder).predicate

@@ -1,4 +1,4 @@
-"""Random journals whose rentals have everything that affects cost; their clocks count microseconds and are set back."""
+"""Random journals with everything that affects cost. Their clocks count microseconds and are sometimes set back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class DrawnJournal:
             self.rent(attempt, may_stay_open=attempt == rentals)
 
     def add(self, event: Event, data: Json) -> None:
-        """Append a record after a random gap; the wall clock may be set, and a boot may restart the monotonic clock."""
+        """Append a record after a random gap.
+
+        The wall clock may be set, and a reboot may restart the monotonic clock.
+        """
         gap_s = self.dice.choice(_GAPS_S) * self.dice.choice((1.0, self.dice.random()))
         self.wall, self.mono = self.wall + gap_s, self.mono + gap_s
         if self.dice.random() < 0.06:
@@ -123,7 +126,7 @@ class DrawnJournal:
         self.add(Event.INCIDENT, incident)
 
     def end(self) -> None:
-        """Ask once or twice for the machine's end, and add readings that find it gone."""
+        """Request the machine's end once or twice, and add readings that find it gone."""
         dice = self.dice
         for _ in range(dice.choice((1, 1, 1, 2))):
             intent = {"id": "i-1", "token": self.token, "reason": "done", "timer": dice.random() < 0.6}
@@ -137,7 +140,7 @@ class DrawnJournal:
         self.add(Event.DEATH_PROVEN, claim)
 
     def reads(self, count: int) -> Iterator[Json]:
-        """Yield readings that find the machine gone; they differ in their times and in when it was last seen."""
+        """Yield readings that find the machine gone, with random times of its end and of when it was last seen."""
         dice = self.dice
         ended = dice.choice((None, None, float(int(self.wall)), self.wall - 3000 * dice.random()))
         ran = dice.choice((None, 0, 0.0, 77, 1234.5678)) if self.is_queued else None

@@ -1,4 +1,4 @@
-"""Helpers of test_executors.py and other tests: orders to prepare a corpus, and datatrove's steps for them."""
+"""Helpers of test_executors.py and other tests: orders to prepare a corpus, and datatrove's steps for such orders."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Note = tuple[Event, dict[str, Any]]
 
 
 class CloudRun:
-    """A paid run of one hour on one H100, written event by event; each test changes only what it is about."""
+    """A paid run of one hour on one H100, written event by event. A test changes only the events that it is about."""
 
     parameters = 124_475_904
 
@@ -71,7 +71,7 @@ class CloudRun:
 
     @staticmethod
     def contents() -> dict[str, bytes]:
-        """Return the collected files by name."""
+        """Return the files that the run downloads, by name."""
         return {
             WEIGHTS: as_tensors(b"weights" * 100),
             "checkpoints/000120.state.json": b"{}",
@@ -117,7 +117,7 @@ class CloudRun:
         return Event.CREATE_OBSERVED, {"token": self.token, "instance": self.instance(**changes), "adopted": False}
 
     def through_training(self) -> Iterator[tuple[float, Note]]:
-        """Yield (seconds, event) from the ready machine to the collected files; the seconds pass before the event."""
+        """Yield (seconds, event) from the ready machine to the downloaded files; the seconds pass before the event."""
         facts = {"v": 1, "platform": "Linux", "torch": {"found": True, "version": "2.13.0", "cuda": "13.0"}}
         ready = {"id": self.instance_id, "instance": self.instance(), "facts": facts, "seconds": 108.0}
         shipped = {"files": 51, "bytes": 1000, "sent_bytes": 600, "seconds": 200.0, "already": False}

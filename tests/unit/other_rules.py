@@ -1,4 +1,4 @@
-"""Helpers of test_other_rules.py and other tests: homes that were written by other receipt rules."""
+"""Helpers of test_other_rules.py and other tests: homes whose receipts follow older rules."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def plan_of(
     tokenizer: str = "char",
     preset: str = "faithful",
 ) -> Plan:
-    """Return a plan with this learning rate and preset; the data's digests follow from `source` and `tokenizer`."""
+    """Return a plan with this learning rate and preset, and with data digests made from `source` and `tokenizer`."""
     offer = Offer(
         provider="runpod", type_id="H100-SXM", gpu="H100", gpu_count=1, vram_gb=80, region="EU-RO-1",
         rate_micros_per_hour=Micros(RATE), billing_unit_s=1, boot_s=60, price_source="test", dies_by_itself="pod key",
@@ -66,7 +66,10 @@ def events(top: float = 4.0, said: str = "") -> list[dict[str, Any]]:
 
 
 def write_events(folder: RunFolder, events: Iterable[dict[str, Any] | bytes]) -> None:
-    """Write events as the trainer writes them; bytes become lines as they are, even invalid ones."""
+    """Write events as the trainer writes them.
+
+    An event given as bytes becomes a line unchanged, even an invalid one.
+    """
     lines = [event if isinstance(event, bytes) else json.dumps(event).encode() for event in events]
     folder.events.write_bytes(b"".join(line + b"\n" for line in lines))
 

@@ -1,6 +1,6 @@
 """Tests of shards that nanoGPT, llm.c and build-nanogpt made: each verb recognises them, and runs use adopted ones.
 
-Each layout is written here as its own program writes it, and numpy checks the tokens.
+The tests write each layout as its own program writes it, and check the tokens with numpy.
 """
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ Layout = Callable[[Path], dict[str, np.ndarray]]
 
 
 def documents(count: int, *, eot: str) -> np.ndarray:
-    """Return the GPT-2 ids of `count` documents, with the end-of-text token before or after each, or without it."""
+    """Return the GPT-2 ids of `count` documents.
+
+    `eot` puts the end-of-text token before or after each, or leaves it out.
+    """
     parts = [DRAW.integers(0, EOT, int(DRAW.integers(20, 90))) for _ in range(count)]
     ended = [[EOT, *part] if eot == "before" else [*part, EOT] if eot == "after" else [*part] for part in parts]
     return np.concatenate(ended).astype(np.uint16)
 
 
 def char_level(folder: Path) -> dict[str, np.ndarray]:
-    """Write nanoGPT's data/shakespeare_char, with ids that are not in the order of code points."""
+    """Write nanoGPT's data/shakespeare_char, with ids that do not follow the order of code points; return the ids."""
     folder.mkdir(parents=True)
     characters = sorted(set(TEXT), reverse=True)
     stoi = {character: number for number, character in enumerate(characters)}
@@ -61,7 +64,7 @@ def char_level(folder: Path) -> dict[str, np.ndarray]:
 
 
 def open_web_text(folder: Path) -> dict[str, np.ndarray]:
-    """Write nanoGPT's data/openwebtext: one memory-mapped file per split, and the program that makes them."""
+    """Write nanoGPT's data/openwebtext: one memory-mapped file per split, and prepare.py; return the ids."""
     folder.mkdir(parents=True)
     parts = {"train": documents(60, eot="after"), "val": documents(20, eot="after")}
     for split, part in parts.items():
@@ -80,7 +83,7 @@ def write_llm_c(path: Path, tokens: np.ndarray, magic: int = 20240520) -> None:
 
 
 def fine_web(folder: Path) -> dict[str, np.ndarray]:
-    """Write llm.c's dev/data/fineweb10B: the first shard is for validation, the others for training."""
+    """Write llm.c's dev/data/fineweb10B, whose first shard is for validation; return the ids by split."""
     folder.mkdir(parents=True)
     shards = np.array_split(documents(90, eot="before"), 3)
     for number, tokens in enumerate(shards):
@@ -89,7 +92,7 @@ def fine_web(folder: Path) -> dict[str, np.ndarray]:
 
 
 def edu_fine_web(folder: Path) -> dict[str, np.ndarray]:
-    """Write build-nanogpt's edu_fineweb10B."""
+    """Write build-nanogpt's edu_fineweb10B; return the ids by split."""
     folder.mkdir(parents=True)
     shards = np.array_split(documents(90, eot="before"), 3)
     for number, tokens in enumerate(shards):
@@ -165,7 +168,7 @@ def test_characters_keep_their_ids_and_prompts_use_them(tmp_path: Path) -> None:
 
 @EVERY
 def test_every_verb_names_what_to_do_with_a_raw_folder(layout: Layout, made_by: str, eot: str, tmp_path: Path) -> None:
-    """Otherwise a plan names a price for data that cannot be trained on, or prepare.py and readme.md are trained on."""
+    """Otherwise `plan` prices data that cannot be trained on, or the run trains on prepare.py and readme.md as text."""
     layout(tmp_path / "data" / "theirs")
     theirs = str(tmp_path / "data" / "theirs")
     above, shard = str(tmp_path / "data"), str(next((tmp_path / "data").glob("*/*train*.*")))
@@ -418,7 +421,7 @@ def opened(folder: Path) -> tuple[TextSource, list[str]]:
 
 @pytest.mark.parametrize("below", ["", "data"])
 def test_a_hub_snapshot_is_read_through_its_links_without_cards(below: str, tmp_path: Path) -> None:
-    """A snapshot is a folder of links; unless they are followed, only the data set's cards are trained on."""
+    """A snapshot is a folder of links: if gpurun did not follow them, it would train on the data set's cards only."""
     cache = tmp_path / "hub" / "datasets--somebody--texts"
     snapshot = cache / "snapshots" / "0f3c"
     (cache / "blobs").mkdir(parents=True)
@@ -446,7 +449,7 @@ def test_markdown_elsewhere_and_other_arrays_do_not_hinder_text(tmp_path: Path) 
 
 
 def test_a_run_on_adopted_shards_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first loss is that of a uniform guess among the characters; then it falls."""
+    """The first loss must be that of a uniform guess among the characters; the last must be much lower."""
     monkeypatch.setattr("signal.signal", lambda *_: None)
     char_level(tmp_path / "theirs")
     adopt(tmp_path / "theirs", "char", tmp_path / "ours", print)

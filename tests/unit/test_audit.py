@@ -1,4 +1,4 @@
-"""Tests of the audit: it derives every figure again, finds each kind of tampering, and warns of what may still bill."""
+"""Tests of the audit: it computes every figure again, finds each kind of tampering, and warns of possible billing."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def test_a_sound_run_has_nothing_to_say(home: Home) -> None:
 
 
 def test_it_derives_with_code_of_its_own() -> None:
-    """If the audit shared code with what writes journals and receipts, it would repeat its faults.
+    """The audit must share no code with the writers of journals and receipts, or it would repeat their faults.
 
-    Only audit_run.py may import three more modules, to compare what they derive.
+    Only audit_run.py may also import the three modules whose results it compares.
     """
     for path in Path(audit_room.__path__[0]).glob("*.py"):
         imported = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
@@ -90,14 +90,14 @@ def test_it_derives_with_code_of_its_own() -> None:
 def test_a_money_or_death_fault_of_the_receipts_builder_is_found(
     home: Home, monkeypatch: pytest.MonkeyPatch, figure: str, fault: Any, where: str
 ) -> None:
-    """A fault in the money or the end shows only because the audit derives both with its own code."""
+    """A fault in the receipt's code for cost or end must be found, because the audit has separate code."""
     monkeypatch.setattr(Rental, figure, property(lambda rental: fault))
     finished_run(home)
     assert [where in problem for problem in only_row(home).problems].count(True) == 1
 
 
 def test_seconds_are_summed_once_however_often_a_machine_is_seen(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Billed time is summed once: a sum per reading made a week of readings take minutes, in receipt and audit."""
+    """Billed time is summed once: when it was summed at each reading, a week of readings took minutes."""
     run, calls = CloudRun(home), Counter[str]()
     run.write(run.opened(), run.intended(), run.created())
     run.play(run.through_training(), ((1.0, note) for note in [(Event.RATE_OBSERVED, {})] * 100))
@@ -149,7 +149,7 @@ def _another(value: Any) -> Any:
 
 
 def test_every_field_is_rederived_so_no_key_owner_can_edit_one(home: Home) -> None:
-    """Even with a new signature and an adapted journal and chain, an edited figure does not follow from the run.
+    """The key's owner can edit any field, sign it again, and adapt journal and chain: the audit must find that.
 
     Only texts for people are not checked; a code or a figure in another field says the same.
     """
@@ -235,7 +235,10 @@ def test_a_removed_run_folder(home: Home) -> None:
 
 
 def test_a_chain_rewritten_whole_is_seen_by_whoever_kept_a_head(home: Home) -> None:
-    """This is the limit of what a chain proves: whoever kept no older head cannot detect a new history."""
+    """A chain that was rewritten from the start is valid.
+
+    Only a user who has kept an older head can detect the change.
+    """
     folder = finished_run(home)
     kept = audit(home).head
     finished_run(home, "owl-07")
@@ -251,7 +254,7 @@ def test_a_chain_rewritten_whole_is_seen_by_whoever_kept_a_head(home: Home) -> N
 
 
 def _without_owl(links: Records) -> Records:
-    """Remove the second of three receipts from the chain, which keeps the same head."""
+    """Remove the second of three receipts from the chain, and link the third to the first; the head stays the same."""
     return [links[0], links[2] | {"seq": 2, "prev": links[0]["receipt_sha256"]}]
 
 
@@ -326,7 +329,7 @@ def test_an_unsigned_receipt_is_a_warning(home: Home) -> None:
 
 
 def test_who_names_a_key_is_not_content_with_unsigned_runs(home: Home, tmp_path: Path) -> None:
-    """Without the key, anyone could invent a run and say that no key existed at the time."""
+    """If a key is named, an unsigned run is a problem: anyone could invent a run and say that it had no key."""
     finished_run(home)
     known = (home.keys / PUBLIC_NAME).read_bytes()
     (home.keys / PRIVATE_NAME).unlink()
@@ -371,7 +374,7 @@ def test_an_impossible_record_is_one_runs_problem_and_stops_none(home: Home, key
     ],
 )
 def test_a_run_that_was_not_opened_with_its_plan(home: Home, key: str, value: Any) -> None:
-    """Otherwise a user could raise the cap after the run, and rewrite the journal up to the receipt to fit."""
+    """Otherwise a user could raise the cap after the run, and rewrite the journal to fit, up to its receipt."""
     run = CloudRun(home)
     event, data = run.opened()
     run.write((event, {**data, key: value}), run.intended(), run.created())
@@ -380,7 +383,7 @@ def test_a_run_that_was_not_opened_with_its_plan(home: Home, key: str, value: An
 
 
 def test_reads_of_one_moment_do_not_spread_however_long_after(home: Home) -> None:
-    """Otherwise an answer that lacks the machine for only a moment passes as proof of death."""
+    """Three readings within 0.2 s prove no death, even if the proof claims 30 s: a list may lack a machine briefly."""
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created()).play(run.through_training())
     *reads, (_, (event, claim)) = run.death(gap_s=0.1)
@@ -452,7 +455,7 @@ def test_what_is_seen_after_the_receipt_is_judged_by_its_meaning(
 
 
 def test_an_incident_between_the_line_and_its_record_reads_alike(home: Home) -> None:
-    """A crash after the chain's line, or an earlier gpurun, may record an incident before `receipt.observed`."""
+    """After a crash, or in an older journal, an incident may stand between the chain's line and `receipt.observed`."""
     run = CloudRun(home).until_gone()
     write_receipt(home, run.folder)
     run.write((Event.INCIDENT, {"code": "leftover", "message": "runpod could not be asked"})).settle()
@@ -527,12 +530,12 @@ def test_a_lost_receipt_takes_nothing_from_a_whole_journal(home: Home) -> None:
 
 
 def late(event: str = "create.late") -> tuple[Event, dict[str, Any]]:
-    """Return an incident of a machine that appeared after it was believed absent, or of its end."""
+    """Return an incident of a machine that appeared after gpurun concluded that it did not exist, or of its end."""
     return Event.INCIDENT, {"code": event, "message": "pod-2", "id": "pod-2", "token": "gr-fox-41-0"}
 
 
 def test_no_receipt_proves_the_death_of_a_machine_that_came_late(home: Home) -> None:
-    """A gpurun wrote the receipt and closed the run while the late machine still lived."""
+    """An older gpurun wrote the receipt and closed the run while the late machine lived: the audit must find that."""
     CloudRun(home).until_gone().write(late()).settle(9)
     row = only_row(home)
     assert (row.may_be_billing, row.death) == (True, "not seen")
@@ -609,7 +612,7 @@ def test_some_runs_only_but_the_chain_whole(home: Home) -> None:
 def test_a_run_that_ends_while_others_are_read_is_no_accusation(
     home: Home, monkeypatch: pytest.MonkeyPatch, settled: bool
 ) -> None:
-    """Reading the checkpoints of many runs takes minutes; meanwhile a run may get its receipt and be closed."""
+    """An audit of many runs takes minutes. A run that gets its receipt meanwhile must not be reported as a problem."""
     finished_run(home)
     run = CloudRun(home, "owl-07").until_gone()
     late = "chain_lines" if settled else "audit_run"

@@ -1,4 +1,4 @@
-"""Tests of `gpurun audit`, and of `doctor` on the same chain: a kept head, a broken ledger, and providers' bills."""
+"""Tests of `gpurun audit`, and of `doctor` on the same chain: an older head, a broken ledger, and providers' bills."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def head_of(home: Home) -> str:
 
 
 def test_receipts_of_before_that_day_are_not_said_to_be_missing(home: Home, gpurun: Any, tmp_path: Path) -> None:
-    """The first line used to be "No receipts yet.", although receipts existed."""
+    """`audit --since` once began with "No receipts yet." although older receipts existed."""
     _, said, _ = gpurun("audit", "--since", "2099-01-01")
     assert said.splitlines()[0] != gpurun("audit", "--home", str(tmp_path))[1].splitlines()[0]
     assert "1 receipt " in said
@@ -52,7 +52,7 @@ def test_a_row_that_does_not_hold_shows_no_forged_verdict(home: Home, gpurun: An
 def test_a_replay_takes_only_the_last_run_unless_asked_for_all(
     home: Home, gpurun: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replay of every run of a home takes many minutes."""
+    """A replay of all runs takes many minutes, so it needs `--all`."""
     finished_run(home, "gnu-42")
     computed: list[str] = []
 
@@ -190,7 +190,7 @@ def row_of(said: str) -> dict[str, Any]:
 def test_billed_stands_beside_measured_and_more_is_a_problem(
     home: Home, gpurun: Any, monkeypatch: pytest.MonkeyPatch, billed: str, code: int
 ) -> None:
-    """The receipt's bound is $2.3655; a bill of $2.37 differs by rounding only."""
+    """The receipt's bound is $2.3655. A bill of $2.37 is only rounded; a bill of $2.40 is a problem."""
     of_provider(monkeypatch, provider := Billing(billed))
     exit_code, said, _ = gpurun("audit", "--against-bill", "--json")
     assert (exit_code, row_of(said)["billed_micros"], row_of(said)["billed_is_settled"]) == (code, usd(billed), True)

@@ -41,7 +41,7 @@ def home(own_home: Path) -> Home:
 
 @pytest.fixture(autouse=True)
 def no_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the real keyring of whoever runs the tests."""
+    """Hide the keyring of the user who runs the tests."""
     monkeypatch.setattr(credentials, "keyring", lambda: None)
 
 
@@ -160,7 +160,7 @@ def test_an_empty_or_broken_file_is_no_key(home: Home, content: bytes, code: str
 
 
 def test_the_keyring_holds_the_only_copy(home: Home, ring: Ring) -> None:
-    """An old key left in a file would be used again when the keyring does not open."""
+    """Storing a key in the keyring must delete an old key file, which would be used if the keyring is locked."""
     home.keys.mkdir()
     (home.keys / "runpod.key").write_text("old")
     assert store_credential("runpod", Secret(KEY), home) == "system keyring"
@@ -248,7 +248,7 @@ def test_a_key_in_the_environment_is_said_to_come_first(monkeypatch: pytest.Monk
 
 
 def test_the_prompt_shows_nothing_of_what_is_typed(home: Home) -> None:
-    """The prompt runs at a real terminal, because only a terminal would echo the typed key."""
+    """The prompt runs at a real terminal, because only a terminal would show the typed key."""
     controller, terminal = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-m", "gpurun.cli.app", "auth", "set", "lambda-guard"],

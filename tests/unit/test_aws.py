@@ -1,4 +1,4 @@
-"""Tests of the AWS provider: at most one instance per token, found in any region, ended by itself; refusals explained.
+"""Tests of the AWS provider: at most one instance per token, found in any region, and ended by its own timer.
 
 The emulator's meter decides what AWS would bill, whatever gpurun believes.
 """
@@ -287,7 +287,7 @@ def test_what_somebody_can_mend_is_told_with_how(code: str, expected: str, advic
 def test_lost_credentials_certainly_made_nothing(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session that ends between plan and create must not count as an instance that may exist."""
+    """If the SSO session ends between plan and create, gpurun must know that no instance was made."""
     send = AwsClients.call
 
     def call(wire: AwsClients, service: str, region: str, operation: str, **asked: object) -> dict[str, object]:
@@ -392,7 +392,7 @@ def test_a_region_without_an_image_and_a_bad_name_are_refused(
 
 
 def test_a_disk_that_was_not_paid_for_is_not_made(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:
-    """The image needs a larger disk than planned, which would be billed outside the cap."""
+    """The image needs a larger disk than planned, billed outside the cap: the create must be refused."""
     with pytest.raises(Rejected, match=r"hardware\.disk_gb=45"):
         aws.create(order_of(clock, disk_gb=20))
     assert cloud.launches == []
@@ -410,7 +410,7 @@ def test_a_disk_that_was_not_paid_for_is_not_made(aws: AwsProvider, cloud: AwsEm
 def test_an_image_billed_beside_its_machine_is_not_booted(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, rule: str, value: object, words: str
 ) -> None:
-    """An offer's price is for Linux with one disk; anything else would be billed outside the cap."""
+    """An offer's price is for Linux with one disk: any other image costs more, outside the cap, and is refused."""
     setattr(cloud.rules, rule, value)
     named = {"image": cloud.rules.image_of(cloud.rules.images[1], "us-east-1")}
     with pytest.raises(Rejected, match=words):
@@ -529,7 +529,7 @@ def test_a_mistyped_region_is_corrected_and_still_finds_machines(
 def test_a_proxys_page_in_the_place_of_a_list_is_no_empty_list(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
-    """The SDK parses any XML, and takes such a page for a list without instances."""
+    """The SDK parses any XML: it takes a proxy's error page for an empty list, which would look like a death."""
     made = aws.create(order_of(clock))
     for listing in ("DescribeInstances", "DescribeVolumes"):
         cloud.fail(listing, *[Fault.NOT_JSON] * 1000)
@@ -708,7 +708,7 @@ def test_the_machine_ends_at_its_deadline_and_within_its_lease(
 def test_a_stopped_machine_is_not_gone_as_its_disk_is_billed(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
-    """Somebody changed the instance so that a power-off stops it instead of terminating it."""
+    """The user has changed the instance so that a power-off stops it. A stopped instance must not count as gone."""
     made = aws.create(order_of(clock))
     (inside,) = cloud.world.alive
     inside.shutdown = "stop"
@@ -871,7 +871,7 @@ def test_a_spot_machines_highest_price_is_read_from_its_request(cloud: AwsEmulat
 
 
 def test_a_maximum_above_the_agreed_price_is_reported_as_it_is(cloud: AwsEmulator, clock: VirtualClock) -> None:
-    """AWS's record counts, whatever was requested; the check of the created instance then refuses that price."""
+    """The price in AWS's record is reported even if it is higher than requested: a later check then refuses it."""
     aws, made = spot_machine(cloud, clock, "7.123456")
     (one,) = cloud.world.alive
     one.spot_usd = "21.96"
@@ -1008,7 +1008,7 @@ def test_the_sdk_is_loaded_only_when_aws_is_asked() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(bool(guests.whole()), reason=guests.whole() or "guests are machines")
 def test_a_real_machine_reads_its_user_data_and_terminates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It uses real cloud-config, a real timer and a real power-off, and no API call ends it."""
+    """A real machine must end itself by cloud-config, a timer and a power-off, without any API call."""
     clock = SystemClock()
     with AwsEmulator(boot=real_guest(tmp_path)) as emulator:
         for name, value in emulator.environment.items():

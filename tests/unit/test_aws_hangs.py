@@ -1,4 +1,4 @@
-"""Tests that credentials which never arrive and responses which never end are given up in time, and named."""
+"""Tests that gpurun gives up, in time, AWS credentials that never arrive and replies that never end, and names them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cloud(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsE
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
-    """Have the SDK get its credentials from a shell script; yield a function that sets the script's text."""
+    """Let the SDK get its credentials from a shell script; yield a function that sets the script's text."""
     path, pids = tmp_path / "credentials.sh", tmp_path / "pids"
 
     def goes_on(words: str) -> None:
@@ -95,7 +95,7 @@ def test_once_the_program_answers_again_so_does_aws(cloud: AwsEmulator, clock: V
 def test_credentials_that_hang_at_renewal_are_given_up_too(
     cloud: AwsEmulator, clock: VirtualClock, program: Program
 ) -> None:
-    """These credentials expire within minutes, so the SDK runs the program again at the next request."""
+    """The credentials expire within minutes, so the SDK runs the script, which now hangs, before the next request."""
     program(keys(5.0))
     aws = AwsProvider(clock)
     assert aws.find(None) == []

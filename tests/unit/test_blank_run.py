@@ -1,4 +1,4 @@
-"""Tests that an empty value, as from an unset shell variable, is refused; it never means the only run or a default."""
+"""Tests that an empty value, as from an unset shell variable, is refused, and never taken for a default."""
 
 from __future__ import annotations
 

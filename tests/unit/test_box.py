@@ -1,4 +1,4 @@
-"""Tests of the check of a machine before anything is uploaded, because every minute on an unsuitable one is billed."""
+"""Tests of the check of a machine before the upload, because every minute on an unsuitable machine is billed."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_driver_torch_cannot_use_is_not_called_a_missing_gpu(usable: int) -> N
 
 
 def test_gpus_beside_those_that_were_ordered_are_a_warning() -> None:
-    """Users may deliberately show only two of their own box's eight GPUs to a run."""
+    """Users may deliberately show a run only two of their box's eight GPUs, so this is a warning and no refusal."""
     (warning,) = check_box(facts(count=2, cards=8), offer(count=2), accept_cpu=False)
     assert "2 GPUs" in warning
     assert "sees 8" in warning
@@ -204,7 +204,10 @@ def test_every_refusal_says_what_to_do() -> None:
 
 
 def nodes(*cards: tuple[int, str], rate: float | None = 20.0) -> LinkSpeed:
-    """Return the link speed between nodes with these cards, each (count, name); `rate` in GB/s, None: not measured."""
+    """Return the link speed between nodes with these cards, each (count, name).
+
+    `rate` is in GB/s; None: not measured.
+    """
     seen = tuple(
         Node(name=f"n{number}", devices=tuple(Gpu(name=name, memory_bytes=79 * GIB) for _ in range(count)))
         for number, (count, name) in enumerate(cards, start=1)

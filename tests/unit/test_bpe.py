@@ -1,4 +1,4 @@
-"""Tests of a vocabulary trained on the user's text; afterwards the library that trained it is not needed."""
+"""Tests of a vocabulary trained on the user's text, which can be used without the library that trained it."""
 
 from __future__ import annotations
 

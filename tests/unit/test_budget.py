@@ -101,7 +101,7 @@ ENDLESS = resolve(load_recipe("gpt2-124m"), "full", ("train.steps=999999", "trai
 
 @pytest.mark.parametrize("cap", [None, "1000000"])
 def test_more_time_than_the_longest_lease_is_refused_unpriced(cap: str | None) -> None:
-    """Such a lease would end in a year that no calendar has, or its refusal would advise an impossible --hours."""
+    """A lease of centuries has no valid end date, and a hint to buy it would name an impossible --hours."""
     found = candidates(EIGHT, ENDLESS, LOAD, cap=parse_usd(cap) if cap else None)
     assert ["over a year" in offer.why_not for offer in found] == [True] * len(found)
     with refusal(NoOffer, "offer.none_fits", "over a year"):
@@ -162,7 +162,7 @@ def test_hours_buy_a_part_on_purpose_and_it_is_said() -> None:
 
 
 def test_the_hours_that_an_offer_is_said_to_need_are_enough() -> None:
-    """If an offer is said to need 1.7 h, then `--hours 1.7` must buy every step: once the last ones were missing."""
+    """If an offer is said to need 1.7 h, `--hours 1.7` must pay for every step: the last were once missing."""
     for short in plan(None, hours=0.01):
         *_, needed = map(float, re.findall(r"([\d.]+) h\b", short.why_not))
         assert next(one for one in plan(None, hours=needed) if one.offer == short.offer).finishes
@@ -171,7 +171,7 @@ def test_the_hours_that_an_offer_is_said_to_need_are_enough() -> None:
 @pytest.mark.parametrize("cap", [None, "15", "25"])
 @pytest.mark.parametrize("hours", [0.5, 1.0, 24.0])
 def test_a_part_costs_its_own_time_and_is_ranked_by_the_whole(cap: str | None, hours: float) -> None:
-    """Otherwise an hour on eight A100 is expected to cost the price of the whole run, more than its worst case."""
+    """An hour of a long run must not be expected to cost as much as the whole run, more than its worst case."""
     found, whole = plan(cap, hours=hours), {one.offer: one for one in plan(None)}
     leased = [one for one in found if one.lease is not None]
     for one in leased:
@@ -243,6 +243,6 @@ def test_no_offer_at_all_is_said() -> None:
 
 @pytest.mark.parametrize(("parameters", "needed_s"), [(124_000_000, 18), (1_560_000_000, 210)])
 def test_a_larger_checkpoint_is_given_longer_to_save(parameters: int, needed_s: int) -> None:
-    """Saving runs at 86 MB/s, as measured on two loaded cores, after up to 30 s for the step in progress."""
+    """Planned are 30 s for the step in progress, plus the checkpoint at 86 MB/s (measured on two loaded cores)."""
     assert TrainerJob.model_construct(parameters=parameters).save_s >= 30 + needed_s
     assert TrainerJob.model_construct(parameters=100_000).save_s == 60

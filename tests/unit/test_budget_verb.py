@@ -1,4 +1,4 @@
-"""Tests of `gpurun budget`: the amount left, what each run holds until when, and the spending that receipts state."""
+"""Tests of `gpurun budget`: the amount left, what each run holds and until when, and the spending in the receipts."""
 
 from __future__ import annotations
 

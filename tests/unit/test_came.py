@@ -1,4 +1,4 @@
-"""Tests of what a receipt states about the machine: what the provider delivered, and its incidents."""
+"""Tests of what a receipt states about the machine: what the provider delivered, and the machine's incidents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.ledger_samples import CloudRun
 
 
 def notebook_facts(tmp_path: Path, *, endpoint: str = "", **came: Any) -> dict[str, Any]:
-    """Return the receipt's predicate of a run whose machine showed a wrong host key; assert that it passes the audit.
+    """Return the receipt's facts of a run whose machine showed a wrong host key; assert that the audit accepts them.
 
     `came` replaces fields of the instance that the provider delivered.
     """

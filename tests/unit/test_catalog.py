@@ -1,4 +1,4 @@
-"""Tests of the packaged catalogue: what `--gpu` means, and which offers match it."""
+"""Tests of the packaged catalogue: what a value of `--gpu` means, and which offers match it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_each_row_is_complete_and_bills_as_its_provider() -> None:
 def test_the_planned_boot_and_the_longest_wait_are_two_things(
     provider: str, planned_s: dict[int, int], patience_s: dict[int, int]
 ) -> None:
-    """A longer planned boot raises the worst case; the longest wait only leaves room for a slow boot."""
+    """The planned boot is part of the worst case; the longest wait is not, and lets a slow machine boot."""
     terms = terms_of(provider)
     assert {count: terms.boot_limit_s(count) for count in planned_s} == planned_s
     assert {count: terms.patience_s(count) for count in patience_s} == patience_s

@@ -1,4 +1,4 @@
-"""Tests of challenges: a challenge and the signing key decide a run's seed, so no older or other user's run fits."""
+"""Tests of challenges: challenge and signing key decide a run's seed, so no older run and no other user's run fits."""
 
 from __future__ import annotations
 

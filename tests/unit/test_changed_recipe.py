@@ -1,4 +1,4 @@
-"""Tests of a changed trainer: its recipe.py reads the recipe in its own process, and its model's memory is traced."""
+"""Tests of a changed trainer: a separate process reads the recipe with its recipe.py and traces its model's memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.refusals import refusal
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """Return a copy of gpurun's trainer, in a folder whose name no package can have."""
+    """Return a copy of gpurun's trainer, in a folder whose name cannot be a package's."""
     place = tmp_path / "fox-1.trainer.77"
     return Path(shutil.copytree(bundle_root() / "trainer", place, ignore=shutil.ignore_patterns("__pycache__")))
 
@@ -34,7 +34,10 @@ def edit(path: Path, old: str, new: str) -> None:
 
 @pytest.fixture
 def experts(copy: Path) -> Path:
-    """Return a copy with several experts per layer, which all process every token, and another optimiser name."""
+    """Return a trainer copy whose recipe accepts `experts` per layer (default 1) and the optimiser `lion`.
+
+    Every expert processes every token.
+    """
     edit(copy / "recipe.py", "    heads: Layers\n", "    heads: Layers\n    experts: Count = 1\n")
     edit(copy / "recipe.py", '["adamw", "muon"]', '["adamw", "muon", "lion"]')
     layer = "    layer = 2 * norm + 12 * width * width + (9 * width if model.bias else 0)\n"
@@ -84,7 +87,7 @@ def test_what_the_copy_refuses_is_refused_in_its_words(
 
 
 def _says(copy: Path, record: Any) -> None:
-    """Replace the copy's recipe reader by a script that prints this record as JSON."""
+    """Replace the recipe reader of the trainer copy by a script that prints this record as JSON."""
     (copy / "recipe_file.py").write_text(f"print({json.dumps(json.dumps(record))})\n")
 
 

@@ -1,4 +1,4 @@
-"""Tests of the check of a class's cards: each forgery is named with its reason, and no honest learner is accused."""
+"""Tests of the check of a class's cards: it names each forgery with its reason, and accuses no honest learner."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_of_forty_cards_the_twelve_forged_are_named_and_no_other(tmp_path: Path)
 
 
 class Rebound:
-    """A run made anew with the key that was copied into its home, so that its challenge fits that key."""
+    """A learner's run made again after another key was copied into the home, so that its challenge fits that key."""
 
     def __init__(self, run: Lab, word: str) -> None:
         shutil.rmtree(run.folder.path)
@@ -111,7 +111,7 @@ class Rebound:
 
 
 def relisted(files: dict[str, bytes], name: str, content: bytes) -> dict[str, bytes]:
-    """Return the files with one file's content replaced and its digest in the index adapted."""
+    """Return a card's files with one file replaced, and with its size and digest in the index adapted."""
     index = json.loads(files[INDEX])
     index["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     return {**files, name: content, INDEX: json.dumps(index).encode()}
@@ -230,7 +230,7 @@ def test_a_checkpoint_other_than_the_cards_list_is_not_opened(tmp_path: Path) ->
 
 
 def test_a_checkpoint_replaced_in_a_card_contradicts_its_receipt(tmp_path: Path) -> None:
-    """A learner may hand in weights that were trained elsewhere, with the receipt of their own cheap run."""
+    """A learner may put other weights, trained elsewhere, beside the receipt of their own cheap run."""
     path = Lab(tmp_path, 0, "").hand_in(tmp_path / "cards", with_checkpoint=True)
     assert check_class([path], None)[0].problems == []
     pack_again(path, lambda files: relisted(files, WEIGHTS, b"other weights"))
@@ -262,7 +262,7 @@ def test_a_key_that_is_not_the_signers_does_not_hold(tmp_path: Path, card: Path)
 
 
 def test_a_recipe_changed_in_the_plan_of_a_card_does_not_hold(card: Path) -> None:
-    """A card's plan has no paths, so only the digest of its recipe ties it to the signed run."""
+    """A card's plan has no paths, so the audit can tie it to the signed run only by the digest of its recipe."""
 
     def easier(files: dict[str, bytes]) -> dict[str, bytes]:
         plan = json.loads(files["plan.json"])

@@ -1,4 +1,4 @@
-"""Tests that every error appears in the requested output format, and that the exit code tells its kind."""
+"""Tests that every error appears in the requested output format, and that the exit code shows its kind."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_path_that_cannot_be_is_no_bug_of_ours(own_home: Path, words: list[str
 def test_a_home_on_a_failing_or_absent_disk_is_not_our_bug(
     own_home: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """A restarted file server makes a handle stale; an sshfs whose connection is down is not connected."""
+    """A failing disk, a restarted file server or a broken sshfs must not be reported as a bug of gpurun."""
     log = make_run(Home(own_home), "fox-41").log
     log.write_bytes(b"a line\n")
     away = OSError(number, os.strerror(number), str(log))
@@ -248,7 +248,7 @@ def test_an_unfinished_run_is_mentioned_before_the_next_plan(own_home: Path) -> 
 
 @pytest.mark.parametrize("lost", ["request", "plan"])
 def test_a_run_without_its_request_or_plan_is_not_forgotten(own_home: Path, lost: str) -> None:
-    """Its machine is still billed, so `ps` must show the run."""
+    """The run's machine is still billed, so `ps` must show the run."""
     run = opened_run(Home(own_home), "fox-41")
     run.write(run.opened(), run.intended(), run.created())
     getattr(run.folder, lost).unlink()
@@ -261,7 +261,7 @@ def test_a_run_without_its_request_or_plan_is_not_forgotten(own_home: Path, lost
 
 
 def test_the_last_run_is_the_last_one_in_a_copy_of_the_home_too(own_home: Path) -> None:
-    """Copying a home gives its files times in another order, so `destroy @last` could end another run."""
+    """A copy of a home has other file times: `destroy @last` must still find the run that was opened last."""
     for name, begun_wall in (("owl-7", 5e8), ("fox-41", 1e9), ("ant-3", 7e8)):
         run = opened_run(Home(own_home), name)
         run.clock.jump_wall(begun_wall - run.clock.wall())
@@ -276,7 +276,7 @@ def test_run_names_complete_silently_where_there_is_no_home(home: str) -> None:
 
 
 def completed(line: str, **environment: str) -> list[str]:
-    """Return what the shell offers as the last word of a line."""
+    """Return the words that the shell offers as completions of a line."""
     typed = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_GPURUN_COMPLETE": "complete_bash"}
     command = [sys.executable, "-c", "import sys; sys.argv = ['gpurun']; from gpurun.cli.app import main; main()"]
     words = {**os.environ, **typed, **environment}
@@ -300,7 +300,7 @@ def test_gpus_and_the_keys_of_recipes_are_completed(line: str, offered: list[str
 
 
 def test_a_home_that_is_a_file_has_not_just_no_runs(tmp_path: Path) -> None:
-    """Otherwise `ps` shows no runs and `audit` an unbroken chain, while a run in the right home is billed."""
+    """`ps` must not show "no runs" for a mistyped home, while a run in the right home is billed."""
     (tmp_path / "file").write_text("")
     for words in (["ps"], ["audit"]):
         shown = CliRunner().invoke(build_app(), [*words, "--json", "--home", str(tmp_path / "file")])
@@ -315,7 +315,7 @@ def test_where_no_runs_are_the_home_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [["ps", "--json", "--home", "~nobody-here/x"], ["ps", "--json"]])
 def test_a_home_that_is_nobodys_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container's user may have neither HOME nor a passwd entry; each verb must say so without a traceback."""
+    """A container's user may have neither HOME nor a passwd entry: the error must say so, without a traceback."""
     monkeypatch.setenv("GPURUN_HOME", "~nobody-here/gpurun")
     shown = CliRunner().invoke(build_app(), words, standalone_mode=False)
     answer = json.loads(shown.stdout)
@@ -346,7 +346,7 @@ def test_a_verb_that_looks_or_continues_takes_the_usual_run(
 
 
 def test_resume_takes_the_one_undriven_run_and_never_guesses(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise it takes the last run, which may be finished or under way."""
+    """Without a name, `resume` must take the only run that no process drives, and not the last run."""
     monkeypatch.setattr("gpurun.cli.viewer.follow_run", lambda *_, **__: Result())
     started = list[str]()
     monkeypatch.setattr("gpurun.lifecycle.supervisor.start_supervisor", lambda folder, *_: started.append(folder.name))

@@ -1,4 +1,4 @@
-"""Tests of a cluster's table in config.toml: anything that could be more than a plain value is refused when read."""
+"""Tests of a cluster's table in config.toml: a value that could carry an option, a line or a command is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of $GPURUN_EVENTS, where a script reports its own steps: it is read piece by piece, and any line may be bad."""
+"""Tests of $GPURUN_EVENTS, the file in which a script reports its steps: it is read in pieces, and lines may be bad."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of a command's upload: which files of its folder are sent, and what the user is told before renting."""
+"""Tests of a command's upload: which files of its folder are sent, and what the user learns before renting."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_git_ignores_stays_here_and_is_named_with_its_size(lab: Path) -> No
 
 
 def test_a_card_names_no_script_that_changed_after_the_upload(lab: Path, tmp_path: Path) -> None:
-    """Otherwise a hand-in would show a later version of the script."""
+    """Otherwise a hand-in would show a later version of the script than the one that ran."""
     work = tmp_path / "work"
     folders.copy_work_folder(command(lab), work_folder(command(lab)), work)
     job = CommandJob(recipe="train.py", recipe_sha256="0" * 64, command=command(lab))
@@ -169,7 +169,7 @@ def test_a_commands_verdict_rests_on_the_cards_not_its_words(provider: str, tall
 
 @pytest.mark.parametrize(("grace_s", "hours"), [(60, None), (3600, None), (60, 0.01), (600, 0.5)])
 def test_no_lease_is_bought_that_would_stop_a_command_at_once(grace_s: int, hours: float | None) -> None:
-    """The time to stop and save is added to the running time: the smallest named cap buys minutes of running."""
+    """The lease has the time to save and minutes of running, even under the smallest cap that a refusal names."""
     command = Command(argv=("x",), grace_s=grace_s)
     load = Load(1_000_000, command.output_bytes, command.disk_gb)
     offer = next(row for row in all_offers() if row.gpu_count == 1 and row.provider == "runpod")

@@ -1,4 +1,4 @@
-"""Tests of `gpurun confirm-shutdown`: it signs what attempts to connect showed, or the user's word."""
+"""Tests of `gpurun confirm-shutdown`: it signs the results of attempts to connect, or the user's word."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def always(seen: str) -> Callable[[str, int], str]:
 
 
 def confirm(session: Session, run: str, words: str | None, knocks: Callable[[str, int], str]) -> Result:
-    """Run `gpurun confirm-shutdown`; `knocks` replaces each connection attempt."""
+    """Run `gpurun confirm-shutdown`, with `knocks` in place of each attempt to connect."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shutdown_probe, "try_to_connect", knocks)
         return confirm_shutdown(session, run, words)
@@ -67,7 +67,7 @@ def row(home: Home) -> AuditRow:
 
 
 def edit(home: Home, folder: RunFolder, change: Callable[[Any], None]) -> None:
-    """Change the statement and sign it again, as the key's owner could."""
+    """Change the signed statement about the shutdown and sign it again, as the owner of the key could."""
     path = folder.path / "shutdown.json"
     statement = json.loads(payload_of(json.loads(path.read_bytes())))
     change(statement)
@@ -100,7 +100,7 @@ def test_a_box_that_stays_silent_is_confirmed_and_signed(
 def test_slow_calls_still_span_the_time_that_the_audit_wants(
     session: Session, home: Home, folder: RunFolder, clock: VirtualClock, knock_s: float
 ) -> None:
-    """A host name with several addresses has each of them tried, after a name look-up that may be slow."""
+    """An attempt to connect may be slow, as with several addresses: the attempts must still span the required time."""
 
     def time_out(host: str, port: int) -> str:
         clock.sleep(knock_s)
@@ -112,7 +112,7 @@ def test_slow_calls_still_span_the_time_that_the_audit_wants(
 
 
 def test_it_says_what_the_box_cost_to_its_end_not_just_training(session: Session, folder: RunFolder) -> None:
-    """The receipt's cost ends with the run, but the box is billed until its shutdown."""
+    """The receipt's cost ends with the run, but the box is billed to its shutdown: the statement includes that."""
     result = confirm(session, "fox-41", None, always("timed out"))
     seconds = 7200 + 10  # From the request to the end of the last attempt.
     assert result.data["statement"]["cost"]["until_confirmed_micros"] == -(-seconds // 60) * 60 * RATE // 3600
@@ -136,7 +136,7 @@ def test_a_clock_set_back_makes_no_box_cheaper_than_its_receipt(
 def test_its_cost_follows_from_the_stated_times_at_any_boundary(
     session: Session, home: Home, folder: RunFolder, clock: VirtualClock, past_s: float
 ) -> None:
-    """Stated times are in milliseconds; a cost computed from the exact clock could be one billing unit higher."""
+    """The cost must follow from the stated milliseconds: by the exact clock it could be one billing unit higher."""
     clock.sleep(50 + past_s)  # 121 minutes after the request, once the ten seconds of attempts are over.
     confirm(session, "fox-41", None, always("refused"))
     assert row(home).problems == ()
@@ -145,7 +145,10 @@ def test_its_cost_follows_from_the_stated_times_at_any_boundary(
 def test_a_clock_from_before_the_end_signs_nothing_final(
     session: Session, folder: RunFolder, clock: VirtualClock
 ) -> None:
-    """The clock was ahead during the run and was corrected since: a statement dated before the end proves nothing."""
+    """The clock was ahead during the run and is now corrected.
+
+    A statement dated before the run's end proves nothing.
+    """
     clock.jump_wall(-5400)
     with refusal(VerificationFailed, "shutdown.clock"):
         confirm(session, "fox-41", None, always("refused"))
@@ -176,7 +179,7 @@ def test_one_sign_of_life_among_the_tries_is_enough(session: Session, folder: Ru
     "seen", ["no network", "its name is not known here", "open without a greeting", "closed without a greeting"]
 )
 def test_what_tells_nothing_is_not_signed_as_an_end(session: Session, folder: RunFolder, seen: str) -> None:
-    """To a laptop that is offline, every box looks shut down."""
+    """Every box looks shut down to a laptop that is offline, so such attempts must not be signed."""
     with refusal(VerificationFailed, "shutdown.cannot_tell", "--force"):
         confirm(session, "fox-41", None, always(seen))
     assert not (folder.path / "shutdown.json").exists()
@@ -351,7 +354,7 @@ def test_the_receipt_shows_a_confirmation_that_fails_as_none(session: Session, h
 
 @contextmanager
 def server(*words: bytes, stay: bool = False) -> Iterator[int]:
-    """Serve on a local port and yield its number; send `words` to each caller, then hang up unless `stay`."""
+    """Serve on a local port and yield the port; send `words` to each caller and then hang up, unless `stay` is true."""
     calls: list[socket.socket] = []
 
     def serve() -> None:

@@ -1,4 +1,4 @@
-"""Tests that evidence which contradicts itself is a problem of its row, so an edited and re-signed log is found."""
+"""Tests that evidence which contradicts itself is a problem of its run, so an edited and re-signed log is found."""
 
 from __future__ import annotations
 
@@ -227,7 +227,10 @@ def test_one_rental_in_two_receipts_is_a_problem_of_both(home: Home) -> None:
 
 
 def test_equal_events_are_a_problem_of_both_runs_equal_logs_not(home: Home) -> None:
-    """Two honest runs may print the same log, but no two have events at the same milliseconds."""
+    """Honest runs may print equal logs.
+
+    Equal events, with times in milliseconds, show that one run copied the other.
+    """
     first, second, third = CloudRun(home), CloudRun(home, "owl-07"), CloudRun(home, "bee-10")
     second.folder.events.write_bytes(first.folder.events.read_bytes())
     for run in (second, third):
@@ -263,7 +266,10 @@ def test_a_loss_holds_by_either_of_two_processes_unjudged_beyond(
 
 @pytest.mark.parametrize(("reached", "accused"), [(40, False), (50, True)], ids=["lost with it", "never lost"])
 def test_steps_lost_before_a_newer_checkpoint_accuse_no_run(tmp_path: Path, reached: int, accused: bool) -> None:
-    """The machine was taken after its checkpoint reached the bucket, before its last steps' log was downloaded."""
+    """The machine pushed step 50 and was lost before its log came home.
+
+    Only steps that the log had reached must be there.
+    """
     folder = Home(tmp_path).run("fox-41")
     folder.path.mkdir(parents=True)
     events: list[dict[str, Any]] = [{"kind": "start", "step": 0}]
@@ -284,7 +290,7 @@ def test_steps_lost_before_a_newer_checkpoint_accuse_no_run(tmp_path: Path, reac
 
 
 def test_what_is_kept_of_thirty_thousand_events_is_bounded(home: Home) -> None:
-    """At 400 bytes per step, an audit of a million events took 404 MB."""
+    """The audit must not keep 400 bytes per step, which took 404 MB for a million events."""
     folder = Forged(home).folder
     line = '{"v": 1, "kind": "step", "step": %d, "loss": 2.5, "elapsed_s": %d.0, "tokens_per_s": 1000.0}\n'
     with folder.events.open("w") as events:

@@ -1,4 +1,4 @@
-"""Tests of the byte form that digests are computed from: it exists for any text, even for invalid Unicode."""
+"""Tests of the byte form from which digests are computed: every text has one, even invalid Unicode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of a receipt's cost: never below the bill, little above it where the end was observed, else a bound."""
+"""Tests of a receipt's cost: never below the bill, close to it if the end was observed, and otherwise a bound."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def test_an_unseen_bound_over_the_cap_is_unknown_not_broken(run: CloudRun) -> No
 def over_cap(run: CloudRun, *, up_s_ago: float) -> tuple[Any, ...]:
     """Settle a run that was read as gone a minute after its cap was used up.
 
-    Return the receipt's `cap_kept`, the number of problems about it, and the number of warnings.
+    Return the receipt's `cap_kept`, the number of the audit's problems about the cap, and the number of its
+    warnings.
     """
     run.cap = 3_000_000
     born_wall = run.clock.wall()
@@ -75,7 +76,7 @@ def over_cap(run: CloudRun, *, up_s_ago: float) -> tuple[Any, ...]:
 
 
 def test_a_cap_is_broken_only_if_its_machine_was_seen_past_it(run: CloudRun) -> None:
-    """A slow list or a hung request may delay the reading of the end, so a late one does not prove a broken cap."""
+    """A slow list may show the end late: a late reading alone does not prove that the cap was broken."""
     assert over_cap(run, up_s_ago=130.0) == (None, 0, 1)
 
 
@@ -159,7 +160,7 @@ def shown_gone(run: CloudRun, ago_s: float) -> None:
 
 
 def test_a_machine_shown_gone_is_paid_to_the_first_such_read(run: CloudRun) -> None:
-    """A machine that was gone right after its launch must not be charged for the whole wait for it."""
+    """A machine that ended right after its launch must not be charged for the time in which gpurun waited for it."""
     opens(run)
     run.clock.sleep(900)
     shown_gone(run, 890.0)
@@ -180,7 +181,7 @@ def test_one_that_showed_itself_again_was_not_gone(run: CloudRun, code: str) -> 
 
 
 def test_readings_with_two_minutes_between_them_are_no_row(run: CloudRun) -> None:
-    """The first reading may have been wrong, and the time between them was not observed."""
+    """The gap between two readings was not observed, and the first may have been wrong: the end counts as unseen."""
     opens(run)
     run.clock.sleep(100)
     shown_gone(run, 90.0)
@@ -191,7 +192,7 @@ def test_readings_with_two_minutes_between_them_are_no_row(run: CloudRun) -> Non
 
 
 def test_a_later_end_by_the_provider_makes_the_row_a_denial(run: CloudRun) -> None:
-    """Early readings show no machine, but the provider reports later that it lived for 70 s and must be paid for."""
+    """Readings showed no machine, but the provider later reports that it lived for 70 s, which must be paid for."""
     born = run.clock.wall()
     opens(run, created_wall=born)
     run.clock.sleep(100)
@@ -203,7 +204,7 @@ def test_a_later_end_by_the_provider_makes_the_row_a_denial(run: CloudRun) -> No
 
 
 def test_a_shown_ending_does_not_contradict_the_providers_end(run: CloudRun) -> None:
-    """EC2 ends the billing at the request, but shows the instance as shutting down for another minute."""
+    """EC2 stops billing at the request, but shows the instance as shutting down for a minute: AWS's end counts."""
     born = run.clock.wall()
     opens(run, created_wall=born).play(run.through_training())
     run.clock.sleep(100)
@@ -216,7 +217,7 @@ def test_a_shown_ending_does_not_contradict_the_providers_end(run: CloudRun) -> 
 
 
 def charged(run: CloudRun) -> int:
-    """Return what the receipt charges besides billed minutes, in micro-dollars; `with_terms` plans $0.50 of egress."""
+    """Return what the receipt charges besides the billed minutes, in micro-dollars."""
     dies(run, alive_s_ago=5.0)
     (rental,) = cost(run)["rentals"]
     assert rental["machines"] == 1

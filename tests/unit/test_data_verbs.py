@@ -32,7 +32,7 @@ def texts(folder: Path, count: int = 60) -> Path:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Return a folder that `data prepare` made, and its answer."""
+    """Return a folder that `gpurun data prepare` made, and the verb's JSON answer."""
     place = tmp_path_factory.mktemp("made")
     arguments = ["--source", str(texts(place / "in")), "--out", str(place / "out"), "--val-fraction", "0.2", "--json"]
     done = gpurun("data", "prepare", "mini-gpt", *arguments, home=place / "home")

@@ -1,4 +1,4 @@
-"""Tests of deduplication: of equal documents only the first stays, and a document without duplicates is never lost."""
+"""Tests of deduplication: only the first of equal documents stays, and a document without duplicates always stays."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def sign(folder: Path, index: int, texts: Iterable[Document], dedupe: Dedupe = E
 
 
 def dropped(folder: Path, tasks: Sequence[Sequence[Document]], dedupe: Dedupe = EVERY_KIND) -> list[str]:
-    """Return the names of the dropped texts; signing, search and filter exchange files in `folder`."""
+    """Return the names of the dropped texts. The steps sign, search and filter exchange files in `folder`."""
     folder.mkdir(exist_ok=True)
     for index, texts in enumerate(tasks):
         sign(folder, index, texts, dedupe)

@@ -1,4 +1,4 @@
-"""Tests of `--dedupe` in a whole prepare: dropped documents are in no shard, and a kill loses no signatures."""
+"""Tests of `--dedupe` in a whole prepare: dropped documents are in no shard, and no signature is lost by a kill."""
 
 from __future__ import annotations
 

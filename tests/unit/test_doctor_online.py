@@ -28,7 +28,7 @@ CLOCK = SystemClock()
 
 
 class Cloud:
-    """A cloud that answers from its fields; `fails` makes a call raise or wait."""
+    """A cloud that answers from its fields. A function in `fails` runs first and may raise or wait."""
 
     traits = RUNPOD.traits
 

@@ -1,4 +1,4 @@
-"""Tests of finding what a command wrote outside its folder: results are named, caches and downloads are not."""
+"""Tests of finding what a command wrote outside its folder: results are reported, caches and downloads are not."""
 
 from __future__ import annotations
 

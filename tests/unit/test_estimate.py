@@ -1,4 +1,4 @@
-"""Tests of a plan's estimates: memory is never too low, and times agree with published figures."""
+"""Tests of a plan's estimates: the memory is never too low, and the times agree with published figures."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_hellaswag_at_every_evaluation_is_paid_time_and_counted() -> None:
 
 @pytest.mark.parametrize(("every", "checkpoints"), [(250, 20), (50, 100), (3000, 2), (9000, 1)])
 def test_every_checkpoints_evaluation_and_samples_are_paid_time(every: int, checkpoints: int) -> None:
-    """A run that saves often takes much longer, because each checkpoint is evaluated and sampled."""
+    """Each checkpoint is evaluated and sampled, so a run that saves often must be planned longer."""
     overrides = (f"checkpoint_every={every}", "eval.every=9000", "compile=false")
     recipe = resolve(load_recipe("shakespeare-char"), "full", overrides)
     a_checkpoint = 110_592 / 3 / 16_384 + 2 * 500 * 256 / 2 / 16_384  # About ten steps: its evaluation, its samples.
@@ -165,7 +165,7 @@ def test_every_checkpoints_evaluation_and_samples_are_paid_time(every: int, chec
 
 @pytest.mark.parametrize("end", [0, 1])
 def test_on_a_gpu_samples_take_the_launch_time_of_each_token(end: int) -> None:
-    """On a fast card, twenty checkpoints' samples take a tenth of shakespeare-char's time, with hardly any FLOPs."""
+    """On a fast card, samples take a tenth of this run's time: each token needs a launch, but hardly any FLOPs."""
     sampled, silent = (
         estimate(
             resolve(load_recipe("shakespeare-char"), "full", words), offers_for(parse_gpu("H100"))[0], vocab_size=65
@@ -276,7 +276,7 @@ def test_the_hugging_face_loop_holds_the_logits_whole() -> None:
     [("L4", False), ("L40S", False), ("A10G", False), ("A6000", False), ("T4", False), ("B200", True), ("H100", True)],
 )
 def test_cards_over_pcie_lose_some_speed_whatever_their_name(gpu: str, is_linked: bool) -> None:
-    """Most cards on PCIe do not have PCIe in their name."""
+    """The estimate must know which cards are linked by PCIe: most of them do not have PCIe in their name."""
     of_card = [one for one in all_offers() if one.gpu_count and cards()[one.gpu].name == gpu]
     several = max(of_card, key=lambda one: one.gpu_count)
     alone = several.model_copy(update={"gpu_count": 1})
@@ -357,7 +357,7 @@ def test_sharding_over_several_cards_is_advised_before_a_cut() -> None:
 def test_no_larger_model_fits_several_cards_once_one_does_not(
     layers: int, width: int, sequences: int, which: str, gpu: str
 ) -> None:
-    """A model too large for replicas must be judged as sharded, which needs less memory per card."""
+    """If a model does not fit, no larger one may fit. A model too large for replicas is judged as sharded."""
     offer = next(one for one in offers_for(parse_gpu(gpu)) if one.gpu_count == parse_gpu(gpu).count)
 
     def fits(size: dict[str, int]) -> bool:
@@ -373,14 +373,14 @@ def test_no_larger_model_fits_several_cards_once_one_does_not(
 
 @pytest.mark.parametrize("layers", [140, 180, 200, 400, 1000])
 def test_a_cut_goes_no_further_than_where_cards_share_the_model(layers: int) -> None:
-    """The advice must be the largest model that fits when sharded, not the largest that each card can hold whole."""
+    """The advice must name the largest model that fits when sharded, not the largest that fits whole on each card."""
     four = next(iter(offers_for(parse_gpu("4xT4"))))
     guess = estimate(resolve(load_recipe("gpt2-124m"), "full", [f"layers={layers}"], processes=4), four)
     assert f"layers {layers} -> 135 " in guess.basis
 
 
 def test_a_card_without_compile_is_charged_for_all_its_logits() -> None:
-    """Eager mode is charged for the logits of all 8,192 tokens, a compiled loss for those of 4,096."""
+    """In eager mode the logits of all 8,192 tokens take memory; a compiled loss needs those of 4,096."""
     eager = resolve(load_recipe("gpt2-124m"), "full", ["train.compile=false"])
     card = offers_for(parse_gpu("A100"))[0]
     compiled, whole = (peak_on(one, card, 1, 8) for one in (GPT2, eager))
@@ -388,7 +388,7 @@ def test_a_card_without_compile_is_charged_for_all_its_logits() -> None:
 
 
 def test_a_micro_batch_of_any_size_is_found_at_once() -> None:
-    """Trying every smaller number took minutes over all offers, if the requested micro-batch was very large."""
+    """The search must be fast even if a huge micro-batch is requested: trying every smaller number took minutes."""
     words = ["micro_batch=4294967296", "batch_tokens=4294967296", "context=64"]
     recipe, began = resolve(load_recipe("mini-gpt"), "full", words), time.process_time()
     assert fitting_micro_batch(recipe, offers_for(parse_gpu("T4"))[0], 1, 128) == 2**14

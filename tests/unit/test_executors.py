@@ -1,4 +1,4 @@
-"""Tests that every executor makes the same bytes; datatrove's steps may stand between gpurun's reader and writer."""
+"""Tests that every executor makes the same bytes, also with datatrove's steps between gpurun's reader and writer."""
 
 from __future__ import annotations
 

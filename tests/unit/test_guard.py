@@ -1,4 +1,4 @@
-"""Tests of the guard's scripts in real shells with a real server: they end the machine in time, whatever else fails."""
+"""Tests of the guard's scripts in real shells with a real server: they end the machine in time, whatever fails."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SHELLS = {
 
 @dataclass(frozen=True)
 class Request:
-    """A request that the server got, its time, and the command lines of all processes at that moment."""
+    """A request that the server got, its time, and the command lines of all processes at that time."""
 
     wall: float
     what: str
@@ -52,7 +52,7 @@ class Request:
 
 
 class Api(ThreadingHTTPServer):
-    """The cloud's API: a server that records each request and answers as the test chooses."""
+    """The cloud's API: a server that records each request and answers with the status that the test chooses."""
 
     daemon_threads = True
 
@@ -125,7 +125,7 @@ def api() -> Iterator[Api]:
 
 
 class Shell:
-    """An isolated machine: a PATH with few tools, a folder that survives restarts, and the programs that it runs."""
+    """An isolated machine: a PATH with few tools, a folder that survives restarts, and the started programs."""
 
     def __init__(self, folder: Path, words: list[str]) -> None:
         self.folder, self.words = folder, words
@@ -151,13 +151,13 @@ class Shell:
             (self.bin / tool).unlink()
 
     def pretend(self, tool: str, script: str) -> None:
-        """Provide a tool that is a few lines of shell."""
+        """Provide a tool whose program is this shell script."""
         (self.bin / tool).unlink(missing_ok=True)
         (self.bin / tool).write_text(f"#!{shutil.which('sh')}\n{script}\n")
         (self.bin / tool).chmod(0o755)
 
     def booted(self, seconds_ago: int) -> None:
-        """Set how long ago the machine was booted."""
+        """Set how many seconds ago the machine was booted."""
         self.uptime.write_text(f"{seconds_ago}.07 0.00\n")
 
     def set_clock(self, wall: int) -> None:
@@ -194,7 +194,7 @@ class Shell:
         return child
 
     def kill(self) -> None:
-        """Kill every program, as a restart does."""
+        """Kill every started program, as a restart of the machine does."""
         while self.started:
             child = self.started.pop()
             with suppress(ProcessLookupError):
@@ -241,7 +241,7 @@ def keys() -> RunKeys:
 
 
 class Pod:
-    """A container that runs the wrapper as its first program, and `start.sh` after it."""
+    """A container whose first program is the guard's wrapper, which then starts `start.sh`."""
 
     def __init__(self, shell: Shell, api: Api) -> None:
         self.shell, self.api = shell, api
@@ -367,7 +367,7 @@ def test_a_tool_that_gets_no_answer_is_followed_by_the_next(sh: Shell, api: Api)
 
 @pytest.mark.parametrize("tool", ["curl", "python3", "wget"])
 def test_an_answer_that_redirects_does_not_take_the_key_along(sh: Shell, api: Api, tool: str) -> None:
-    """A redirect is a failure, like any answer that is not 2xx."""
+    """A redirect must count as a failure, like any status other than 2xx, so that the key goes to no other server."""
     sh.take_away("curl")
     if tool == "python3":
         (sh.bin / tool).symlink_to(sys.executable)
@@ -408,7 +408,7 @@ def test_a_deadline_cannot_be_put_off(pod: Pod, deadline: str) -> None:
 
 
 def test_a_restart_does_not_begin_the_lease_anew(pod: Pod) -> None:
-    """Even after several restarts, each guard continues with the time that its predecessor recorded."""
+    """Each guard must count on from the time that the guard before it recorded, even after several restarts."""
     spent = pod.shell.disk / "spent"
     spent.parent.mkdir()
     spent.write_text(f"3000 987654321 another-boot {FAR}\n")
@@ -424,7 +424,7 @@ def test_a_restart_does_not_begin_the_lease_anew(pod: Pod) -> None:
 
 
 def test_a_host_that_was_rebooted_does_not_give_the_time_back(pod: Pod) -> None:
-    """The host's uptime begins at zero again, but the time spent before still counts."""
+    """After a reboot the host's uptime starts at zero, but the time that the guard recorded must still count."""
     pod.shell.disk.mkdir()
     (pod.shell.disk / "spent").write_text(f"3600 987654321 another-boot {FAR}\n")
     pod.boot(FAR, lease_s=3600)
@@ -432,7 +432,7 @@ def test_a_host_that_was_rebooted_does_not_give_the_time_back(pod: Pod) -> None:
 
 
 def test_the_time_between_two_starts_counts_too(pod: Pod) -> None:
-    """A pod may be down for a while on the same host; the host's uptime shows for how long."""
+    """A pod may be down for a while on a running host: the host's uptime shows for how long, and that time counts."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     uptime_s = int(float(Path("/proc/uptime").read_text().split()[0]))
     assert uptime_s > 20, "this machine was started just now"
@@ -460,7 +460,7 @@ def test_a_guard_that_can_write_nothing_still_ends_its_pod(sh: Shell, api: Api) 
     pod = Pod(sh, api)
     pod.boot(FAR, lease_s=1)
     api.wait_for(1)
-    until(lambda: pod.has_started)  # It starts in parallel with the guard, whose one second may be over first.
+    until(lambda: pod.has_started)  # start.sh runs in parallel with the guard, whose one second may be over first.
 
 
 @pytest.mark.parametrize(("deadline", "lease_s"), [("", ""), ("soon", "0"), ("1e9", "-1"), ("", "99999999999999")])
@@ -499,7 +499,7 @@ def running(shell: Shell, words: bytes) -> list[Path]:
 
 
 def who_waits(shell: Shell) -> int:
-    """Return the id of the guard's shell that waits for a `sleep` between two looks at the clock; 0 if none does."""
+    """Return the id of the guard's shell that waits for a `sleep` between two looks at the clock, or 0."""
     with suppress(OSError):
         for entry in running(shell, b"sleep\x000.1\0"):
             return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
@@ -523,7 +523,10 @@ def test_a_guard_that_was_killed_is_followed_by_another(shell: Shell, api: Api) 
     "words", [["sh"], *(pytest.param(SHELLS[one], marks=pytest.mark.slow) for one in ("busybox", "busybox-static"))]
 )
 def test_a_pod_briefly_short_of_processes_ends_all_the_same(api: Api, words: list[str]) -> None:
-    """A shell that cannot start a process ends, and only another shell could start it again."""
+    """A shell that cannot start a process ends.
+
+    Another shell must start the guard again, so that the pod still ends.
+    """
     if not shutil.which(words[0]):
         pytest.skip(f"{words[0]} is not installed here; sh is tested")
     # The limit counts all of a user's processes, so this user must run no other test.
@@ -609,7 +612,7 @@ def test_an_image_without_a_start_keeps_its_guard(sh: Shell, api: Api) -> None:
 
 
 class Vm:
-    """A machine that runs its bootcmd; its systemd and shutdown commands only record their calls."""
+    """A machine that runs its bootcmd. Its `systemctl`, `systemd-run` and `shutdown` only record their calls."""
 
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
@@ -617,7 +620,7 @@ class Vm:
             shell.pretend(tool, f'echo {tool} "$@" >>"{shell.folder}/asked"; exit 0')
 
     def boot(self, user_data: str) -> int:
-        """Run bootcmd and wait for its end, as cloud-init does."""
+        """Run bootcmd and wait until it ends, as cloud-init does; return its exit code."""
         (command,) = yaml.safe_load(user_data)["bootcmd"]
         assert command[0] == "sh"
         return self.shell.run(*command[1:]).wait(5)
@@ -742,7 +745,7 @@ def test_a_right_clock_is_believed_though_the_boot_took_long(vm: Vm) -> None:
 
 
 def test_an_image_of_an_earlier_machine_brings_none_of_its_time(vm: Vm) -> None:
-    """A user's image of a machine contains the guard's record of that machine's rental."""
+    """A user's image may contain the guard's record of an earlier machine: that time must not count again."""
     vm.shell.set_clock(NOW)
     vm.boot(aws(DEADLINE))
     vm.shell.is_left_waiting()
@@ -756,7 +759,7 @@ def test_an_image_of_an_earlier_machine_brings_none_of_its_time(vm: Vm) -> None:
 
 
 def test_a_systemd_that_waits_for_the_boot_does_not_delay_it(vm: Vm) -> None:
-    """systemd starts its timers after the boot, and the boot waits for bootcmd."""
+    """systemd starts its timers after the boot, which waits for bootcmd: bootcmd must not wait for systemd."""
     vm.shell.pretend("systemd-run", "exec sleep 60")
     vm.boot(aws(0))  # Fails unless it returns within seconds.
     until(lambda: vm.ends)
@@ -769,7 +772,7 @@ TOKEN, ID = "gr-0011aabb-fox-41", "0920582c7ff041399e34823a0be62549"
 
 
 class Launched:
-    """A Lambda machine that boots with its guard, in an account with other machines."""
+    """A Lambda machine that boots with its guard, in an account that has other machines too."""
 
     def __init__(self, shell: Shell, api: Api) -> None:
         self.shell, self.api = shell, api
@@ -801,7 +804,10 @@ def launched(sh: Shell, api: Api) -> Launched:
 
 @pytest.mark.parametrize("text", ["", "DEADLINE=1\n"])
 def test_lambda_gets_the_host_key_before_boot_and_any_guard(text: str) -> None:
-    """cloud-init writes a bootcmd text to a file of root; as a list, it would show the guard's key as an argument."""
+    """The bootcmd is a text, which cloud-init writes to a root-only file.
+
+    A list would show the guard's key as an argument.
+    """
     run = keys()
     user_data = guard.lambda_user_data(keys=run, guard=text)
     assert user_data.startswith("#cloud-config\n")

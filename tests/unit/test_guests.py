@@ -1,4 +1,4 @@
-"""Tests of the emulated machines: they look real to a user who logs in, and leave no trace when they end."""
+"""Tests of the emulated machines: they look real to a user who logs in, and leave no process or file when they end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class Keys:
-    """One test's key pairs: of users who log in, and of the guest as a host."""
+    """The key pairs of one test: those of users who log in, and the host key of the guest."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class Keys:
     def ssh(
         self, guest: Guest, command: str, *, user: str | None = None, key: str = "client", timeout_s: float = 60
     ) -> subprocess.CompletedProcess[str]:
-        """Log in as a careful user does: with this key only, and only to the known host key."""
+        """Log in as a careful user does: with this key only, and only to a host with the known host key."""
         known = self.folder / f"known-{guest.host}"
         known.write_text(f"[{guest.host}]:{guest.port},{guest.host} {self.public('host')}\n")
         options = [
@@ -74,7 +74,7 @@ def key_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def keys(tmp_path: Path, key_pairs: Path) -> Keys:
-    """Return the key pairs that all tests share, copied to this test's folder."""
+    """Return the key pairs that all tests share, in this test's own folder."""
     return Keys(shutil.copytree(key_pairs, tmp_path / "keys"))
 
 
@@ -106,7 +106,7 @@ def boot(tmp_path: Path, keys: Keys) -> Iterator[Boot]:
 
 
 def pod(keys: Keys, *entrypoint: str, **env: str) -> dict[str, Any]:
-    """Return the boot arguments of a pod; by default its wrapper installs the host key, as gpurun's does."""
+    """Return the boot arguments of a pod. Its default entrypoint installs the host key, as gpurun's wrapper does."""
     wrapper = """D=${GPURUN_GUARD_SSH_FOLDER:-/etc/ssh}; umask 077
         printf %s "$HOST_KEY_B64" | base64 -d >"$D/ssh_host_ed25519_key"; exec "$0" """
     return {
@@ -180,7 +180,7 @@ class TestLoggingIn:
     @pytest.mark.slow
     @needs_whole
     def test_somebody_who_is_not_root_can_boot_guests_too(self, boot: Boot, keys: Keys) -> None:
-        """An ordinary user of a guest runs two of these tests inside it."""
+        """An ordinary user inside a guest runs two of these tests there."""
         guest = boot(python_path=[REPOSITORY])
         tests = (
             f"{REPOSITORY}/tests/unit/test_guests.py -p no:cacheprovider -k 'processes and (logs_in_to or kill_leaves)'"
@@ -311,7 +311,7 @@ class TestTheEnd:
         boot(ready=False, user_data=keys.user_data(bootcmd=[["sh", "-c", timer]])).wait_dead()
 
     def test_a_timer_whose_accuracy_is_left_open_is_late(self, boot: Boot, keys: Keys) -> None:
-        """systemd may run such a timer up to a minute late, which code that counts on seconds must notice here."""
+        """systemd may run a timer without AccuracySec a minute late: the emulated machine must show that delay too."""
         soon = "systemd-run --on-active=1 {} touch ${{GUEST_ROOT}}/var/{}".format
         armed = [soon("--timer-property=AccuracySec=1s", "exact"), soon("", "lax")]
         guest = boot(user_data=keys.user_data(bootcmd=armed))
@@ -509,7 +509,7 @@ class TestFaults:
 
 
 class TestMeter:
-    """Tests of the meter, which decides what every bill must be."""
+    """Tests of the meter, which decides what each machine is billed."""
 
     def test_time_rounds_up_to_the_unit_and_money_to_micro_dollars(self) -> None:
         now = [1000.0]

@@ -40,7 +40,7 @@ def questions(folder: Path, *records: Any) -> Path:
 
 
 def test_questions_become_items_with_endings_after_a_space(shards: Path, tmp_path: Path) -> None:
-    """A label may be a string, as in the Hub's copy."""
+    """A label may also be a string, as in the Hub's copy of the questions."""
     asked = questions(tmp_path, QUESTION, {**QUESTION, "label": 0}, {**QUESTION, "label": "2"})
     assert write_items(asked, shards, print) == (shards / "hellaswag.jsonl", 3)
     first, *others = read_items(shards, 3, 50257)

@@ -44,7 +44,7 @@ def test_a_group_alone_lists_what_there_is(gpurun: Any, group: str, listed: str)
 
 
 def test_a_word_of_another_tool_is_answered_with_the_verb(gpurun: Any) -> None:
-    """A new user types the other tool's verb, as in `sky status`, `dstack ps` or `runpodctl get`."""
+    """A new user may type another tool's verb, such as `status`: the error must name gpurun's verb for it."""
     code, _, err = gpurun("status")
     assert (code, "gpurun ps --all" in err) == (2, True)
     assert "gpurun auth set" in gpurun("login")[2]

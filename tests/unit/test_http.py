@@ -1,4 +1,4 @@
-"""Tests of the HTTP client for clouds without an SDK, against a real local server that misbehaves in every way."""
+"""Tests of the HTTP client for clouds without an SDK, against a local server that misbehaves in many ways."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_least_gap_is_kept_between_requests() -> None:
 
 
 def test_a_least_gap_is_kept_by_all_who_name_the_same_file(tmp_path: Path) -> None:
-    """Lambda counts all processes of an account together, such as two supervisors and a `ps`."""
+    """Lambda counts the requests of all processes of an account together, so they share the gap through a file."""
     clock, turns = VirtualClock(), tmp_path / "turns" / "lambda"
     gaps = [Gap(1.0, clock, turns) for _ in range(3)]
     sent = []
@@ -299,7 +299,10 @@ def test_nobody_there_is_unknown() -> None:
 
 
 def test_nothing_is_sent_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name look-up that hangs must not send a create long after it was given up."""
+    """A request whose name look-up hangs must not be sent after its time limit.
+
+    Otherwise the machine would be created after gpurun gave up.
+    """
     connect = socket.create_connection
 
     def late(*named: Any, **more: Any) -> socket.socket:
@@ -385,7 +388,7 @@ def test_a_proxy_of_the_environment_is_used_and_sees_no_key(monkeypatch: pytest.
 
 
 def test_this_machine_is_asked_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy would receive the key unencrypted over plain HTTP."""
+    """A request to this computer must not go through a proxy, which would receive the key unencrypted."""
     with serving(says()) as server, serving(says(500)) as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.url)

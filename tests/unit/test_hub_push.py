@@ -1,4 +1,4 @@
-"""Tests of a push to the Hub: with the user's own login, after a yes, and with the Hub's refusals quoted."""
+"""Tests of a push to the Hub: with the user's own login, after the user's yes, and with the Hub's refusals quoted."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Files = dict[str, bytes]
 
 
 class Notebook:
-    """A notebook for Kaggle: its own cells unpack and pack in the current folder; `train` acts as the trainer."""
+    """A notebook for Kaggle whose own cells unpack and pack in the current folder; `train` acts as the trainer."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         text = folder / "text.txt"
@@ -48,7 +48,7 @@ class Notebook:
             exec(compile(cell, word, "exec"), self.names)
 
     def train(self, card: str | None = None, *, ends: bool = True, log_says: str = "") -> Path:
-        """Write what a trainer on that card leaves (None: on a CPU), pack it, and return the zip's path."""
+        """Write what a trainer leaves on that card (None: on a CPU), pack it, and return the zip's path."""
         here = self.names["HERE"]
         recipe, data = (json.loads((here / name).read_bytes()) for name in ("bundle/recipe.json", "data/data.json"))
         parameters = schema.parameters_of(read_model(recipe["model"]), data["tokenizer"]["vocab_size"])
@@ -89,7 +89,7 @@ def receipt_of(run: str) -> dict[str, Any]:
 
 
 def packed_again(path: Path, change: Callable[[Files], Files]) -> None:
-    """Change a zip's files and adapt its index to them."""
+    """Replace a zip's files by those that `change` returns, and adapt its index."""
     with zipfile.ZipFile(path) as archive:
         files = change({name: archive.read(name) for name in archive.namelist() if name != "card.json"})
         index = json.loads(archive.read("card.json"))
@@ -214,7 +214,7 @@ def test_an_import_that_was_killed_is_finished(
         patched.setattr("gpurun.readers.imported_run.fsync_folder", synced.append)
         patched.setattr("gpurun.readers.imported_run.finish_import", lambda *_: 1 / 0)
         gpurun("import", str(path), "--name", "fox-41")
-    assert home.runs in synced  # So a power cut cannot lose the run's name.
+    assert home.runs in synced  # Synced, so that a power cut cannot lose the run's name.
     assert "fox-41" in gpurun("ps").stdout
     with RunLock(home.run("fox-41").lock):
         assert gpurun("resume", "fox-41").returncode != 0

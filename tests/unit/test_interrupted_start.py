@@ -1,4 +1,4 @@
-"""Tests that a Ctrl-C while gpurun is still importing its modules is reported in the requested output format."""
+"""Tests that a Ctrl-C while gpurun still imports its modules is reported in the requested output format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of a signal to a view: only `train` gives up a machine, and only while it does not train yet."""
+"""Tests of a signal to a view of a run: only `train` gives up a machine, and only before its training starts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def seen_in(home: Home, phase: Phase, *, start_asked: bool = False) -> Sight:
 
 
 def interrupted(words: list[str], phase: Phase, number: int, home: Path, patch: pytest.MonkeyPatch) -> int:
-    """Return the exit code of a verb that receives one signal and must end by it."""
+    """Return the exit code of a verb that receives one signal, and assert that the signal ends the verb."""
     make_run(Home(home))
     heard = iter([number])
     patch.setattr("gpurun.cli.viewer.Interrupts.take", lambda self: next(heard))
@@ -79,7 +79,7 @@ def test_train_gives_up_what_has_nothing_to_lose_unless_detached(
 @pytest.mark.parametrize("phase", [Phase.SHIPPED, Phase.TRAINING])
 @pytest.mark.parametrize("on_interrupt", ["stop", "resumed"])
 def test_off_a_terminal_a_training_run_stops_with_a_checkpoint(on_interrupt: str, phase: Phase, own_home: Path) -> None:
-    """After a start request, hours of training may already exist, for instance behind a closed laptop lid."""
+    """Once a start was requested, hours of training may exist, as behind a closed lid: the signal must save them."""
     home = Home(own_home)
     folder = make_run(home)
     sight = seen_in(home, phase, start_asked=True)
@@ -92,7 +92,7 @@ def test_off_a_terminal_a_training_run_stops_with_a_checkpoint(on_interrupt: str
 def test_ctrl_c_at_the_price_question_is_free_and_not_a_refusal(
     own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A script may continue after an `n` (exit code 3), but must end at its user's Ctrl-C, like any shell command."""
+    """A script may continue after an `n` (exit code 3), but must end at Ctrl-C (130), like any shell command."""
     monkeypatch.setattr(Session, "interactive", property(lambda self: True))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(readline=Mock(side_effect=KeyboardInterrupt)))
     priced = Mock(worst_micros=4_000_000, most_micros=4_000_000, mode=Mode.PAID)

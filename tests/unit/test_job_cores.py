@@ -1,4 +1,4 @@
-"""Tests of a job's number of cores: those that its cluster gave it, not all cores of its node."""
+"""Tests of a job's number of cores: those that the cluster gave to the job, not all cores of its node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that a command's output speaks only of what a command has, and of nothing of gpurun's own trainer."""
+"""Tests that a command's output names only what a command has, and nothing of gpurun's own trainer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ WAY = [
 
 
 def lines_of(*events: dict[str, Any], way: list[Note] = WAY) -> list[str]:
-    """Return a command's lines from the plain view, without their times and phases."""
+    """Return the lines of the plain view for a command's run, without their times and phases."""
     records = [samples.record(place, event, samples.NOW, data) for place, (event, data) in enumerate(way, 1)]
     view = PlainView(COMMAND)
     lines = view.update(records, samples.make_events(*events), samples.NOW) + view.rest(samples.NOW)
@@ -123,7 +123,7 @@ def test_a_commands_receipt_has_its_own_words_not_derived_ones() -> None:
 
 
 class CommandRun(CloudRun):
-    """A command's run whose files are a trainer's."""
+    """A command's run that has the files of a trainer's run."""
 
     def plan(self) -> dict[str, Any]:
         return {**super().plan(), "command": {"argv": ["train.py"], "env": {}, "secrets": []}}
@@ -211,7 +211,7 @@ def test_a_commands_arguments_are_compared_by_their_names() -> None:
 
 
 def test_commands_that_differ_in_a_variable_are_not_the_same() -> None:
-    """A variable's value is compared but never shown, because --env may hold a secret."""
+    """A comparison must show that a variable differs, but never its values, because --env may hold a secret."""
     runs = [material(name, "t.py", env=env) for name, env in (("a", {"LR": "hunter2"}), ("b", {"LR": "3"}), ("c", {}))]
     assert set_differences(runs) == [("--env LR", ["value 1, not shown", "value 2, not shown", ""])]
     assert "hunter2" not in differences_table(runs)
@@ -220,7 +220,7 @@ def test_commands_that_differ_in_a_variable_are_not_the_same() -> None:
 
 
 def test_between_two_recipes_only_what_was_set_is_listed() -> None:
-    """Two recipes differ in many settings; a row for each would hide the learning rate."""
+    """Two recipes differ in many settings: a row for each of them would hide the learning rate that the user set."""
     keys = {f"k{number}": number for number in range(40)}
     first, second = (
         {"model": {key: place + value for key, value in keys.items()}, "optim": {"lr": 3e-4 * place}}

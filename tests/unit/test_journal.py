@@ -1,4 +1,4 @@
-"""Tests of the journal: a record is on disk before gpurun continues, and no record after a break is trusted."""
+"""Tests of the journal: gpurun continues only after a record is on disk, and trusts no record after a break."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_record_and_name_are_on_disk_before_append_returns(path: Path, monkeypat
 
 
 def test_what_it_says_of_the_home_is_told_from_there(tmp_path: Path) -> None:
-    """An incident, and the receipt that quotes it, must not show the home's absolute path with the user's name."""
+    """An incident is quoted in the receipt, so it must not contain the home's absolute path with the user's name."""
     path = tmp_path / "runs" / "fox-41" / "journal.jsonl"
     message = f"{path.parent}/artifacts is full, /mnt/x is not"
     Journal.open(path, VirtualClock()).write(Event.INCIDENT, {"code": "collect.disk_full", "message": message})
@@ -119,7 +119,7 @@ def test_zeros_that_a_power_cut_leaves_are_a_torn_line(path: Path) -> None:
 
 
 def test_a_broken_whole_last_line_is_damage_as_it_may_have_acted(path: Path) -> None:
-    """If the line were cut, a create request that was sent could be forgotten."""
+    """A broken last line must not be cut off: it may be the intent of a create request that was sent."""
     written(path)
     edit_lines(path, lambda lines: [*lines[:-1], lines[-1].replace(b"{", b"[", 1)])
     with refusal(JournalDamaged, "journal.damaged", "line 4"):
@@ -191,7 +191,7 @@ def test_a_full_disk_leaves_the_journal_as_it_was_and_says_so(path: Path, monkey
 
 
 def test_a_full_disk_for_real(path: Path) -> None:
-    """RLIMIT_FSIZE makes the kernel refuse the last bytes of a write."""
+    """The kernel refuses the last bytes of a write (RLIMIT_FSIZE): later records must still be readable."""
     program = f"""
 import resource
 from pathlib import Path

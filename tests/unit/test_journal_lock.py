@@ -109,7 +109,7 @@ def test_one_process_cannot_own_a_run_twice(path: Path) -> None:
 
 
 def test_a_reader_who_looks_just_then_does_not_keep_an_owner_out(path: Path) -> None:
-    """A look at the holder takes the lock for an instant; a new owner must wait for that instant and not fail."""
+    """A reader takes the lock for an instant to see its holder; a new owner must wait for that instant and not fail."""
     path.touch()
     with path.open() as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)

@@ -1,4 +1,4 @@
-"""Tests of the Lambda provider: its requests, how it reads replies, and what the emulator then has rented out."""
+"""Tests of the Lambda provider: its requests, how it reads replies, and what the emulated account then rents out."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def cloud(clock: VirtualClock) -> Iterator[LambdaEmulator]:
-    """Yield an emulated account in virtual time, with both of Lambda's rate limits."""
+    """Yield an emulated account in virtual time with both of Lambda's rate limits, and check its traffic afterwards."""
     with LambdaEmulator(clock=clock, tick_s=None) as emulator:
         emulator.api_keys.add(GUARD)
         yield emulator
@@ -669,7 +669,7 @@ def test_five_minutes_of_illness_mean_stopped_unless_it_recovers(
 def test_a_machine_ill_twice_in_a_day_was_not_ill_all_day(
     cloud: LambdaEmulator, lamb: LambdaProvider, clock: VirtualClock
 ) -> None:
-    """gpurun reads Lambda only while a machine is silent, so two short illnesses must not count as one long one."""
+    """gpurun reads Lambda only while a machine is silent, so two short illnesses must not be taken for one long one."""
     born = running(lamb)
     cloud.world.ail(cloud.world.instances[born.id])
     assert lamb.read(born.id).state is InstanceState.RUNNING
@@ -771,7 +771,7 @@ def test_the_launch_carries_a_guard_that_knows_what_and_when(cloud: LambdaEmulat
 def test_no_refusal_repeats_the_key_that_a_launch_carries(
     cloud: LambdaEmulator, clock: VirtualClock, status: int, code: str
 ) -> None:
-    """Lambda's error may quote the request that it could not read, and the request contains the guard's key."""
+    """Lambda's error may quote a request that contains the guard's key: the error that the user sees must not."""
     guarded = provider(cloud, clock, guard_key=Secret(GUARD))
     quoted = lambda_guard(key=Secret(GUARD), base_url="", token="", deadline_wall=0, lease_s=0).splitlines()[4]
     assert "KEY_B64" in quoted
@@ -790,7 +790,7 @@ def test_no_refusal_repeats_the_key_that_a_launch_carries(
 def test_two_processes_keep_lambdas_pace_together(
     cloud: LambdaEmulator, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lambda limits the requests of an account; processes that kept separate paces met a 429."""
+    """Lambda limits the requests of an account: two processes that each kept their own pace were refused with 429."""
     home, admitted, takes = Home(tmp_path), list[bool](), cloud.limits.takes
     for name, value in cloud.environment.items():
         monkeypatch.setenv(name, value)
@@ -810,7 +810,7 @@ QUICK = Pace(request_s=0.0, launch_s=0.0)
 
 @pytest.fixture
 def real_cloud(tmp_path: Path) -> Iterator[LambdaEmulator]:
-    """Yield an account in real time without rate limits, whose machines accept SSH two seconds after boot."""
+    """Yield an account in real time and without rate limits, whose machines accept SSH two seconds after their boot."""
     if whole():
         pytest.skip(whole())
     with LambdaEmulator(boot=real_guest(tmp_path / "guests", sshd_delay_s=2.0)) as cloud:
@@ -827,7 +827,7 @@ def soon(does: Callable[[], bool], limit_s: float) -> bool:
 
 @pytest.mark.slow
 def test_a_machine_whose_laptop_dies_at_launch_ends_itself(real_cloud: LambdaEmulator, tmp_path: Path) -> None:
-    """No process logs in or sends a request after the launch; the guard alone ends the machine."""
+    """After the launch no process logs in or sends a request: the guard alone must end the machine."""
     clock, keys = SystemClock(), make_keys(tmp_path / "ssh")
     guarded = LambdaProvider(Secret(KEY), clock, base_url=real_cloud.base_url, guard_key=Secret(GUARD), pace=QUICK)
     deadline = float(int(clock.wall()) + 10)

@@ -1,4 +1,4 @@
-"""Tests that a command's failure is reported by the line that names the error, not by the lines below it."""
+"""Tests that a failed command is reported with the line that names the error, not with the lines below it."""
 
 from __future__ import annotations
 

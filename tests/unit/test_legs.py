@@ -1,4 +1,4 @@
-"""Tests of the machines on which a run may continue within its cap, and of plans that say that a run stays."""
+"""Tests of the further machines that a run may use within its cap, and of plans that say that a run never moves."""
 
 from __future__ import annotations
 

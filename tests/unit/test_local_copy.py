@@ -34,7 +34,7 @@ def test_a_crash_between_cut_and_note_loses_and_doubles_nothing(tmp_path: Path) 
     flood = bytes(range(130))
     copy = copy_of(tmp_path / "run.log")
     copy.append(flood[:100])
-    (tmp_path / "run.log").write_bytes(flood[:40])  # Cut, but not noted: a crash.
+    (tmp_path / "run.log").write_bytes(flood[:40])  # As if a crash came between the cut and its note.
     again = copy_of(tmp_path / "run.log")
     again.append(flood[again.offset : again.offset + 50])
     assert again.path.read_bytes() == flood[:90]

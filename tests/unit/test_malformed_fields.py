@@ -1,4 +1,4 @@
-"""Tests that a malformed journal field damages only its own run: `audit` and `ps --all` report all others."""
+"""Tests that a malformed field in a journal damages only its own run: `audit` and `ps --all` report all others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def home(tmp_path: Path) -> Home:
 
 
 class Told(CloudRun):
-    """A run whose journal has every field from which costs are computed."""
+    """A run whose journal has every field that affects cost."""
 
     def death(self, **how: Any) -> Iterator[tuple[float, Note]]:
         wall = self.clock.wall()
@@ -83,7 +83,7 @@ def test_no_malformed_field_ends_what_looks_at_all_runs(home: Home, odd: object)
 
 
 def test_what_is_malformed_is_named_and_the_others_are_audited(home: Home) -> None:
-    """`alive_s_ago: "x"` once ended both `audit` and `ps --all`."""
+    """The value `alive_s_ago: "x"` in one journal once ended both `audit` and `ps --all`."""
     run = Told(home).until_gone().settle()
     finished_run(home, "owl-07")
     records = [json.loads(line) for line in run.folder.journal.read_bytes().splitlines()]

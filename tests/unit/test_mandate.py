@@ -1,4 +1,4 @@
-"""Tests of a mandate: it limits how much an agent may spend and on what, in every plan and for every rental."""
+"""Tests of a mandate: it limits how much an AI agent may spend, and on what, in every plan and for every rental."""
 
 from __future__ import annotations
 
@@ -97,17 +97,17 @@ def test_of_forty_approvals_only_what_the_sums_pay_for_begins(
 
 
 def test_an_approval_returns_when_no_process_drives_it(home: Home, clock: VirtualClock, mandate: Mandate) -> None:
-    """If the process dies before the run's create intent, no machine was requested and the money is free again."""
+    """If the process dies before its create intent, no machine was requested: the reserved money must be free again."""
     for number in range(50):
         with budgets_of(home, clock, mandate.id).reserved(f"fox-{number}", usd(1)):
-            pass  # The process is killed here, and nothing frees its reservation.
+            pass  # As if the process were killed here: nothing frees its reservation.
         assert left(home, clock, mandate) == usd("1.5")
         clock.sleep(RESERVED_S + 1)
         assert left(home, clock, mandate) == usd("2.5")
 
 
 def test_an_approval_is_kept_while_its_run_is_driven(home: Home, clock: VirtualClock, mandate: Mandate) -> None:
-    """A job may wait in a queue for hours before its machine is requested."""
+    """A job may wait in a queue for hours before its create: the reserved money must stay reserved."""
     run = home.run("fox-41")
     run.path.mkdir(parents=True)
     budgets = budgets_of(home, clock, mandate.id)
@@ -189,7 +189,7 @@ def test_a_receipt_is_no_mandate_though_the_same_key_signed_it(
 
 
 def at_a_terminal(answer: str, *words: str) -> tuple[int, str]:
-    """Type a command line at a pseudo-terminal and answer its question; return exit code and shown text."""
+    """Type a command line at a pseudo-terminal and answer its question; return the exit code and the shown text."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-m", "gpurun.cli.app", *words])
@@ -425,7 +425,7 @@ def test_an_answer_fits_and_says_what_was_cut(desk: Any) -> None:
 
 
 def test_a_long_call_continues_and_status_has_its_result(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokenising a large text takes longer than the minute for which a client waits."""
+    """A client waits for a minute, but tokenising may take longer: `run` returns, and `status` has the result."""
     monkeypatch.setattr("gpurun.cli.agent_tools.BEGIN_LIMIT_S", 0.01)
     answer, is_error = desk.answer("run", {"command": ["python", "train.py"], "max_cost_usd": 1.5})
     assert (is_error, answer["under_way"]) == (False, True)

@@ -1,4 +1,4 @@
-"""Tests that a secret is masked in a log in each of its known encodings, wherever the output is split into pieces."""
+"""Tests that a log masks a secret in each of its known encodings, wherever the output is split into pieces."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_no_form_of_a_secret_is_logged_however_it_is_cut(
         assert said.startswith(b"before ")
         assert said.endswith(b" after\n")
         left = said.replace(b"[secret]", b"")
-        # Base64 letters that the secret shares with the text before and after it are not masked.
+        # A base64 letter that also encodes text beside the secret is not masked.
         assert len(left) <= len(b"before  after\n") + 40, said
         assert not any(line.encode() in said for line in value.split("\n") if line)
     byte_by_byte = logged(monkeypatch, [value], [printed[at : at + 1] for at in range(len(printed))])

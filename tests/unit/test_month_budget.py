@@ -1,4 +1,4 @@
-"""Tests of a month's budget: past spending and the worst case of open runs count before a machine is requested."""
+"""Tests of a month's budget: before a create, past spending and the worst case of each open run must fit into it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_of_two_that_ask_at_once_one_gets_the_money(home: Home, clock: VirtualCl
 
 
 def test_an_unsettled_hold_ends_with_its_deadlines_month(budget: MonthBudget, clock: VirtualClock) -> None:
-    """The process died between the hold and the create, and no later process settled the hold."""
+    """A process died between its hold and its create, and no process settled the hold: it must end with its month."""
     budget.hold("a", "fox-41", usd(50), clock.wall() + 3600)
     clock.sleep(4 * 86400)
     with pytest.raises(NoOffer):

@@ -1,4 +1,4 @@
-"""Tests of notices: each is sent once, only to the address and program that the user named, and never delays a step."""
+"""Tests of notices: each is sent once, only to the user's address and program, and never delays a step of the run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def to(url: str = "", program: str = "") -> dict[str, Setting]:
 
 
 def begun(folder: RunFolder, settings: dict[str, Setting]) -> Notices:
-    """Return notices that were set up when the journal had only its first line, while the rest is there now."""
+    """Return notices that were set up when the journal had only its first line; the journal now has all lines."""
     whole = folder.journal.read_bytes()
     folder.journal.write_bytes(whole.split(b"\n")[0] + b"\n")
     notices = Notices(folder, SystemClock(), settings)

@@ -1,4 +1,4 @@
-"""Tests of `gpurun offers`: live prices with a key, marked catalogue prices without, despite a failing cloud."""
+"""Tests of `gpurun offers`: live prices with a key, marked catalogue prices without one, even if a cloud fails."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def session(own_home: Path) -> Session:
 
 @pytest.fixture
 def clouds(monkeypatch: pytest.MonkeyPatch) -> dict[str, Asked]:
-    """Return each cloud's reply function, which lists nothing until a test replaces it; every cloud has a key."""
+    """Return the reply function of each cloud, which lists nothing until a test replaces it. Each cloud has a key."""
     answers: dict[str, Asked] = {}
     for name, variable in (("runpod", "RUNPOD_API_KEY"), ("lambda", "LAMBDA_API_KEY"), ("aws", "AWS_PROFILE")):
         opened = lambda home, clock, choices, name=name: Shop(answers[name], choices.spot)  # noqa: E731
@@ -50,7 +50,7 @@ def clouds(monkeypatch: pytest.MonkeyPatch) -> dict[str, Asked]:
 
 
 def live(dollars: str, region: str = "any") -> Asked:
-    """Return a reply function that gives the first known row of the wanted count, at this price per hour."""
+    """Return a reply function that gives the first known offer with the requested count, at this price per hour."""
 
     def ask(need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
         row = next(row for row in known if row.gpu_count == need.count)

@@ -1,4 +1,4 @@
-"""Tests that receipts of other rules are not called forgeries, and that declaring other rules gains nothing.
+"""Tests that receipts of older rules are not called forgeries, and that a forger gains nothing by declaring such rules.
 
 Each archive in `homes_of_rules_1/` is a home that commit 333d4db wrote: a command and a training on this machine, a
 price that rose, an end by the machine's own timer, a job that Slurm lost, and a command with a `--setup` script on
@@ -130,7 +130,7 @@ def test_a_class_check_shows_that_a_card_is_of_other_rules(kind: str, tmp_path: 
 
 
 def sentences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace every sentence that a receipt may contain with another one."""
+    """Replace every sentence that a receipt may contain by another one."""
     for module in (log_facts, statement):
         for name, value in vars(module).items():
             if name.endswith("_SENTENCE") or name == "NOT_OBSERVED":
@@ -143,14 +143,14 @@ def sentences(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_receipt_holds_if_only_todays_wording_differs(
     home: Home, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When one word of a sentence was changed, every receipt signed before that was once called a forgery."""
+    """A change of one word in a sentence once made every receipt signed before it a forgery."""
     finished_run(home, device=device)
     sentences(monkeypatch)
     assert (only_row(home).problems, only_row(home).warnings) == ((), ())
 
 
 def test_every_receipt_sentence_is_known_or_a_quotation(home: Home, tmp_path: Path) -> None:
-    """A text in a receipt is a fixed code, a quotation from the run's files, or a wording that is not compared."""
+    """Each text in a receipt is a fixed code, a quotation from the run's files, or a wording that is not compared."""
     codes = {*log_facts._NOT_SHOWN, "its own timer", "the provider's bill"}
     homes = [home, *(unpacked(kind, tmp_path) for kind in SAID)]
     finished_run(home)
@@ -180,7 +180,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 class OlderRun(CloudRun):
-    """The same run as a gpurun without rules would record it, or with the number that a subclass declares."""
+    """The same run as a gpurun without rules would record it; a subclass may declare the number of its rules."""
 
     rules: int | None = None
 
@@ -220,7 +220,10 @@ def without(payload: Any, key: str) -> Any:
 
 
 def put(path: str, value: Any) -> Callable[[Any], Any]:
-    """Return an edit that sets one place in a predicate to a value, or to what a function returns for the old value."""
+    """Return an edit that sets one place of a predicate to a value.
+
+    A function as the value is called with the old value.
+    """
 
     def edit(payload: Any) -> Any:
         *keys, last = path.split(".")
@@ -307,7 +310,7 @@ def test_an_unrecorded_death_is_a_problem_under_other_rules(home: Home) -> None:
 
 
 def test_every_edit_under_other_rules_is_named(home: Home) -> None:
-    """Every edit must cause a problem or change a warning, except edits of wordings that the audit does not compare."""
+    """Every edit must cause a problem or change a warning, except in wordings that the audit does not compare."""
     folder = settled(home)
     kept = {path: path.read_bytes() for path in (folder.receipt, folder.journal, home.ledger)}
     unedited, unseen = only_row(home).warnings, []

@@ -1,4 +1,4 @@
-"""Tests of standard output: what a reader receives, and what happens when the reader has left or the device is full."""
+"""Tests of standard output: what a reader gets, and what happens if the reader is gone or the device is full."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOUD = [
 
 @pytest.fixture
 def folder(own_home: Path, tmp_path: Path) -> Path:
-    """Return a folder to pack; the home also has a run whose log is larger than any buffer."""
+    """Return a folder to pack. The home also has a run whose log is larger than any buffer."""
     run = make_run(Home(own_home), "fox-41")
     run.log.write_bytes(b"step 1 loss 2.0\n\x1b]0;own\x07step 2\xff\n" * 5_000)
     shards = tmp_path / "shards"
@@ -45,7 +45,7 @@ def folder(own_home: Path, tmp_path: Path) -> Path:
 
 
 def gpurun(words: list[str], folder: Path, out: int, **environment: str) -> tuple[int, str]:
-    """Run a command line with a given file descriptor as standard output; return its exit code and standard error."""
+    """Run a command line with this file descriptor as standard output; return its exit code and standard error."""
     done = subprocess.run(
         [sys.executable, "-m", "gpurun", *words],
         cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60,
@@ -56,7 +56,7 @@ def gpurun(words: list[str], folder: Path, out: int, **environment: str) -> tupl
 
 @pytest.fixture
 def gpurun_here(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Return a function like `gpurun` that runs in this process and closes the stream, as Python does at exit."""
+    """Return a function like `gpurun` that runs in this process, and closes the stream as Python does at exit."""
     monkeypatch.chdir(folder)
 
     def run(words: list[str], out: int) -> tuple[int, str]:
@@ -207,7 +207,7 @@ def test_ctrl_c_leaves_an_envelope_too(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_a_run_without_a_reader_continues_and_its_code_says_so(
     flags: list[str], device: OSError, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 0 would mean that the run is done, its machine destroyed and its receipt written."""
+    """Exit code 0 would claim that the run is done and its machine destroyed, while the run still continues."""
 
     def lost(*given: object) -> None:
         raise OutputLost(device) if flags else device

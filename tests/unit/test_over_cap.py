@@ -1,4 +1,4 @@
-"""Tests of the alternatives that a refusal over the cap names: each fits the cap when it is typed."""
+"""Tests of the alternatives that a refusal over the cap names: each must fit the cap when it is typed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ways_of(envelope: dict[str, Any]) -> list[str]:
 
 
 def typed(words: tuple[str, ...], way: str) -> tuple[str, ...]:
-    """Return the command line of a person who follows one of the named ways."""
+    """Return the command line of a user who follows this alternative."""
     changed = shlex.split(way)
     if changed[0] == "gpurun":
         return tuple(changed[2:])
@@ -60,7 +60,7 @@ def typed(words: tuple[str, ...], way: str) -> tuple[str, ...]:
 def test_each_way_that_a_refusal_names_fits_when_it_is_typed(
     planned: Any, words: tuple[str, ...], ways: list[str]
 ) -> None:
-    """A refusal once named only a cap of $39.48 for eight H100, although eight A100 fitted the cap."""
+    """A refusal once offered only a cap of $39.48 for eight H100, although eight A100 fitted the cap."""
     code, envelope = planned(*words)
     found = ways_of(envelope)
     assert code == 5
@@ -70,7 +70,7 @@ def test_each_way_that_a_refusal_names_fits_when_it_is_typed(
 
 
 def test_a_spot_machine_is_named_where_a_cloud_has_one_that_fits(planned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The catalogue has no spot prices, so only a reply from a cloud can name a spot machine."""
+    """The catalogue has no spot prices: a refusal can name a spot machine only after a cloud's reply."""
     wishes: list[Choices] = []
 
     def market(need: GpuNeed, names: Any, home: Any, clock: Any, choices: Choices) -> Market:
@@ -96,7 +96,7 @@ def test_a_spot_machine_is_named_where_a_cloud_has_one_that_fits(planned: Any, m
 
 
 def asked_market(need: GpuNeed, names: Any, home: Any, clock: Any, choices: Choices) -> Market:
-    """Return a cloud's offers at the catalogue's prices, or spot offers at a third of them."""
+    """Return a cloud's offers at the catalogue's prices, or its spot offers at a third of these prices."""
     share, rows = 3 if choices.spot else 1, rows_for(need, names[0])
     rates = [Micros(row.rate_micros_per_hour // share) for row in rows]
     offers = [
@@ -118,7 +118,7 @@ def asked_market(need: GpuNeed, names: Any, home: Any, clock: Any, choices: Choi
 def test_a_refusal_over_the_cap_names_what_would_do(
     gpurun: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, cap: str, flags: list[str]
 ) -> None:
-    """The needs of a command are unknown, so another card is named only if it has as much memory."""
+    """gpurun does not know how much memory a command needs, so it names only other cards with as much memory."""
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "train.py").write_text("print(1)\n")
     monkeypatch.setenv("RUNPOD_API_KEY", "rpa_none")

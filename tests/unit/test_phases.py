@@ -1,4 +1,4 @@
-"""Tests of how paid seconds are divided into phases: each counts exactly once, and none on the machine's word alone."""
+"""Tests of how paid seconds are divided into phases: each second counts once, and none on the machine's word alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read(fields: dict[str, Any]) -> TrainerEvent:
 
 
 def runtime(run: CloudRun) -> dict[str, Any]:
-    """Settle the run, assert that the audit agrees with its receipt, and return the receipt's account of the time."""
+    """Settle the run, assert that the audit agrees with its receipt, and return the receipt's division of the time."""
     run.settle()
     assert {row.problems for row in audit(run.home).rows} == {()}
     account: dict[str, Any] = read_receipt(run.home, run.folder).predicate["runtime"]
@@ -68,7 +68,7 @@ def test_every_paid_second_is_in_one_phase(home: Home) -> None:
 
 
 def test_the_screen_of_a_receipt_leaves_no_phase_out() -> None:
-    """A receipt once counted six paid minutes of a hold that its screen did not show."""
+    """A receipt once counted six paid minutes of holding the machine, which its screen did not show."""
     parts = {part for _, last in paid_phases._LAST_PARTS.values() for part, _ in last}
     assert {*paid_phases._BEGINS.values(), *parts} == {*receipt_screen._PHASES}
 
@@ -132,7 +132,7 @@ def test_the_plans_own_figures_stand_beside_them(home: Home) -> None:
     assert planned == {"is": "planned", "limits_s": limits, "training_s": [1000.0, 3100.0]}
 
 
-# Inside training: what the machine reports
+# Within the training: what the machine reports
 
 
 def test_the_training_phase_divides_as_the_trainer_tells(home: Home) -> None:

@@ -1,4 +1,4 @@
-"""Tests of what a plan takes from this computer (its CPU, memory and cards), and of the files that it leaves."""
+"""Tests of what a plan learns from this computer (CPU, memory and cards), and of the files that a plan leaves."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_warm_up_is_checked_against_the_form_that_trains(tmp_path: Path, monke
 def test_a_model_over_this_machines_memory_is_refused_in_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a training was once planned for a week, and the kernel killed it in its first minute."""
+    """A model too large for this computer was once planned for a week; the kernel killed it in its first minute."""
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     huge = ("model.layers=64", "model.width=16384")
     with pytest.raises(UsageError, match=r"at least 3[0-9,.]+ GiB") as refused:
@@ -102,7 +102,7 @@ def test_a_plan_leaves_no_shards_behind_but_the_cache(tmp_path: Path, monkeypatc
 
 
 def test_a_plan_says_what_of_a_folder_is_not_trained_on(tmp_path: Path) -> None:
-    """The plan must warn even if it tokenises nothing, because the run would train on less than the folder holds."""
+    """A plan must warn of skipped files even if it tokenises nothing: the run trains on less than the user expects."""
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "a.txt").write_text("".join(f"to be or not to be {number}.\n" for number in range(2000)))
@@ -127,7 +127,7 @@ def test_a_plan_says_what_of_a_folder_is_not_trained_on(tmp_path: Path) -> None:
 def test_a_text_that_would_be_read_more_than_four_times_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry_run: bool, steps: int, brought: bool, warns: bool
 ) -> None:
-    """The plan of a lab once said nothing about reading a text of six million tokens 1,532 times."""
+    """A plan once did not say that a text of six million tokens would be read 1,532 times."""
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     lines = [f"{number:02} quick brown foxes jump over a lazy dog.\n" for number in range(100)]
     (tmp_path / "text.txt").write_text("".join(lines))
@@ -158,7 +158,7 @@ def test_uncounted_tokens_are_not_said_to_be_read_often(tmp_path: Path) -> None:
 
 
 def test_shards_of_a_command_that_was_killed_go_a_day_later(own_home: Path) -> None:
-    """Every killed command once left its shards behind, under a name that no later command reused."""
+    """A killed command once left its shards behind forever, because no later command used their name."""
     home, now = Home(own_home).prepare(), time.time()
     killed, waiting, fresh = (home.staged / f"fox-41.{pid}" for pid in (2**22 + 1, os.getpid(), 2**22 + 2))
     for folder, age_s in ((killed, 90_000), (waiting, 90_000), (fresh, 60)):
@@ -195,7 +195,7 @@ def test_two_plans_of_one_run_name_have_shards_of_their_own(tmp_path: Path, monk
 def test_a_box_is_planned_by_the_card_that_it_showed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, card: str, gib: float, label: str
 ) -> None:
-    """Such a box was once refused with "No offer has the memory for this. On ssh 2×RTX4090 0G"."""
+    """A box with such cards was once refused with "No offer has the memory for this. On ssh 2×RTX4090 0G"."""
     shown = facts(card, parse_gpu(gpu).count, gib)
     box = Box(target="root@box.example.com:22", identity="/k", host_key=HOST_KEY, trusted="given")
     monkeypatch.setattr(own_box, "reach_box", lambda *_, **__: (box, shown, []))
@@ -229,7 +229,10 @@ def test_no_cloud_to_ask_is_not_called_a_lack_of_capacity(tmp_path: Path, monkey
 def rented(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, *overrides: str, clock: VirtualClock | None = None
 ) -> Plan:
-    """Return the plan of a paid run at the catalogue's prices; its only note says how often the cloud was asked."""
+    """Return the plan of a paid run at the catalogue's prices.
+
+    Its only note says how often the cloud was asked for offers.
+    """
     needs: list[GpuNeed] = []
 
     def live(need: GpuNeed, *_: object) -> Market:
@@ -260,7 +263,7 @@ def test_clouds_are_asked_again_only_when_prices_have_expired(
 
 
 def test_a_disk_that_checkpoints_would_fill_is_refused_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The latest two checkpoints of 710 million parameters, the best one and the one being written take 32 GB."""
+    """The latest two checkpoints, the best one and the one being written take 32 GB: a smaller disk must be refused."""
     large = ("model.layers=25", "model.width=1536", "model.heads=16", "train.checkpoint_every=100")
     with refusal(UsageError, "disk.small", "32 GB") as refused:
         rented(tmp_path, monkeypatch, "runpod", *large)
@@ -318,7 +321,7 @@ def driver(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, code: int
 def test_the_card_of_this_machine_is_what_its_plan_reckons_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...], code: int, gpu: str, memory: int
 ) -> None:
-    """On a computer with an H200, GPT-2 was once planned on 16 CPU cores for 37 hours, and took half a minute."""
+    """GPT-2 was once planned for 37 hours on 16 CPU cores; the computer's H200 then trained it in half a minute."""
     driver(tmp_path, monkeypatch, *lines, code=code)
     plan = planned_here(tmp_path / "home")
     offer = plan.offer

@@ -45,7 +45,7 @@ def planned(home: Path, cap: str, **changes: object) -> Plan:
 
 
 def words_of(plan: Plan) -> tuple[str, ...]:
-    """Return the command line with which the trainer is started."""
+    """Return the command line that starts the trainer."""
     return plan.job.workload(plan, bundle_root() / "trainer", cpus=1).argv
 
 
@@ -111,7 +111,7 @@ def test_a_recipes_gpu_that_is_too_dear_yields_to_the_best_other(tmp_path: Path)
 
 
 def test_where_none_finishes_the_advice_is_what_train_then_does(tmp_path: Path) -> None:
-    """Without --gpu, `train` takes the recipe's own GPU, for which the advised cap or hours would not be right."""
+    """`train` without --gpu takes the recipe's GPU, so an advised cap or time must come with its --gpu."""
     with refusal(NoOffer, "offer.over_cap", "$9.00") as refused:
         planned(tmp_path, "9")
     advised = re.findall(r"--gpu (\S+) --(max-cost|hours) ([0-9.]+)", refused.value.hint)
@@ -141,7 +141,7 @@ def test_where_none_finishes_the_advice_is_what_train_then_does(tmp_path: Path) 
 def test_where_none_fits_it_says_the_least_cut_and_its_offer(
     set_to: tuple[str, ...], others: str, gpu: str, tmp_path: Path
 ) -> None:
-    """The advice once named the cuts for the largest card, although eight smaller cards share more, or named none."""
+    """The advice once fitted the largest single card, although eight smaller cards can share a larger model."""
     sizes = ("width=6144", "heads=48", *set_to)
     with pytest.raises(NoOffer) as refused:
         planned(tmp_path, "900000", overrides=sizes)
@@ -158,7 +158,7 @@ def test_where_none_fits_it_says_the_least_cut_and_its_offer(
 
 
 def test_advised_hours_get_as_far_as_promised_however_few(tmp_path: Path) -> None:
-    """Hours were once rounded to hundredths, which took away half a minute of four."""
+    """The advised hours were once rounded to hundredths, which took half a minute away from four."""
     options = {"recipe": "gpt2-355m", "gpu": parse_gpu("8xB200"), "providers": ("aws",)}
     with pytest.raises(NoOffer) as refused:
         planned(tmp_path, "100", **options)
@@ -172,7 +172,7 @@ def test_advised_hours_get_as_far_as_promised_however_few(tmp_path: Path) -> Non
 def test_the_trainer_is_given_the_micro_batch_that_was_planned(
     tmp_path: Path,
 ) -> None:
-    """The trainer once tried the recipe's micro-batch on paid time: on an L4 64 sequences, where only 32 fit."""
+    """The trainer once tried the recipe's micro-batch on paid time: 64 sequences on an L4, which holds only 32."""
     small, large = (planned(tmp_path, "9000", gpu=parse_gpu(gpu)) for gpu in ("1xL4", "1xH100"))
     assert (small.estimate.micro_batch, small.job.resolved["train"]["micro_batch"]) == (32, 64)
     assert "--micro-batch=32" in words_of(small)
@@ -183,7 +183,10 @@ def test_the_trainer_is_given_the_micro_batch_that_was_planned(
 def test_no_deeper_model_fits_and_trainer_and_plan_share_alike(
     tmp_path: Path,
 ) -> None:
-    """A plan once said that on four T4 79 layers fit, 80 to 95 do not, and 96 do, because those are sharded."""
+    """If a model does not fit, no deeper one may.
+
+    A plan once accepted 79 layers on four T4, refused 80 to 95, and accepted 96.
+    """
     sizes = ("width=768", "heads=12", "batch_tokens=4096", "micro_batch=1", "train.compile=false")
     offer = next(row for row in offers_for(parse_gpu("4xT4")) if row.gpu_count == 4)
 
@@ -203,7 +206,7 @@ def test_no_deeper_model_fits_and_trainer_and_plan_share_alike(
 def test_a_machine_without_a_gpu_does_not_hold_whatever_model(
     tmp_path: Path, provider: str, gib: int, layers: int
 ) -> None:
-    """Every model once "fitted" on such a machine, and the kernel would have killed the training on paid time."""
+    """Every model once "fitted" on a machine without a GPU, where the kernel would have killed it on paid time."""
     keys = ("width=2048", "heads=16", "context=512", "batch_tokens=4096", "layers=24")
     options = {"recipe": "mini-gpt", "gpu": parse_gpu("cpu"), "providers": (provider,)}
     choices = Choices(accept_cpu=True, weak_lease=True)
@@ -225,7 +228,7 @@ def test_the_table_says_what_fits_on_a_machine_without_a_gpu(tmp_path: Path, dro
 
 
 def test_where_a_machine_without_a_gpu_is_the_best_it_is_planned(tmp_path: Path) -> None:
-    """This plan once ended in a KeyError."""
+    """The plan must name the machine without a GPU as the best; it once ended in a KeyError."""
     terms = {"recipe": "tiny-hf", "overrides": ("train.steps=20", "schedule.warmup_steps=0"), "providers": ("lambda",)}
     plan = planned(tmp_path, "0.09", choices=Choices(weak_lease=True), **terms)
     assert plan.offer.gpu_count == 0
@@ -233,7 +236,7 @@ def test_where_a_machine_without_a_gpu_is_the_best_it_is_planned(tmp_path: Path)
 
 
 def test_an_unsold_recipe_gpu_shows_others_and_rehearses_free(tmp_path: Path) -> None:
-    """AWS sells A100 only in eights; a plan for one A100 was once refused there, with the advice to rent eight."""
+    """AWS sells A100 only in eights: a plan for one A100 must show other GPUs and not advise to rent eight."""
     own = ("hardware.gpu=1xA100",)
     plan = planned(tmp_path, "5", recipe="mini-gpt", providers=("aws",), overrides=own)
     assert (plan.offer.gpu_count, {one.offer.provider for one in plan.candidates}) == (1, {"aws"})
@@ -273,7 +276,7 @@ def test_a_spot_plan_says_the_catalogue_has_no_spot_prices(tmp_path: Path) -> No
 
 
 def test_a_lambda_the_users_key_ends_is_no_weak_catalogue_lease(tmp_path: Path) -> None:
-    """Without a key for Lambda, a plan with --lambda-guard was once refused with the advice to add --lambda-guard."""
+    """A plan with --lambda-guard but without a Lambda key was once refused with the advice to add --lambda-guard."""
     options = {"gpu": parse_gpu("1xA100"), "providers": ("lambda",)}
     for cap in (parse_usd("60"), None):
         with refusal(NoOffer, "offer.weak_lease", "1×A100", "--lambda-guard"):
@@ -327,7 +330,7 @@ def test_shards_with_a_tokeniser_train_refuses_fail_in_the_plan(
     ("recipe", "most"), [("gpt2-124m-owt", 19e9), ("gpt2-124m-epochs", 6.1e9), ("shakespeare-char", 3e6)]
 )
 def test_shards_that_training_reads_many_times_travel_once(tmp_path: Path, recipe: str, most: float) -> None:
-    """OpenWebText was once counted as 590 GB: 33 times its size, and six times the disk that is rented."""
+    """OpenWebText was once counted as an upload of 590 GB: 33 times its size, and six times the rented disk."""
     plan = planned(tmp_path, "90000", recipe=recipe, gpu=parse_gpu("1xA100"))
     assert plan.ship_bytes <= most
     assert plan.ship_bytes <= 1e9 * plan.job.resolved["hardware"]["disk_gb"]
@@ -337,7 +340,7 @@ def test_shards_that_training_reads_many_times_travel_once(tmp_path: Path, recip
 
 
 def test_a_plan_says_what_sending_unseen_shards_takes_and_costs(tmp_path: Path) -> None:
-    """Only `train` once said how long an upload of five gigabytes takes, what it costs and what would save it."""
+    """`plan` must say, as `train` does, how long an upload of 5 GB takes, what it costs and what would save it."""
     (tmp_path / "shards").mkdir()
     with (tmp_path / "shards" / "large.txt").open("wb") as sparse:
         sparse.truncate(5 * 10**9)
@@ -391,7 +394,7 @@ def test_a_rehearsal_says_the_paid_uploads_cost_and_its_saving(tmp_path: Path, m
 
 
 def test_a_disk_that_train_would_find_too_small_is_in_the_plan(tmp_path: Path) -> None:
-    """Such a disk was once priced without a warning, and `train` refused it after the shards were made."""
+    """A disk that is too small was once priced without a warning; `train` refused it after making the shards."""
     options = {"gpu": parse_gpu("8xA100"), "overrides": ("hardware.disk_gb=10",)}
     warnings = " ".join(planned(tmp_path, "60", **options).warnings)
     assert all(figure in warnings for figure in ("19.8 GB", "--set hardware.disk_gb=46"))
@@ -400,7 +403,7 @@ def test_a_disk_that_train_would_find_too_small_is_in_the_plan(tmp_path: Path) -
 
 
 def test_a_disk_too_small_at_the_next_cloud_is_in_the_plan_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """AWS orders at least 75 GB, but RunPod only what the recipe says, and its disk was once full on paid time."""
+    """AWS orders at least 75 GB, RunPod only what the recipe says: RunPod's disk was once full on paid time."""
     cheap = tuple(one.model_copy(update={"rate_micros_per_hour": usd(2)}) if one.provider == "aws" else one
                   for one in OFFERS)  # fmt: skip
     monkeypatch.setattr(catalog, "all_offers", lambda: cheap)
@@ -425,7 +428,7 @@ def test_a_text_counts_by_what_is_taken_in_the_recipes_tokens(tmp_path: Path) ->
 
 @pytest.mark.parametrize("has_manifest", [False, True])
 def test_data_that_goes_by_a_bucket_is_planned_at_its_pace(tmp_path: Path, has_manifest: bool) -> None:
-    """The plan once assumed 2 Mbyte/s from this computer, although `train` would use the bucket."""
+    """The plan once assumed an upload from this computer at 2 MB/s, although `train` would use the bucket."""
     shards = tmp_path / "shards"
     shards.mkdir()
     with (shards / "large.txt").open("wb") as sparse:
@@ -463,7 +466,7 @@ def test_time_and_dollars_always_show_and_the_region_drops_first(
 
 
 def test_at_most_ten_fitting_rows_show_and_the_rest_count_by_why(tmp_path: Path) -> None:
-    """A table of sixty rows, forty of which could not be rented, once hid the chosen row."""
+    """A table of sixty offers, forty of which could not be rented, once hid the chosen one."""
     plan = planned(tmp_path, "60")
     table = plan_text(plan, Style(width=80))
     clouds = ("runpod", "lambda", "aws")
@@ -503,7 +506,7 @@ def test_one_row_stands_for_a_card_at_one_price_in_many_regions(tmp_path: Path) 
 
 
 def test_a_weak_lease_is_named_so_and_not_by_a_cap_it_would_need(tmp_path: Path) -> None:
-    """A Lambda row once said "needs $35", and with $35 it said that it needs --accept-weak-lease."""
+    """The row of a Lambda offer once said "needs $35"; with that cap it said that it needs --accept-weak-lease."""
     plan = planned(tmp_path, "25", gpu=parse_gpu("8xA100"))
     at_lambda = [row for row in plan.candidates if row.offer.provider == "lambda"]
     assert at_lambda
@@ -596,7 +599,7 @@ def test_an_offer_that_only_this_laptop_ends_says_no_in_capitals(tmp_path: Path)
     ("cloud", "gpu"), [("lambda", "8xA100"), ("aws", "1xL4"), ("aws", "8xA100"), ("runpod", "8xA100")]
 )
 def test_the_worst_case_is_the_sum_that_is_written_beside_it(tmp_path: Path, cloud: str, gpu: str) -> None:
-    """The product of hours and price once missed the worst case by 31 cents on an L4, and by 26 cents at Lambda."""
+    """The sum printed beside the worst case must equal it: it was once 31 cents off for an L4, and 26 at Lambda."""
     plan = planned(tmp_path, "500", gpu=parse_gpu(gpu), providers=(cloud,), choices=Choices(weak_lease=True))
     table = " ".join(plan_text(plan, Style(width=120)).split())
     sum_of = re.search(
@@ -651,7 +654,7 @@ def test_forty_offers_are_planned_well_within_300_ms() -> None:
 
 
 def test_the_recipe_list_counts_the_same_parameters_as_a_plan(tmp_path: Path) -> None:
-    """The list once knew only a vocabulary of characters, and showed two thirds of a translation model's size."""
+    """The list once assumed a vocabulary of characters, and showed a translation model a third too small."""
     listed = {row["name"]: row["parameters"] for row in list_all(Session(home=Home(tmp_path))).data["recipes"]}
     for name in ("annotated-transformer", "mini-gpt", "gpt2-124m"):
         assert listed[name] == planned(tmp_path, "2000", recipe=name).job.parameters

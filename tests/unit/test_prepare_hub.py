@@ -1,4 +1,4 @@
-"""Tests of data sets from the hub: downloaded, else read from the hub's cache, else refused with advice."""
+"""Tests of data sets from the Hub: downloaded, or else read from the Hub's cache, or else refused with advice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """Return a folder that looks like the hub's cache and holds one data set of three files."""
+    """Return a folder like the Hub's cache, which holds one data set of three files."""
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     place = tmp_path / "hf" / "hub" / "datasets--me--corpus"
     folder = place / "snapshots" / "abc" / "sample"
@@ -101,9 +101,9 @@ def request_of(
     calls: list[dict[str, Any]],
     broken: Exception | None = None,
 ) -> list[str]:
-    """Download from a fake hub that has one file of 5 GB; record its calls, and return the messages to the user.
+    """Download from a fake Hub that has one file of 5 GB; record its calls, and return the messages to the user.
 
-    `free` is the disk's free space in bytes, and `broken` is raised by the download.
+    `free` is the disk's free space in bytes, and `broken` is the error of the download.
     """
 
     def snapshot_download(dataset: str, **wanted: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tests that the user's own runs on the same card count more than published figures, if they are near enough."""
+"""Tests that the user's own runs on the same card count more than published figures, if they are similar enough."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_repeated_run_uses_its_measurement_in_a_narrow_range() -> None:
 
 @pytest.mark.parametrize(("steps", "share"), [(24, 0.05 + 2 / 12), (4, 0.05 + 0.25), (1, 0.05 + 0.25)])
 def test_a_measurement_of_seconds_gives_a_wider_range(steps: int, share: float) -> None:
-    """The range was once always five percent, although trainings of 12 to 20 s differed by up to a quarter."""
+    """The range was once always five percent, although trainings of 12 to 20 s differed by up to 25 percent."""
     guess = estimate(FULL, EIGHT[0], priors=Priors(runs=(prior_of(steps=steps),)))
     assert guess.tokens_per_s == pytest.approx((1e6 * (1 - share), 1e6 * (1 + share)))
 

@@ -1,4 +1,4 @@
-"""Tests that steps and losses are read from the lines that common training scripts print."""
+"""Tests that gpurun reads steps and losses from the lines that common training scripts print."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINES = [
     ("Step 00250 | Validation bpb: 0.812345", {"step": 250, "bits_per_byte": 0.812345}),  # nanochat
     ("Step 02000 | CORE metric: 0.2034", {"step": 2000, "core": 0.2034}),
     ("CORE metric: 0.2612", {"step": None, "core": 0.2612}),  # nanochat's evaluation at the end
-    ("step:125/3600 val_loss:4.52310 train_time:12.000s", {"step": 125, "val_loss": 4.5231}),  # track 3 of it
+    ("step:125/3600 val_loss:4.52310 train_time:12.000s", {"step": 125, "val_loss": 4.5231}),  # its track 3
     ("Epoch 3 Step 40 Loss 0.5000", {"step": 40, "loss": 0.5}),
     ('{"step": 7, "loss": 1.5, "lr": 0.001, "note": "x"}', {"step": 7, "loss": 1.5, "lr": 0.001}),
     ("step 30 | loss nan | lr 1e-3", {"step": 30, "loss": "nan", "lr": 1e-3}),
@@ -71,7 +71,7 @@ def test_the_trainer_of_hugging_face_tells_its_step_in_a_bar() -> None:
 
 
 def points(lines: list[str], total: int = 0) -> tuple[list[tuple[int | None, float | None, float | None]], int]:
-    """Return step, loss and validation loss of each line that has them, and the total number of steps."""
+    """Return step, loss and validation loss of each line that reports them, and the total number of steps."""
     reader = Progress(total)
     found = [point for line in lines if (point := reader.take(line)) is not None]
     return [(point["step"], point.get("loss"), point.get("val_loss")) for point in found], reader.total

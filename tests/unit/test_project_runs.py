@@ -29,7 +29,7 @@ total-steps = 20
 
 
 class Shell:
-    """A user in a folder with a gpurun.toml, who records the requests that `gpurun run` makes there."""
+    """A user in a folder with a gpurun.toml. The requests that `gpurun run` makes there are recorded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monkeypatch, self.requests = monkeypatch, list[Request]()
@@ -49,7 +49,7 @@ class Shell:
         return done.returncode, " ".join((done.stdout + done.stderr).split())
 
     def refusal(self, table: str, *words: str) -> dict[str, Any]:
-        """Return the one error with which a table for the run `x` is refused."""
+        """Return the only error with which a table for the run `x` is refused."""
         Path("gpurun.toml").write_text(table)
         done = command_line.gpurun("run", "--yes", "--json", "--dry-run", *words, "x")
         (error,) = json.loads(done.stdout)["errors"]

@@ -16,7 +16,7 @@ from tests.unit.ledger_samples import CloudRun, finished_run
 
 @pytest.fixture
 def listed(own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Return a function that lists the names of the runs that `ps --all` shows with these words."""
+    """Return a function that returns the names of the runs that `ps --all` lists with these words."""
     home = Home(own_home).prepare()
     finished_run(home)
     lost = CloudRun(home, "elk-42")

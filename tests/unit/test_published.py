@@ -1,4 +1,4 @@
-"""Tests of how a command's files are published: whole, once finished, and without unchanged uploads."""
+"""Tests of how a command's files are published for download: whole, once finished, and without unchanged uploads."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_below_home_a_glob_brings_all_but_unnamed_dot_folders(tmp_path: Path, mo
 
 
 def test_a_file_written_to_the_end_comes_as_it_was_or_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that outlives the command appends to one file and overwrites another."""
+    """A process still writes after the command: an appended file is published, an overwritten one is reported."""
     folder = Folder(tmp_path, "**")
     folder.writes("log", "line 1")
     folder.writes("state", "aaaaaa")

@@ -1,4 +1,4 @@
-"""Tests of the cost of a job that had to queue: the queue is free, but the time that the job ran never is."""
+"""Tests of the cost of a job that had to queue: its time in the queue is free, its running time never is."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ready(run: CloudRun, started_wall: float) -> None:
 
 
 def ends(run: CloudRun, ran_s: float | None, alive_s_ago: float | None = None) -> tuple[float, str, Any]:
-    """Observe the job's end; return the billable seconds, the evidence for their end, and whether the cap was kept."""
+    """Observe the job's end; return the billable seconds, the kind of evidence for it, and whether the cap was kept."""
     dies(run, alive_s_ago=alive_s_ago, ran_s=ran_s)
     costs = cost(run)
     (rental,) = costs["rentals"]
@@ -70,7 +70,7 @@ def test_an_unseen_job_costs_what_slurm_says_or_its_time_limit(run: CloudRun) ->
 
 
 def test_an_unseen_job_cancelled_twice_costs_its_time_limit(run: CloudRun) -> None:
-    """The limit is no bound for a job that was seen alive after a cancel; this job was never seen to begin."""
+    """A job that was never seen to run costs at most its time limit, even if it was cancelled twice."""
     run.write((Event.DESTROY_INTENDED, {"id": run.instance_id, "token": run.token, "reason": "lease", "timer": True}))
     assert ends(run, None) == (LEASE_S, "its own timer", True)
 
@@ -80,7 +80,7 @@ def test_slurms_word_of_a_job_that_nobody_saw_counts(run: CloudRun) -> None:
 
 
 def test_what_is_read_in_its_folder_is_no_sign_of_a_jobs_life(run: CloudRun) -> None:
-    """The receipt of a lost job was once up to 75 % too high, because its log was read long after the job's end."""
+    """A lost job's log may be read long after its end: that reading once made the receipt up to 75 % too high."""
     ready(run, run.clock.wall())
     run.clock.sleep(9000)
     notes = dict(note for _, note in run.through_training())

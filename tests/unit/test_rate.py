@@ -1,4 +1,4 @@
-"""Tests of the remaining time as estimated from fifty real steps, with evaluations and checkpoints apart."""
+"""Tests of the remaining time, estimated from fifty real steps; evaluations and checkpoints are counted apart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESOLVED = {
 def training(
     *, step_s: float, eval_s: float, save_s: float, start_s: float = 7.0, log_every: int = 10
 ) -> Iterator[Any]:
-    """Yield the events of a run in which each part takes the given time."""
+    """Yield the events of a run whose steps, evaluations and checkpoints take these times."""
     pieces = Pieces.from_recipe(RESOLVED)
     assert pieces is not None
     elapsed_s = start_s

@@ -1,4 +1,4 @@
-"""Tests that `gpurun reap` names the providers that it asked, and gives no all-clear if one did not answer."""
+"""Tests that `gpurun reap` names the providers that it asked, and gives no all-clear if a provider did not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of receipts: made from the run folder alone, with the same bytes after any crash, and never flattering."""
+"""Tests of receipts: made from the run folder alone, with the same bytes after any crash, and never too favourable."""
 
 from __future__ import annotations
 
@@ -195,7 +195,10 @@ def test_only_a_run_that_was_done_is_called_complete(home: Home, outcome: str) -
 
 
 def test_a_late_fetch_is_not_training_nor_a_bare_log_a_failure(home: Home) -> None:
-    """One receipt once said "DONE · step 20", "no training was completed" and "3 m 13 s of training"."""
+    """The time after training is not training.
+
+    A receipt once said both "no training was completed" and "3 m 13 s of training".
+    """
     run = CloudRun(home, device="cpu")
     run.folder.log.write_text("")
     run.write(run.opened(), run.intended(), run.created())
@@ -211,7 +214,7 @@ def test_a_late_fetch_is_not_training_nor_a_bare_log_a_failure(home: Home) -> No
 
 @pytest.mark.parametrize(("asleep_s", "told_s"), [(0, None), (300, 3000.0)])
 def test_an_end_seen_late_has_the_machines_time_as_well(home: Home, asleep_s: int, told_s: float | None) -> None:
-    """A laptop slept for five minutes after a job of 50 minutes, and the receipt once said that the job ran for 55."""
+    """The laptop slept for five minutes after a job of 50: the receipt must also state the machine's 50 minutes."""
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created())
     began_wall = 0.0
@@ -263,7 +266,10 @@ def test_a_lost_or_damaged_receipt_is_remade_byte_for_byte(home: Home) -> None:
 
 
 def test_a_request_after_the_end_does_not_change_the_receipt(home: Home) -> None:
-    """A request to stop may still be recorded between the proof of death and a receipt that a crash delayed."""
+    """A stop may be requested after the proof of death, before a receipt that a crash delayed.
+
+    It must not change its bytes.
+    """
     run = CloudRun(home).until_gone()
     write_receipt(home, run.folder)
     before = run.folder.receipt.read_bytes()
@@ -442,7 +448,7 @@ def test_a_file_that_is_no_receipt_is_called_so(home: Home, content: bytes) -> N
 
 
 def test_it_holds_no_word_of_this_machine_or_moment(home: Home, tmp_path: Path) -> None:
-    """A receipt that contained anything beyond the run folder could not be made again."""
+    """A receipt that had anything from outside the run folder could not be made again with the same bytes."""
     text = json.dumps(read_receipt(home, finished_run(home)).statement)
     assert str(tmp_path) not in text
     assert os.uname().nodename not in text

@@ -39,7 +39,7 @@ def handed_in(home: Home, tmp_path: Path) -> Path:
 
 
 def typed(folder: Path) -> list[subprocess.CompletedProcess[str]]:
-    """Run the page's shell blocks under "By hand" unchanged and in order."""
+    """Run the shell blocks under "By hand" on the page, unchanged and in order; return their results."""
     blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text().split("## By hand")[1], re.DOTALL)
     return [
         subprocess.run(["sh", "-c", one], cwd=folder, capture_output=True, text=True, check=False) for one in blocks

@@ -67,7 +67,7 @@ def test_a_script_hears_of_a_bad_signature_as_a_person_does(
 
 @pytest.mark.parametrize("markdown", [False, True])
 def test_a_machines_losses_are_named_beside_the_rest_of_the_run(session: Session, markdown: bool) -> None:
-    """The last words of a run once counted its missing files, while its receipt did not mention them."""
+    """The receipt must name the missing files: once only the last line of the run's output counted them."""
     run, lost = CloudRun(session.home), ["checkpoints/000110.model.safetensors", "samples/000110.txt"]
     append = run.journal.write
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Tests of recipes: each bundled recipe works, and an error is named together with the nearest correct word."""
+"""Tests of recipes: each bundled recipe works, and an error names the nearest correct word."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_recipe_has_the_settings_of_what_it_reproduces(name: str) -> None:
 
 @pytest.mark.parametrize("form", ["full", "rehearsal"])
 def test_the_course_lab_trains_on_a_text_of_230_characters(form: Form) -> None:
-    """The text must hold a batch and one token to train on, and one window held out; mini-gpt needs far more."""
+    """230 characters must hold a batch plus a token to train on, and a held-out window. (mini-gpt needs far more.)"""
     lab = resolve(load_recipe("course-lab"), form).tables
     held_out = int(230 * lab.data.val_fraction)
     assert (lab.data.tokenizer, lab.data.limit_mb) == ("char", 0 if form == "full" else 1)

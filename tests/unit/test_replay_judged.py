@@ -1,4 +1,4 @@
-"""Tests of how a replay is judged: a problem where bits or losses must agree, else "not checked"."""
+"""Tests of how a replay is judged: a difference is a problem where bits or losses must agree, else "not checked"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANSWER = {"step": 20, "device": "cpu", "kind": HERE, "val_loss": 2.0, "again": [
 
 
 class Kept:
-    """A run with one checkpoint and its shards, and a trainer that gives a prepared answer."""
+    """A run with one checkpoint and its shards, and a trainer that returns a prepared answer."""
 
     harm = b""
 
@@ -116,7 +116,7 @@ def test_what_must_agree_and_does_not_is_a_problem(
 
 
 def test_between_processor_kinds_differing_bits_accuse_nobody(kept: Kept) -> None:
-    """Two instruction sets differed by 0.16 in a weight after 300 steps, and by 1e-5 in the loss after 20."""
+    """On another instruction set a weight differed by 0.16 after 300 steps and the loss by 1e-5: that is no problem."""
     found = kept.judged(
         {**ANSWER, "kind": "EPYC AVX2 | 2 threads", "again": [{**ANOTHER, "losses": {"10": 3.00001, "20": 2.50001}}]}
     )
@@ -187,7 +187,7 @@ def test_a_span_that_no_checkpoint_ends_is_held_to_its_losses(kept: Kept) -> Non
 
 
 def test_deleted_losses_are_a_problem_and_not_an_agreement(kept: Kept) -> None:
-    """A replay once said "the first 20 agree" although no losses were compared."""
+    """Without losses to compare, a replay once said that "the first 20 agree"."""
     kept.folder.events.write_text('{"kind": "step", "step": 30, "loss": 2.0}\n')
     found = kept.judged({**ANSWER, "again": [ANOTHER]}, state={**STATE, "processes": 2})
     assert len(found.problems) == 1
@@ -196,7 +196,7 @@ def test_deleted_losses_are_a_problem_and_not_an_agreement(kept: Kept) -> None:
 
 @pytest.mark.parametrize("edit", [{"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, {"processes": 2}])
 def test_no_word_of_the_run_excuses_weights_that_went_elsewhere(kept: Kept, edit: dict[str, Any]) -> None:
-    """The case is a classmate's training handed in under one's own challenge, with one field edited."""
+    """A classmate's training was handed in under another challenge, with one field edited to excuse the differences."""
     found = kept.judged({**ANSWER, "again": [{**ANOTHER, "alike": 0.07}]}, state={**STATE, **edit})
     assert "0.070" in found.problems[0]
     honest = kept.judged({**ANSWER, "again": [{**ANOTHER, "alike": 0.93}]}, state={**STATE, **edit})

@@ -1,4 +1,4 @@
-"""Tests of the report: one page that any reader can open safely, although its runs may contain anything."""
+"""Tests of the report: one page that any reader can open safely, whatever its runs contain."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(autouse=True)
 def charts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the charts, which take half a second of CPU a page, unless the test requests the fixture `drawn`."""
+    """Replace the charts, which take half a second of CPU per page, unless the test requests the fixture `drawn`."""
     if "drawn" not in request.fixturenames:
         monkeypatch.setattr("gpurun.view.report.page.loss_chart", lambda *_, **__: "<svg></svg>")
 
@@ -74,7 +74,7 @@ def session(tmp_path: Path) -> Session:
 
 
 def report(session: Session, *runs: str) -> tuple[Page, str, dict[str, Any]]:
-    """Write the report of these runs; return the parsed page, its text, and the data that it is made from."""
+    """Write the report of these runs; return the parsed page, its HTML text, and its data."""
     path = session.home.root / "report.html"
     result = verb.report(session, list(runs), html=str(path))
     json.dumps(dict(result.data), allow_nan=False)
@@ -429,7 +429,7 @@ def test_a_prompt_has_columns_for_the_runs_that_had_it(session: Session) -> None
 
 
 def test_what_was_set_is_read_from_the_request(session: Session) -> None:
-    """Two recipes with other names differ in every key; a key that the user typed must be shown all the same."""
+    """Two recipes may differ in every key; a key that the user set must still be shown."""
     runs = [finished_run(session.home, name) for name in ("fox-41", "owl-07")]
     many = [f"k{number}" for number in range(20)]
     for folder, (recipe, lr) in zip(runs, (("one", 1.0), ("two", 2.0)), strict=True):
@@ -522,7 +522,7 @@ def test_more_runs_than_a_chart_can_tell_apart_are_refused(session: Session, mon
 def test_a_run_that_failed_is_called_that_in_the_terminal_too(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A killed trainer writes no last event, so its row once looked like that of a successful run."""
+    """A killed trainer writes no last event, so its run once looked successful in the terminal."""
     trained = CloudRun.through_training
 
     def killed(run: CloudRun) -> Iterator[tuple[float, Note]]:
@@ -551,7 +551,7 @@ def test_a_run_that_failed_is_called_that_in_the_terminal_too(
 def test_a_best_loss_without_its_checkpoint_at_home_says_so(
     session: Session, best: int, kept: dict[str, Any] | None, is_lost: bool, markdown: bool
 ) -> None:
-    """If only step 120 was downloaded, `export` would write weights with another loss than the best one shown."""
+    """The best loss may belong to a checkpoint that is not at home: `export` would write weights with another loss."""
     run = opened_run(session.home, "fox-41")
     rows = [row | ({"val_loss": 1.5} if (row["kind"], row["step"]) == ("eval", best) else {}) for row in events()]
     write_events(run.folder, rows)
@@ -571,7 +571,7 @@ def test_a_best_loss_without_its_checkpoint_at_home_says_so(
 
 
 def test_a_run_continued_from_a_better_checkpoint_has_it_at_home(session: Session) -> None:
-    """The best checkpoint at home may be the earlier run's, which is better than any loss of the continued run."""
+    """The best checkpoint at home may be the earlier run's, with a lower loss than any of the continued run."""
     finished_run(session.home, "fox-41")
     assert "best val 2.1000" in receipt(session, "fox-41", md=False).text
     assert AWAY not in receipt(session, "fox-41", md=False).text

@@ -9,7 +9,7 @@ from gpurun.core.retry import Retry
 
 
 def tries_of(retry: Retry, clock: VirtualClock, count: int = 99) -> list[float]:
-    """Return the times at which the tries are made, in seconds of the clock."""
+    """Return the times of the tries, in seconds of the clock."""
     made = [clock.monotonic()]
     while len(made) < count and retry.pauses():
         made.append(clock.monotonic())

@@ -1,4 +1,4 @@
-"""Tests of the RunPod provider: its requests, how it reads replies, and what the emulator then has rented out."""
+"""Tests of the RunPod provider: its requests, how it reads replies, and what the emulated account then rents out."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def cloud(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPodEmulator]:
-    """Yield an account in virtual time; the SDK counts as absent unless a test enables it."""
+    """Yield an emulated account in virtual time; the SDK counts as absent unless a test enables it."""
     monkeypatch.setattr(graphql, "is_installed", lambda: False)
     with RunPodEmulator(clock=clock, tick_s=None) as emulator:
         yield emulator
@@ -82,7 +82,7 @@ def provider(cloud: RunPodEmulator, clock: VirtualClock, key: str = FULL_KEY, **
 
 
 def sxm(**changed: Any) -> Offer:
-    """Return the catalogue's offer of eight A100 SXM in the secure cloud, with some fields changed."""
+    """Return the catalogue's offer of eight A100 SXM in the secure cloud, with these fields changed."""
     rows = [one for one in rows_for(A100, "runpod") if one.type_id == SXM and one.gpu_count == 8]
     return next(one for one in rows if one.tier == "secure").model_copy(update=changed)
 
@@ -216,7 +216,7 @@ def test_what_was_chosen_is_what_is_asked_for(
 def test_an_image_gets_a_host_with_the_cuda_that_its_name_tells(
     cloud: RunPodEmulator, runpod: RunPodProvider, image: str, version: str | None
 ) -> None:
-    """On a host with an older driver the container never starts, and no guard in it is armed."""
+    """On a host with an older driver the container would never start, and no guard in it would be armed."""
     runpod.create(order(image=image))
     assert cloud.bodies("create")[0]["gpu"].get("minCudaVersion") == version
 
@@ -632,7 +632,7 @@ def test_what_is_no_price_is_none(price: Any) -> None:
 
 
 def forms_of(price: Decimal, count: int) -> tuple[Decimal, ...]:
-    """Return the forms in which the price of `count` GPUs may be reported: exact, or in single precision."""
+    """Return the forms in which RunPod may report the price of `count` GPUs: exact, or rounded to single precision."""
     product = single(Decimal(single(price)) * count)
     shortest = next(text for digits in range(1, 10) if single(text := Decimal(f"{product:.{digits}g}")) == product)
     return price * count, Decimal(repr(single(price * count))), Decimal(repr(product)), shortest
@@ -688,7 +688,7 @@ def problem(status: int, detail: str) -> Answer:
 
 @pytest.mark.parametrize(("status", "of_offer"), [(400, True), (403, True), (401, False), (402, False), (422, False)])
 def test_a_rule_or_a_pool_that_refuses_is_about_this_offer_alone(status: int, of_offer: bool) -> None:
-    """RunPod's table says of 400 "Try your next candidate", and of 403 "Skip this candidate, keep going"."""
+    """For 400 RunPod's table says "Try your next candidate", and for 403 "Skip this candidate, keep going"."""
     judged = judge_create_answer(problem(status, "gpu is not to be placed"))
     assert isinstance(judged, Rejected)
     assert judged.of_offer is of_offer
@@ -720,7 +720,7 @@ def test_every_sentence_for_sold_out_is_known(words: str, status: int) -> None:
 
 
 def test_sold_out_with_a_service_failure_leaves_the_doubt() -> None:
-    """An older API used 500 for "sold out", although a pod may have been created all the same."""
+    """An older API answered 500 for "sold out", although it may have created a pod: the outcome must stay unknown."""
     assert isinstance(judge_create_answer(problem(500, "There are no instances currently available")), Unknown)
 
 
@@ -748,7 +748,7 @@ def test_spot_without_the_sdk_says_what_to_install(cloud: RunPodEmulator, clock:
 
 @pytest.fixture
 def sdk(cloud: RunPodEmulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enable the real SDK, which gpurun runs in its own process."""
+    """Enable the real SDK, which gpurun runs in a separate process."""
     pytest.importorskip("runpod", reason="the extra runpod is not installed")
     monkeypatch.setattr(graphql, "is_installed", lambda: True)
 
@@ -786,7 +786,7 @@ def test_a_spot_pod_bids_the_lowest_price_with_the_same_guard(cloud: RunPodEmula
 def test_a_bid_asks_for_the_same_hosts_as_an_order_on_demand(
     cloud: RunPodEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a host with an older driver the container never starts, and no guard in it is armed."""
+    """On a host with an older driver the container would never start, and no guard in it would be armed."""
     cloud.world.has_old_drivers = True
     documents = bidding(cloud, monkeypatch)
     runpod = provider(cloud, clock)
@@ -807,7 +807,7 @@ def test_an_image_silent_on_cuda_is_bid_for_on_any_host(
 
 
 def bidding(cloud: RunPodEmulator, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Answer bids from the emulator without the SDK; return the list of GraphQL documents that arrive."""
+    """Let the emulator answer bids without the SDK; return a list that gets the GraphQL documents."""
     documents: list[str] = []
 
     def answered(document: str, key: Secret, base_url: str) -> dict[str, Any]:
@@ -833,7 +833,7 @@ def test_a_bid_is_never_above_what_was_agreed_to(cloud: RunPodEmulator, clock: V
 @pytest.mark.slow
 @pytest.mark.usefixtures("sdk")
 def test_without_graphql_spot_is_unknown_and_others_remain(cloud: RunPodEmulator, clock: VirtualClock) -> None:
-    """RunPod has announced the end of GraphQL: on-demand rentals must not change, and no run may fail because of it."""
+    """RunPod has announced the end of GraphQL: that must not change on-demand rentals or make a run fail."""
     cloud.fail("graphql", *[Fault.RETIRED] * 9)
     with pytest.raises(Unknown):
         provider(cloud, clock, spot=True).offers(A100, rows_for(A100, "runpod"))
@@ -869,12 +869,12 @@ def test_a_spot_create_without_a_whole_answer_is_found(cloud: RunPodEmulator, cl
 def test_the_sdk_is_given_up_when_its_time_is_over(cloud: RunPodEmulator, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("runpod", reason="the extra runpod is not installed")
     monkeypatch.setattr(graphql, "is_installed", lambda: True)
-    with cloud.world.lock, pytest.raises(Unknown):  # The server hangs as long as the lock is held.
+    with cloud.world.lock, pytest.raises(Unknown):  # While this lock is held, the server does not answer.
         graphql.ask("query{myself{id}}", Secret(FULL_KEY), cloud.base_url, limit_s=4)
 
 
 class ProcessGuest:
-    """A container's command as a plain process group, with the guard's folders inside the test's folder."""
+    """A container whose command is a plain process group, with the guard's folders inside the test's folder."""
 
     host, port = "127.0.0.1", 22
 
@@ -903,7 +903,10 @@ class ProcessGuest:
 
 @pytest.mark.parametrize("older", [False, True])
 def test_a_pod_without_its_laptop_deletes_itself_by_its_own_key(tmp_path: Path, older: bool) -> None:
-    """The real guard is sent as entrypoint, or to an older API as arguments, which the other side splits again."""
+    """The guard is sent as the entrypoint, or to an older API as arguments, which RunPod splits.
+
+    It must work either way.
+    """
     with RunPodEmulator(boot=lambda container: ProcessGuest(container, tmp_path)) as cloud:
         cloud.refused_fields = frozenset({"entrypoint", "cmd"} if older else ())
         runpod = RunPodProvider(Secret(FULL_KEY), SystemClock(), base_url=cloud.base_url)
@@ -916,7 +919,7 @@ def test_a_pod_without_its_laptop_deletes_itself_by_its_own_key(tmp_path: Path, 
 
 @pytest.mark.parametrize("deaf", [1, 2])
 def test_a_guard_that_is_lied_to_goes_on_until_no_gpu_is_billed(tmp_path: Path, deaf: int) -> None:
-    """The guard's last resort is to stop the pod, after which only its disk costs money."""
+    """If deletes have no effect, the guard's last resort is to stop the pod, so that only its disk is billed."""
     with RunPodEmulator(boot=lambda container: ProcessGuest(container, tmp_path)) as cloud:
         runpod = RunPodProvider(Secret(FULL_KEY), SystemClock(), base_url=cloud.base_url)
         cloud.world.deaf_deletes = deaf
@@ -945,7 +948,7 @@ def test_a_container_that_is_started_again_has_no_more_time(tmp_path: Path) -> N
 
 
 def test_a_container_wiped_by_a_restart_ends_at_its_fixed_time(tmp_path: Path) -> None:
-    """The lease's seconds start again there, but the deadline in the environment does not move."""
+    """A wiped container counts the lease's seconds from zero, but the deadline in its environment stays the same."""
     guests: list[ProcessGuest] = []
 
     def boot(container: Container) -> ProcessGuest:
@@ -976,7 +979,10 @@ def wait_until(over: Callable[[], bool]) -> None:
 
 @pytest.mark.slow
 def test_a_real_pod_without_its_laptop_ends_behind_its_host_key(tmp_path: Path) -> None:
-    """A real container with the real guard shows our host key, and deletes itself with its own key in time."""
+    """A real container with the real guard presents the host key that we gave it.
+
+    With no laptop, it deletes its pod with its API key at the deadline.
+    """
     reason = missing()
     if reason:
         pytest.skip(reason)
@@ -1001,7 +1007,7 @@ def real_keys() -> RunKeys:
 
 
 def host_key_of(runpod: RunPodProvider, identifier: str, clock: SystemClock) -> str:
-    """Return the host keys that the pod's sshd shows once it listens."""
+    """Return the output of ssh-keyscan for the pod's sshd, once it listens."""
     for _ in ticks(clock, 0.2, 12):
         address = runpod.read(identifier).address
         if address is not None:
@@ -1013,7 +1019,7 @@ def host_key_of(runpod: RunPodProvider, identifier: str, clock: SystemClock) -> 
 
 
 class TestTheEmulatorIsHonest:
-    """Tests of what a pod's guard relies on, and of what makes the emulator's costs believable."""
+    """Tests of the emulator: the calls that a pod's guard relies on, and the costs that it computes."""
 
     def own_key(self, cloud: RunPodEmulator, born: Instance, clock: VirtualClock) -> Http:
         headers = {"Authorization": f"Bearer {cloud.world.pods[born.id].key}"}

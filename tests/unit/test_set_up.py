@@ -1,4 +1,4 @@
-"""Tests of `make demo` and `make test` on an incomplete computer: they name what is missing and what installs it."""
+"""Tests of `make demo` and `make test` on an incomplete computer: they name what is missing and how to install it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEBIAN, FEDORA, MAC = 'NAME="Ubuntu"\nID_LIKE=debian\n', 'ID=rocky\nID_LIKE="rhe
 
 @pytest.fixture
 def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Return a function that returns the set-up's refusal of a system that lacks some programs."""
+    """Return a function that returns the message with which the set-up refuses a system without these programs."""
     spec = importlib.util.spec_from_file_location("set_up", VENV)
     assert spec is not None
     assert spec.loader is not None
@@ -86,7 +86,7 @@ def test_an_intel_mac_hears_what_works_without_pytorch(
 
 
 def test_native_windows_hears_of_wsl2_in_one_sentence() -> None:
-    """The check must come before the import of modules that Windows lacks."""
+    """gpurun must check for Windows before it imports modules that Windows lacks."""
     code = (
         "import signal, sys; sys.platform = 'win32'; sys.modules['fcntl'] = sys.modules['termios'] = None\n"
         "del signal.pthread_sigmask\n"

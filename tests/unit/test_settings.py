@@ -1,4 +1,4 @@
-"""Tests of a person's defaults: each is used, and a wrong one is blamed on the place where it is written."""
+"""Tests of a user's defaults: each is used, and the error about a wrong one names the place where it is written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Gpurun = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def gpurun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Gpurun:
-    """Return a function that runs a command line in its own folder and returns exit code and standard output."""
+    """Return a function that runs a command line in a fresh work folder, and returns exit code and standard output."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setattr("gpurun.planning.place.ready_providers", lambda home: [])
@@ -85,7 +85,7 @@ def test_a_wrong_setting_is_blamed_on_its_file_and_not_on_a_flag(
     [
         ("25", "90000", 25_000_000, "user file config.toml"),
         ("25", "24.5", 24_500_000, "project file gpurun.toml"),
-        ("", "90000", None, ""),  # A stranger's folder must not set what may be spent.
+        ("", "90000", None, ""),  # A folder from another person must not set what may be spent.
     ],
 )
 def test_a_cloned_repository_may_only_lower_the_cap(

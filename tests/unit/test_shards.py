@@ -69,7 +69,7 @@ def test_another_gpt2_tokenisers_shards_get_no_gpt2_words(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("is_text", [True, False])
 def test_less_than_a_batch_is_refused_at_home_as_prepare_does(tmp_path: Path, is_text: bool) -> None:
-    """Such data was once trained on, over and over within each step, on paid time."""
+    """Data smaller than a batch was once trained on, several times within each step, on paid time."""
     text = tmp_path / "text"
     text.write_text(LINES[:1000])
     places = {"cache": tmp_path / "cache", "say": lambda _: None}
@@ -90,7 +90,7 @@ def test_a_token_outside_the_vocabulary(tmp_path: Path) -> None:
 
 
 def test_a_model_with_fewer_tokens_than_its_tokeniser_is_refused(tmp_path: Path) -> None:
-    """The trainer refuses such a model whatever tokens occur, and once did so on paid time."""
+    """The trainer refuses such a model whichever tokens occur. gpurun must refuse it before it costs paid time."""
     folder = folder_of_shards(tmp_path / "s")
     assert refused(folder, vocab_size=96) == "data.vocabulary_larger"
     inspect(folder, tokenizer="char", vocab_size=97)
@@ -129,7 +129,7 @@ def of_another_kind(folder: Path, name: str, tokens: np.ndarray) -> dict[str, An
 
 @pytest.mark.parametrize("name", ["train.bin", "train.npy"])
 def test_nanogpt_and_build_nanogpt_shards_are_checked_throughout(tmp_path: Path, name: str) -> None:
-    """The trainer reads both kinds; gpurun once refused one, and did not check the tokens of the other."""
+    """The trainer reads both kinds of shards; gpurun must accept both and check all their tokens."""
     folder = folder_of_shards(tmp_path / "s")
     folder_of_shards(folder, train=[of_another_kind(folder, name, TOKENS)])
     assert inspect(folder, tokenizer="char", vocab_size=0).train_tokens == 300
@@ -270,7 +270,10 @@ def test_two_files_are_a_parallel_text_wherever_it_is_run(tmp_path: Path, monkey
 def test_a_prompt_the_trainer_would_refuse_is_refused_at_home(
     tmp_path: Path, recipe: str, prompt: str, says: str
 ) -> None:
-    """The rule covers text and finished shards; only GPT-2's tokeniser has a token to begin an empty prompt with."""
+    """Only GPT-2's tokeniser has a token to begin an empty prompt with.
+
+    The check holds for text and for finished shards.
+    """
     text = tmp_path / "text.txt"
     pairs = recipe == "annotated-transformer"
     lines = [f"the dog number {n}\tder Hund Nummer {n}\n" if pairs else f"abc {n}\n" for n in range(400)]
@@ -285,7 +288,7 @@ def test_a_prompt_the_trainer_would_refuse_is_refused_at_home(
 
 
 def test_a_path_in_the_place_of_a_name_is_told_where_paths_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Advice on a missing name is to make shards, which is impossible for a recipe of sentence pairs."""
+    """A recipe of sentence pairs cannot be prepared as shards, so the hint about a missing name must be --data."""
     monkeypatch.chdir(tmp_path)
     for name in ("own.en", "own.de"):
         (tmp_path / name).write_text("a dog\n")
@@ -298,7 +301,7 @@ def test_a_path_in_the_place_of_a_name_is_told_where_paths_go(tmp_path: Path, mo
 
 
 def test_shards_that_are_not_whole_are_never_taken_for_text(tmp_path: Path) -> None:
-    """The vocabulary beside such shards was once taken for text, and a run was planned that would have learned it."""
+    """The vocabulary beside incomplete shards was once taken for text, and a run was planned to train on it."""
     text = tmp_path / "text.txt"
     text.write_text(LINES)
     recipe = resolve(load_recipe("mini-gpt"), "rehearsal").record

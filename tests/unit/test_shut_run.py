@@ -1,4 +1,4 @@
-"""Tests of a run folder of another user (`sudo gpurun train`): it is reported, and the other runs stay usable."""
+"""Tests of a run folder that belongs to another user (`sudo gpurun train`): it is reported, and other runs work."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def shut(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def type_line(words: str, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any, str]:
-    """Run a verb with --json; return its exit code, its data and its errors."""
+    """Run a verb with --json; return its exit code, its data and the text of its errors."""
     patch.setattr(sys, "argv", ["gpurun", *words.split(), "--json"])
     code = run_app(build_app())
     answer = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Tests of DSSE envelopes and the signing key: one key whatever the race, and no silent replacement of a lost key."""
+"""Tests of DSSE envelopes and the signing key: one key even in a race, and no silent replacement of a lost key."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ _made: dict[int, Path] = {}
 
 
 def _keys(factory: pytest.TempPathFactory) -> Path:
-    """Return a folder whose key is shared by all examples of a property."""
+    """Return a folder for a key that all examples of a property test share."""
     return _made.setdefault(os.getpid(), factory.mktemp("keys"))
 
 
@@ -131,7 +131,7 @@ def test_the_key_is_private_and_made_once(tmp_path: Path) -> None:
 def test_who_loses_the_race_for_the_first_key_takes_the_winners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process makes its key after this process has found none and before it makes its own."""
+    """This process finds no key, and another one makes a key before this one does: both must use that key."""
     winners: list[Signer | None] = []
     generate = Ed25519PrivateKey.generate
 

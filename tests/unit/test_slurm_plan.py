@@ -37,7 +37,7 @@ def planned(*words: str) -> dict[str, Any]:
 
 
 def longest_s(plan: dict[str, Any]) -> int:
-    """Return the longest time from the start of the job to its end by Slurm, in seconds."""
+    """Return the seconds from the start of the job to its latest end by Slurm."""
     parts = ("boot_s", "setup_s", "ship_s", "train_s", "collect_s", "destroy_s", "kill_allowance_s")
     return sum(plan["lease"][part] for part in parts)
 
@@ -190,7 +190,7 @@ def test_what_the_shared_disk_shows_is_refused_before_queueing(
 
 
 def write_table(slurm: ScriptedSlurm, line: str) -> None:
-    """Write the cluster's table to the config with one line replaced."""
+    """Write the cluster's table to config.toml with one line replaced, and a price."""
     key = line.partition(" ")[0]
     kept = [one for one in slurm.table.splitlines() if not one.startswith(f"{key} ")]
     config = Home(Path(os.environ["GPURUN_HOME"])).config

@@ -1,4 +1,4 @@
-"""Tests that what a recipe needs beside torch 2.8 is known before a machine is rented, and is installed."""
+"""Tests that the packages that a recipe needs besides torch 2.8 are known before the rental, and are installed."""
 
 from __future__ import annotations
 

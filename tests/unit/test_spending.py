@@ -32,7 +32,7 @@ def home(tmp_path: Path) -> Home:
 
 
 class Dearer(CloudRun):
-    """A run whose price is found doubled ten minutes into its training."""
+    """A run whose price doubles ten minutes into its training."""
 
     def until_dearer(self) -> Dearer:
         self.write(self.opened(), self.intended(), self.created())
@@ -47,7 +47,7 @@ class Dearer(CloudRun):
 
 
 def shown(run: CloudRun, now: float) -> dict[str, Micros | None]:
-    """Return what the live view, the notices and the ledger each say that a run has cost at a moment."""
+    """Return the cost of a run at a moment as the live view, the notices and the ledger each show it."""
     screen = Screen(samples.plan(offer=samples.offer(rate_micros_per_hour=1)), _reckon)
     screen.update(run.journal.records, [], [])
     cap = samples.plan(cap_micros=Micros(1))
@@ -60,7 +60,7 @@ def _reckon(records: Any, now: float) -> Micros:
 
 
 def test_a_risen_price_is_in_every_figure_while_it_runs(home: Home) -> None:
-    """`ps` once said $21.52 instead of $25.02, because its own computation did not know of the higher price."""
+    """`ps` once said $21.52 instead of $25.02, because it computed the cost separately and without the risen price."""
     run = Dearer(home).until_dearer()
     run.clock.sleep(1800)
     request = next(record for record in run.journal.records if record.event is Event.CREATE_INTENDED)
@@ -81,7 +81,7 @@ def test_all_say_the_same_as_the_receipt_once_it_is_over(home: Home) -> None:
 
 
 def test_a_machine_its_timer_ended_costs_no_more_beside_another(home: Home) -> None:
-    """The live view once counted up to the proof of death, hours later: $42.55 instead of $28.98."""
+    """The live view once counted to the proof of death, hours after the timer's end: $42.55 instead of $28.98."""
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created())
     run.clock.sleep(8 * 3600)
@@ -122,7 +122,7 @@ def test_a_figure_says_what_it_is(home: Home, is_watched: bool, more: dict[str, 
 
 
 def test_ps_calls_what_nobody_watched_a_bound(tmp_path: Path) -> None:
-    """`ps` once showed this cost without saying that it is a bound, although the machine may have ended long before."""
+    """`ps` must mark this cost as a bound, because the machine may have ended long before."""
     home = unpacked("timer", tmp_path)
     sight = look_at_run(home, "fox-41")
     row = run_row(sight, sight.records[-1].wall)
@@ -131,7 +131,7 @@ def test_ps_calls_what_nobody_watched_a_bound(tmp_path: Path) -> None:
 
 
 def test_the_audits_column_calls_a_bound_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The bound once stood in a column named MEASURED."""
+    """A bound once stood in the audit's column MEASURED."""
     home = unpacked("timer", tmp_path)
 
     def typed(*words: str) -> str:
@@ -147,7 +147,7 @@ def test_the_audits_column_calls_a_bound_one(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_receipt_says_measured_only_of_what_was_seen_to_end(home: Home) -> None:
-    """The JSON once said `measured` beside "at most"."""
+    """A receipt once had `measured` in its JSON beside the words "at most"."""
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created()).play(run.through_training())
     extra = {"token": run.token, "id": "pod-2", "message": "a second one"}

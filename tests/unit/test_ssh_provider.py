@@ -1,4 +1,4 @@
-"""Tests of the user's own box: its name has one form, it serves one run at a time, and gpurun cannot end it."""
+"""Tests of the user's own box: its name has one form, the box serves one run at a time, and gpurun cannot end it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of weights to start from: they lie beside the shards, are shipped and counted, and are refused if unfit."""
+"""Tests of weights to start from: they are beside the shards, are uploaded and counted, and are refused if unfit."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ MODERN = {"preset": "modern", "bias": False, "tied": False}
 def test_weights_of_another_kind_of_network_are_refused_at_home(
     shards: Path, held: dict[str, Any], wishes: list[str], words: str
 ) -> None:
-    """These weights have the recipe's shapes, but the trainer refuses them because of their names or their values."""
+    """The weights have the recipe's shapes, but other names or values: gpurun must refuse them, as the trainer does."""
     path = shards / "gpt2" / "model.safetensors"
     model = GPT(ModelConfig(**SHAPE | {"vocab_size": 64} | held))
     for name, tensor in model.state_dict().items():
@@ -207,7 +207,7 @@ def test_weights_of_another_kind_of_network_are_refused_at_home(
 
 
 def test_weights_the_trainer_fits_to_the_network_are_accepted(shards: Path) -> None:
-    """Biases of zero, as in an export, a head equal to the embedding, causal masks and a missing head are accepted."""
+    """Accept zero biases, as in an export, a head equal to the embedding, causal masks, and a missing head."""
     path = shards / "gpt2" / "model.safetensors"
     state = GPT(ModelConfig(**SHAPE | {"vocab_size": 30})).state_dict()
     for name, tensor in state.items():
@@ -258,14 +258,14 @@ def test_text_has_no_folder_in_which_weights_could_lie(shards: Path) -> None:
 
 
 def tied_state() -> dict[str, torch.Tensor]:
-    """Return a GPT-2 as transformers holds it: the head is the embedding, and one weight is stored transposed."""
+    """Return the state of a GPT-2 as transformers has it: the head is the embedding, and one weight is transposed."""
     state = GPT(ModelConfig(**SHAPE | {"vocab_size": 30})).state_dict()
     name = "h.0.attn.c_proj.weight"
     return state | {"lm_head.weight": state["wte.weight"], name: state[name].t().contiguous().t()}
 
 
 def in_parts(folder: Path, kind: str) -> list[str]:
-    """Write weights in two parts with their index, as transformers writes large ones; return the parts' names."""
+    """Write weights in two parts with an index, as transformers writes large weights; return the parts' names."""
     state, names = tied_state(), [f"{kind}-{part:05d}-of-00002" for part in (1, 2)]
     ending = "safetensors" if kind == "model" else "bin"
     for name, held in zip(names, (list(state)[::2], list(state)[1::2]), strict=True):

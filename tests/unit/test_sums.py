@@ -1,4 +1,4 @@
-"""Tests that keys that contradict each other are refused before a machine is rented, by the trainer's own schema."""
+"""Tests that the trainer's own schema refuses contradictory recipe keys before a machine is rented."""
 
 from __future__ import annotations
 

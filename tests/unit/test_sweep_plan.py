@@ -1,4 +1,4 @@
-"""Tests of the plan of a sweep: how many trials share a card, what the cap pays for, and what is refused."""
+"""Tests of a sweep's plan: how many trials share a card, what the cap pays for, and what gpurun refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the program that runs a sweep's trials on the machine: no trial runs twice, whatever ends."""
+"""Tests of the program that runs a sweep's trials on the machine: no trial runs twice, even after a kill."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WORDS = ["{python}", "train.py", "--lr", "{lr}", "--width", "{width}"]
 
 
 class Machine:
-    """A folder laid out like that of a run on its machine, in which sweeps run one after the other."""
+    """The folder of a run as it is on its machine, in which sweeps run one after the other."""
 
     def __init__(self, root: Path) -> None:
         self.bundle, self.out = root / "bundle", root / "out"
@@ -168,7 +168,7 @@ def test_a_trial_that_falls_behind_ends_at_once(machine: Machine) -> None:
 
 
 def test_a_stop_prefers_a_finished_trial_to_a_better_one(machine: Machine) -> None:
-    """A stop once deleted the first trial's weights for a second trial with a lower loss but no weights yet."""
+    """A stop once deleted a finished trial's weights for a trial with a lower loss but without weights."""
     child = machine.begins(argv=[*WORDS, "--steps", "40", "--pause", "0.05"])
     until(lambda: any(event["trial"] == 2 and (event["loss"] or 9) < 2 for event in machine.events()))
     child.send_signal(signal.SIGTERM)
@@ -261,7 +261,7 @@ def test_a_machine_without_optuna_draws_by_chance_and_says_so(machine: Machine) 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Yield a disk of 16 MB."""
+    """Yield a disk of 16 MB; skip the test without the right to mount one."""
     (disk := tmp_path / "disk").mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", disk], capture_output=True).returncode:
         pytest.skip("only root may mount a small disk")

@@ -65,7 +65,7 @@ def test_what_has_another_form_is_none(text: str) -> None:
 
 
 def _seen_at(cloud: str, token: str, run: str, deadline: str) -> tuple[str, str, float | None]:
-    """Return token, run and deadline as a cloud's reader takes them from a machine with these tags."""
+    """Return token, run and deadline as this cloud's reader reads them from a machine with these tags."""
     if cloud == "runpod":
         env = {"GPURUN_TOKEN": token, "GPURUN_RUN": run, "GPURUN_DEADLINE": deadline}
         pod = pods.parse_pod({"id": "p1", "name": token, "env": env, "status": "RUNNING"})

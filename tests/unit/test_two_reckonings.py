@@ -1,6 +1,6 @@
-"""Tests that a receipt and the audit, which compute the same figures separately, never differ.
+"""Tests that a receipt and the audit, which compute the same figures with separate code, never differ.
 
-One of them once rounded its seconds and the other did not, so every run with a risen price was called a forgery.
+Only one of them once rounded its seconds, so every run with a risen price was called a forgery.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def journal(seed: int, rules: int = RULES) -> list[Record]:
 
 
 def unlike(seed: int, folder: RunFolder, rules: int = RULES) -> list[str]:
-    """Return the figures in which the two differ for a drawn journal, and what other rules hold against its receipt."""
+    """Return the differences between receipt and audit for a random journal, and the rules that the receipt breaks."""
     records = journal(seed, rules)
     made = build_statement(folder, records, head="", seq=1, prev="", keyid=None)
     found = list(find_differences(money_and_death(records), made["predicate"], "predicate", keys="expected"))
@@ -67,6 +67,6 @@ def test_both_keep_to_the_rules_by_which_a_run_was_opened(tmp_path: Path) -> Non
 
 
 def test_the_drawn_journals_have_all_that_bears_on_money(tmp_path: Path) -> None:
-    """If the drawn journals lacked these cases, the comparison would prove nothing."""
+    """If the random journals lacked one of these cases, the comparison would prove nothing about it."""
     text = str([money_and_death(journal(seed)) for seed in range(300)])
     assert [word for word in SEEN if word not in text] == []

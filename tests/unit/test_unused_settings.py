@@ -1,4 +1,4 @@
-"""Tests that a plan names the settings for text that cannot act on finished shards, and names no others."""
+"""Tests that a plan names exactly the settings for text that have no effect on finished shards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def own_recipe(folder: Path, data: str) -> Path:
-    """Write the recipe of mini-gpt with this line in place of its `limit_mb`, and return its path."""
+    """Write mini-gpt's recipe with this line instead of its `limit_mb`, and return its path."""
     text = Path(load_recipe("mini-gpt").path).read_text()
     path = folder / "own.toml"
     path.write_text(text.replace("limit_mb = 4            # more than the training reads", data))

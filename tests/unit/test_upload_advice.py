@@ -1,4 +1,4 @@
-"""Tests of a plan's advice on files that a command will miss on the machine, and on the flag that uploads them."""
+"""Tests of a plan's advice on files that a command would miss on the machine, and on the flag that uploads them."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def test_a_failure_is_told_with_its_cure(nano: Path, words: str, cure: str) -> N
 
 
 def wheel(place: Path, name: str) -> Path:
-    """Write the smallest distribution that pip can install without a network, and return its path."""
+    """Write the smallest wheel that pip can install without a network, and return its path."""
     path, info = place / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as content:
         content.writestr(f"{name}_module.py", "figure = 41\n")
@@ -430,7 +430,7 @@ def test_nothing_is_uploaded_where_there_is_no_folder() -> None:
 def test_a_machine_needs_only_what_the_command_cannot_bring(
     tmp_path: Path, argv: tuple[str, ...], text: str, needed: tuple[str, ...]
 ) -> None:
-    """A missing import ends a rental; `uv run`, and a `bash run.sh` that runs pip, once lost theirs for nothing."""
+    """A missing import ends the rental, but not if the command installs it: `uv run`, or a script that runs pip."""
     (tmp_path / "train.py").write_text(text)
     (tmp_path / "run.sh").write_text("pip install no_such_module\npython train.py\n")
     command = Command(argv=argv, folder=str(tmp_path))

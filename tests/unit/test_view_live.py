@@ -222,7 +222,7 @@ def test_what_it_says_in_words() -> None:
 
 
 def closed(outcome: str, exit_code: int, files: list[dict[str, object]]) -> str:
-    """Return the last screen of a run that had saved step 2250, after these files came home."""
+    """Return the last screen of a run that had saved step 2250 and downloaded these files."""
     screen, now = samples.rented_screen()
     notes = [
         (Event.TRAIN_OBSERVED, {"outcome": outcome, "reason": outcome, "message": "the instance is gone"}),
@@ -381,7 +381,7 @@ def test_no_byte_of_escape_in_a_pipe() -> None:
 
 
 def test_the_worst_case_of_a_later_machine_is_that_of_its_own_lease() -> None:
-    """The first plan's candidate for the same offer has a longer lease, which the cap no longer pays for."""
+    """A later machine has a shorter lease than the first plan gave to its offer, as less of the cap is left."""
     screen, now = samples.rented_screen()
     leg = {"number": 2, "plan": "legs/1.json", "plan_sha256": samples.SHA, "step": 2250}
     leg |= {"spent_micros": usd("4.31"), "left_micros": usd("7.69")}

@@ -1,4 +1,4 @@
-"""Tests of output without a terminal: one line an event, fewer metrics, a sign of life, and no heavy imports."""
+"""Tests of output without a terminal: one line per event, fewer metrics, a sign of life, and no heavy imports."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_wall_clock_that_jumps_back_silences_nothing() -> None:
 
 
 def test_tables_and_screens_need_neither_rich_nor_pydantic() -> None:
-    """Only plain lines, the live view and the audit's table may need pydantic, because they read journals."""
+    """Only views that read journals may import pydantic: plain lines, the live view and the audit's table."""
     code = (
         "import sys\nfrom gpurun.view import envelope, error_text, list_tables\n"
         "from gpurun.view import plan_screen, receipt_screen\n"
@@ -101,7 +101,7 @@ def test_tables_and_screens_need_neither_rich_nor_pydantic() -> None:
 
 
 def test_a_machine_that_does_not_answer_is_not_said_to_work() -> None:
-    """A silent machine was once reported as "still at it" for hours, while it was paid for."""
+    """gpurun once said "still at it" for hours about a silent machine that was paid for."""
     view = PlainView()
     message = "the machine k3x9 has not answered since 04:50 UTC; runpod says that it runs; it costs $2.49/h"
     silent = samples.record(9, Event.INCIDENT, NOW, {"code": "machine.silent", "message": message})

@@ -1,4 +1,4 @@
-"""Tests of `train --detach`, which waits for the machine, and `wait`, which waits for the end; a run needs neither."""
+"""Tests of `train --detach`, which waits for the machine, and of `wait`, which waits for the end of the run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def awaited(run: CloudRun, clock: VirtualClock | None = None) -> Result:
 
 
 class Eventful(VirtualClock):
-    """A clock that calls a function in its tenth pause, and fails in its hundredth."""
+    """A clock that calls `what` in its tenth pause, and fails in its hundredth."""
 
     def __init__(self, what: object) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_a_detached_train_returns_just_when_its_machine_is_ready(driven: CloudRu
 
 
 def test_a_dead_supervisors_machine_may_be_billing_and_says_so(created: CloudRun) -> None:
-    """gpurun once said only that the run continues, while no supervisor drove it and the machine was billed."""
+    """gpurun once said only that the run continues, although no supervisor drove it and its machine was billed."""
     left = awaited(created)
     assert left.exit_code is ExitCode.MAY_BE_BILLING
     assert "fox-41" in left.errors[0].what

@@ -42,7 +42,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def sight_of(home: Home, phase: Phase, *, provider: str = "runpod", address: Address | None = AT, **more: Any) -> Sight:
-    """Return the sight of a run at this phase, with a machine of this provider if the phase has one."""
+    """Return the view of a run in this phase, with a machine of this provider if the phase has one."""
     folder = home.run("fox-41")
     if not folder.path.exists():
         make_run(home)
@@ -61,7 +61,7 @@ def way(sight: Sight, home: Home) -> WayIn:
 
 
 def resolved(config: Path, alias: str) -> dict[str, str]:
-    """Return the settings that OpenSSH itself reads from an entry."""
+    """Return the settings that OpenSSH itself reads from this entry."""
     shown = subprocess.run(["ssh", "-G", "-F", str(config), alias], capture_output=True, text=True, check=True).stdout
     return dict(line.split(" ", 1) for line in shown.splitlines() if " " in line)
 

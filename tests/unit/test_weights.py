@@ -1,4 +1,4 @@
-"""Tests of `gpurun sample` and `gpurun export`: only a checkpoint that is at home is given to the trainer."""
+"""Tests of `gpurun sample` and `gpurun export`: the trainer gets only a checkpoint that is at home."""
 
 from __future__ import annotations
 
@@ -204,7 +204,10 @@ def test_one_argument_of_export_is_the_folder_for_the_usual_run(
 
 
 def test_in_a_home_that_was_moved_the_runs_own_data_is_found(session: Session, folder: RunFolder) -> None:
-    """The plan still names the folder where the data was before the move."""
+    """After a move of the home, the plan still names the data's old folder.
+
+    gpurun must find the data in the run's folder.
+    """
     plan, old = json.loads(folder.plan.read_text()), "/gone/gpurun/runs/fox-41/data"
     folder.plan.write_text(json.dumps(plan | {"data": plan["data"] | {"folder": old}}))
     argv = sample(session, run="fox-41", prompt="a", checkpoint="best").data["argv"]

@@ -85,7 +85,7 @@ class Call:
         self.set_form(kept)
 
     def set_form(self, form: dict[str, str]) -> None:
-        """Replace the form, also in the body that moto will read."""
+        """Replace the request's form parameters, and rebuild the body that moto parses from them."""
         self.form = form
         body = urlencode(form).encode()
         self.environ["wsgi.input"] = io.BytesIO(body)

@@ -152,7 +152,7 @@ def terminate_instances(call: Call, world: World, rules: Rules, pass_on: PassOn,
 
 @answers("DeleteSecurityGroup")
 def delete_security_group(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: bool) -> Reply:
-    """Delete the group, unless a network card of an instance that is not terminated uses it."""
+    """Delete the group, unless a living instance's network card uses it. With `lie`, claim it without deleting it."""
     for instance in world.alive:
         for card in world._inner(instance).nics.values() if instance.region == call.region else ():
             if call.form.get("GroupId") in {group.id for group in card.group_set}:

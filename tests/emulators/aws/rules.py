@@ -18,8 +18,9 @@ _DENIED = {"ec2": "UnauthorizedOperation", "sts": "AccessDenied", "iam": "Access
 class Rules:
     """The settings of an account.
 
-    `denied` holds IAM actions, such as `ec2:RunInstances`, or `ec2:RunInstances@us-west-2` for one region. `sold_out`
-    holds machine types, such as `p4d.24xlarge`, or `p4d.24xlarge@us-east-1a` for one zone. Quotas are vCPUs by code.
+    `denied` holds IAM actions, such as `ec2:RunInstances`, or `ec2:RunInstances@us-west-2` for one region.
+    `sold_out` holds machine types, such as `p4d.24xlarge`, or `p4d.24xlarge@us-east-1a` for one zone. `quotas` maps
+    each quota code to the vCPUs that it allows.
     """
 
     regions: list[str] = field(default_factory=lambda: ["us-east-1", "us-west-2", "eu-west-1"])

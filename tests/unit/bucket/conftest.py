@@ -20,7 +20,7 @@ def bucket(s3: S3Emulator) -> Bucket:
 
 
 def shard(folder: Path, name: str, size: int, seed: int = 1) -> PackedFile:
-    """Write a file that does not compress below half, because S3 demands pieces of certain sizes; return it."""
+    """Write a file that does not compress, because S3 demands pieces of a minimum size; return it."""
     folder.mkdir(exist_ok=True)
     (folder / name).write_bytes(random.Random(seed).randbytes(size))
     return next(file for file in survey({"data": folder}).files if file.name == f"data/{name}")

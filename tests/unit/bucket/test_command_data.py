@@ -1,4 +1,4 @@
-"""Tests that a command's --data in a bucket is downloaded whole by the user's keys before it is uploaded."""
+"""Tests that a command's --data in a bucket is first downloaded here, with the user's keys, and then uploaded."""
 
 from __future__ import annotations
 

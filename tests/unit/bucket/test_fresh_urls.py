@@ -1,4 +1,4 @@
-"""Tests of a machine's upload URLs, which the watching laptop renews in time and without harm to the training."""
+"""Tests of a machine's upload URLs: the laptop renews them in time, and without harm to the training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLACE = "gpt/runs/fox-41/gr-1"
 
 
 class Waiting(SystemClock):
-    """A clock that sleeps in no time; its wall time stays right, because S3 checks the time of signatures."""
+    """A clock whose sleeps take no time. Its wall time stays right, because S3 checks the time of signatures."""
 
     slept_s = 0.0
 
@@ -38,7 +38,7 @@ class Waiting(SystemClock):
 
 
 class Machine:
-    """A far side that keeps the orders that it was given, and can be out of reach."""
+    """A far side that records the push orders that it gets, and can be unreachable."""
 
     def __init__(self) -> None:
         self.orders: list[dict[str, Any]] = []
@@ -129,7 +129,7 @@ def test_fresh_urls_come_as_often_as_the_key_wants(
 def test_a_key_renewed_in_its_file_is_used_once_the_old_ended(
     s3: S3Emulator, clock: Waiting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A person may sign in again each morning, while the laptop watches for days."""
+    """The user may sign in again each morning while the laptop watches for days: the new key must be used."""
     key_file = tmp_path / "credentials"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(key_file))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

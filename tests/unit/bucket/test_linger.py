@@ -1,4 +1,4 @@
-"""Tests of a machine after its training that no client asks: it ends itself only if its checkpoints are in the bucket.
+"""Tests of a machine that no client polls after its training: it ends itself only if its checkpoints are in the bucket.
 
 The tests use a real keeper under the real agent, a guard's clock in a real shell, and a bucket; all waits are short.
 """
@@ -40,7 +40,7 @@ os.replace("m", "../out/MANIFEST.json")
 
 
 class Rented:
-    """A machine with an agent and a timer, which leaves the file `over` in its folder instead of ending the machine."""
+    """A machine with an agent and a timer. At its end it writes the file `over` instead of powering off."""
 
     def __init__(self, folder: Path, bucket: Bucket) -> None:
         self.root, self.timer = folder / "run", folder / "guard"
@@ -121,7 +121,7 @@ def test_a_machine_that_was_not_told_stays(rented: Rented) -> None:
 
 
 def test_a_machine_without_a_checkpoint_is_kept(rented: Rented) -> None:
-    """The machine's log says why there is no checkpoint, and exists nowhere else."""
+    """The log says why there is no checkpoint, and only the machine has the log."""
     rented.lingers("raise SystemExit(3)\n")
     assert not rented.over_within(LINGER_S + 3.0)
     assert "deadline" in rented.log

@@ -15,7 +15,7 @@ from tests.emulators.s3 import S3Emulator
 
 
 class Sending:
-    """An upload whose tries take ten minutes each and break, except the last one; each sends some bytes or none."""
+    """An upload whose tries take ten minutes and break, except for the last. Each try sends `sent_bytes` bytes."""
 
     def __init__(self, clock: VirtualClock, *, tries: int, sent_bytes: int) -> None:
         self.clock, self.tries, self.sent_each, self.sent_bytes = clock, tries, sent_bytes, 0
@@ -62,7 +62,10 @@ def raised(ask: Callable[[], object]) -> type[GpurunError]:
 def test_what_passes_is_waited_for_and_what_does_not_is_refused(
     s3: S3Emulator, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, status: int, code: str, kind: type[GpurunError]
 ) -> None:
-    """S3 reports a slow line with status 400; other services report too many requests with 429."""
+    """S3 reports a slow line with status 400, and other services report too many requests with 429.
+
+    Both can be retried.
+    """
     monkeypatch.setattr(bucket, "_waits", (5, 60, 1))
     s3.fail(1, status, code)
     assert raised(lambda: bucket.put("team/gpt/x", b"x")) is kind

@@ -1,4 +1,4 @@
-"""Tests of a machine that pulls staged files by URLs that expire, verifies all bytes, and leaves the rest to SSH."""
+"""Tests of a machine that pulls staged files: their URLs expire, all bytes are verified, and SSH sends the rest."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES = {"train_1.bin": 9 << 20, "train_2.bin": 3 << 20, "same.bin": 3 << 20, "s
 
 
 class Shipping:
-    """Files on this computer, the large ones of which are staged, and a machine with an agent."""
+    """Files on this computer, of which the large ones are staged, and a machine with an agent."""
 
     def __init__(self, folder: Path, bucket: Bucket) -> None:
         self.data, self.bucket, self.box = folder / "data", bucket, folder / "box"
@@ -56,7 +56,7 @@ class Shipping:
         return self.came
 
     def ship(self) -> int:
-        """Send the rest over SSH, assert that all files are there, and return the number of bytes sent."""
+        """Send over SSH what was not pulled, assert that all files arrived, and return the number of bytes sent."""
         self.pack.known.update({file.name: file.sha256 for file in self.staged})
         shipped = self.far.unpack(self.pack)
         assert shipped.files == len(SIZES)
@@ -147,7 +147,7 @@ def test_an_altered_object_fails_by_part_and_ssh_brings_the_file(s3: S3Emulator,
 
 
 def test_a_pulled_part_takes_no_room_beside_the_file_sent_by_ssh(s3: S3Emulator, shipping: Shipping) -> None:
-    """The machine's disk is rented for one copy of the shards, not for two."""
+    """The rented disk has room for only one copy of the shards, so the part is deleted before SSH sends the file."""
     s3.alter(shipping.key_of("train_1.bin"))
     shipping.pull()
     (partial,) = (shipping.box / ".pulled").glob("*.part")
@@ -254,7 +254,7 @@ def test_what_is_no_digest_names_no_file_over_there(digest: str, tmp_path: Path)
 
 
 class Claiming:
-    """A machine that reports files for which it was not asked."""
+    """A machine that reports files that it was not told to pull."""
 
     def ask(
         self, verb: str, *options: str, stdin: Iterable[bytes], sink: Sink, site: bool, timeout_s: float

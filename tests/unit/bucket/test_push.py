@@ -1,4 +1,4 @@
-"""Tests of a machine that pushes checkpoints by prepared URLs: its list names only what is there, and is signed."""
+"""Tests of a machine that pushes checkpoints to prepared URLs: its signed list names only what is in the bucket."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SLOT_BYTES = 2 << 20
 
 
 class Trainer:
-    """The run folder of an instance, whose checkpoints are saved like the trainer's and pushed on demand."""
+    """A machine's run folder, whose checkpoints are saved as the trainer saves them and pushed on demand."""
 
     def __init__(self, root: Path, bucket: Bucket) -> None:
         self.root, self.bucket = root, bucket
@@ -47,7 +47,7 @@ class Trainer:
         (self.root / "agent" / "push.json").write_text(json.dumps({**json.loads(order), **changes}))
 
     def save(self, *steps: int, size: int = 5 << 20) -> dict[str, bytes]:
-        """Save these checkpoints alone and return their files by name; the weights are larger than a slot."""
+        """Save these checkpoints and remove others; return the files by name. The weights are larger than a slot."""
         files, contents = [], {}
         for old in (self.root / "out" / "checkpoints").iterdir():
             if int(old.name[:6]) not in steps:
@@ -69,7 +69,7 @@ class Trainer:
         return read_pushed(self.bucket, PLACE, run="fox-41", key=KEY, most_bytes=1 << 40)
 
     def brought(self, into: Path) -> dict[str, bytes]:
-        """Download everything that the list names."""
+        """Download every file that the pushed list names, and return the files by name."""
         found = self.pushed()
         assert found is not None
         for file in found.manifest.files:
@@ -105,7 +105,7 @@ def test_what_is_there_already_is_not_pushed_again(s3: S3Emulator, trainer: Trai
 
 
 def test_all_is_there_once_the_last_list_has_latest_and_best(trainer: Trainer) -> None:
-    """A machine that hears from no client any more ends itself when this is true."""
+    """`has_all` must be exact, because a machine that no client polls ends itself once it is true."""
     assert not trainer.pusher.has_all()
     trainer.save(10, 20, size=1 << 20)
     assert not trainer.pusher.has_all()
@@ -223,7 +223,7 @@ def test_whatever_ends_the_sending_of_a_slot_no_list_promises_it(trainer: Traine
 def test_a_machine_without_a_spare_thread_pushes_slot_by_slot(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A container may limit the number of processes, and the trainer's loaders may have them all."""
+    """A container may limit its processes, and the trainer's loaders may use all of them: the push needs no thread."""
     refused: list[int] = []
 
     class Scarce(threading.Thread):
@@ -288,7 +288,7 @@ NOWHERE = {"name": "samples/a.txt", "bytes": 0, "sha256": hashlib.sha256().hexdi
 def test_a_signed_list_that_makes_no_sense_is_not_believed(
     trainer: Trainer, bucket: Bucket, change: dict[str, Any]
 ) -> None:
-    """Even a machine that has the key must not be trusted."""
+    """A machine has the key, but may be hostile: a signed list must be checked like any other."""
     trainer.save(10)
     trainer.pusher.push()
     signed = (bucket.get(push_slots.head_key(PLACE), 1 << 20) or b"").partition(b"\n")[2]
@@ -331,7 +331,7 @@ def test_names_that_lead_elsewhere_are_not_pushed(s3: S3Emulator, trainer: Train
 
 @pytest.fixture
 def watching(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pusher]:
-    """Yield a pusher at work on its thread, as in the keeper, with short pauses."""
+    """Yield a pusher that works on its thread, as in the keeper, with short pauses."""
     monkeypatch.setattr(s3_push, "LOOK_S", 0.02)
     monkeypatch.setattr(s3_push, "AGAIN_S", 0.02)
     pusher = s3_push.begin_push(str(trainer.root))

@@ -1,4 +1,4 @@
-"""Tests that very many small files of a command go to the bucket in few objects and come home in few requests."""
+"""Tests that many small files of a command take few objects in the bucket, and few requests to download."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLACE, KEY, SLOT_BYTES = "team/gpt/runs/fox-41/gr-1", "k" * 64, 1 << 20
 
 
 class Command:
-    """The run folder of a machine, with the files that a command has left there."""
+    """A machine's run folder, with the files that a command has written."""
 
     def __init__(self, root: Path, bucket: Bucket) -> None:
         self.root, self.bucket, self.files = root, bucket, dict[bytes, bytes]()
@@ -50,7 +50,7 @@ class Command:
         self.pusher.push()
 
     def brought(self, into: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[bytes, bytes], int]:
-        """Download what was pushed; return the files by name, and the number of requests."""
+        """Download the pushed files; return them by name, with the number of requests."""
         pushed = read_pushed(self.bucket, PLACE, run="fox-41", key=KEY, most_bytes=1 << 40)
         assert pushed is not None
         assert pushed.left_out == ()
@@ -84,7 +84,7 @@ def test_many_small_files_travel_in_few_objects_and_requests(
 def test_small_files_in_sequence_never_use_up_the_slots(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each push once took a slot for its new files, so nothing more was uploaded after 128 pushes."""
+    """Each push once took a slot for its new files, so after 128 pushes no file could be uploaded."""
     command = Command(tmp_path / "box", bucket)
     for number in range(push_slots.SLOTS + 12):
         command.leaves({b"step %d.json" % number: b"{}" * number})
@@ -94,7 +94,7 @@ def test_small_files_in_sequence_never_use_up_the_slots(
 def test_a_restarted_keeper_keeps_all_that_its_last_list_names(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The keeper was killed after its list was uploaded and before it could note that."""
+    """The keeper was killed after it uploaded its list and before it noted that: no listed file must be overwritten."""
     command = Command(tmp_path / "box", bucket)
     command.leaves({b"a": b"a" * 1000})
     monkeypatch.setattr(Pusher, "note", lambda self, state: None)

@@ -1,4 +1,4 @@
-"""Tests of staging: a file goes to a bucket once despite cuts, and what S3 refuses is reported by its name."""
+"""Tests of staging: a file is uploaded once despite cuts, and a refusal of S3 is reported by its name."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_upload_of_several_pieces_goes_on_where_it_was_cut(s3: S3Emulator, bu
 
 
 def test_equal_pieces_are_sent_where_required_even_after_a_cut(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
-    """Cloudflare R2 demands equal pieces, except for a smaller last one, and says so only after all are sent."""
+    """Cloudflare R2 demands equal pieces (the last may be smaller), and reports a violation only at the end."""
     s3.wants_equal_pieces = True
     file = words(tmp_path / "data")
     cut(bucket, file, tmp_path / "notes", after_bytes=10 << 20)
@@ -87,7 +87,7 @@ def test_pieces_of_two_compressors_are_not_mixed(
 
 
 def words(folder: Path) -> PackedFile:
-    """Return a file whose parts compress by different amounts, so that no two are equally long when sent."""
+    """Return a file whose pieces compress differently, so that no two of them have equal sizes in the upload."""
     folder.mkdir()
     dense = random.Random(1).randbytes(19 << 20)
     parts = (dense[start : start + (1 << 20)] for start in range(0, len(dense), 1 << 20))
@@ -199,7 +199,7 @@ def test_notes_of_an_upload_that_s3_forgot_are_worth_nothing(s3: S3Emulator, buc
 
 
 def test_an_upload_that_s3_has_ended_meanwhile_is_begun_anew(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
-    """A lifecycle rule may end an unfinished upload, or a person who tidies up."""
+    """A lifecycle rule or a user may end an unfinished upload: it must then start again."""
     file = shard(tmp_path / "data", "big.bin", 18 << 20)
     digests = digests_of(file, lambda: None)
     with pytest.raises(BucketLost, match="NoSuchUpload"):
@@ -225,7 +225,7 @@ def test_a_replaced_object_is_not_taken_for_the_file_but_resent(s3: S3Emulator, 
 def test_an_archived_object_is_staged_again_before_a_pull_fails(
     s3: S3Emulator, bucket: Bucket, tmp_path: Path, stored: str, is_there: bool
 ) -> None:
-    """The object has the right size and tag, but reading it would take hours."""
+    """An archived object has the right size and tag, but reading it would take hours: it must be staged again."""
     file = shard(tmp_path / "data", "a.bin", 1 << 20)
     index = put(bucket, file, tmp_path / "notes")
     s3.objects.get_object("shards", objects.data_key(bucket, index.sha256))._storage_class = stored
@@ -251,7 +251,7 @@ def test_what_was_brought_back_from_an_archive_is_there(
 
 
 def test_the_index_of_another_file_is_not_taken_for_this_ones(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
-    """A person who can write to the bucket could put one shard in the place of another, with its index."""
+    """Anyone who can write to the bucket could replace a shard by another one, together with its index."""
     files = [shard(tmp_path / "data", f"{seed}.bin", 1 << 20, seed) for seed in (1, 2)]
     ours, other = (put(bucket, file, tmp_path / "notes") for file in files)
     for key in (objects.index_key, objects.data_key):
@@ -364,7 +364,7 @@ def test_credentials_are_found_by_the_sdk_alone() -> None:
 def test_two_threads_that_ask_first_at_once_make_one_client(
     s3: S3Emulator, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not safe to make a client in two threads."""
+    """boto3 cannot safely make a client in two threads, so the second thread must wait."""
     made: list[object] = []
     session = boto3.session.Session()
     client, other = session.client, threading.Thread(target=bucket.look)
@@ -396,7 +396,7 @@ class Quiet(WSGIRequestHandler):
 def test_a_server_that_is_not_s3_is_named_and_given_nothing(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, status: int, page: bytes
 ) -> None:
-    """Such a server may be a gateway, or the port of a service's console."""
+    """Behind the URL may be a gateway, or the console of an S3 service: the refusal must say that it is not S3."""
 
     def answers(_: object, start_response: Callable[..., object]) -> list[bytes]:
         start_response(f"{status} -", [("Content-Type", "text/html"), ("Content-Length", str(len(page)))])

@@ -1,4 +1,4 @@
-"""A helper of test_documents.py and other tests."""
+"""A helper of test_documents.py and other tests that reads a file in parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpurun.data.sources import open_source
 
 
 def in_parts(path: Path, cuts: list[int], layout: Layout = AS_FOUND) -> list[str]:
-    """Return the documents of a file that is read in parts, divided at these byte offsets."""
+    """Return the documents of a file that is divided at these byte offsets and read part by part."""
     (file,) = open_source(str(path), layout, lambda _: None, val_fraction=0.1).files
     places = sorted({0, *(cut % file.text_bytes for cut in cuts), file.text_bytes})
     found = []

@@ -25,7 +25,7 @@ LONG = 300
 
 
 def megabytes(head: bytes = b"", tail: bytes = b"") -> Iterator[bytes]:
-    """Yield `LONG` blocks of one letter, between a head and a tail."""
+    """Yield `head`, then `LONG` blocks of one letter, then `tail`."""
     yield head
     yield from (LETTERS for _ in range(LONG))
     yield tail

@@ -1,4 +1,4 @@
-"""Tests of CORE's bundle as token ids: it asks what nanochat asks, and a file that is not a bundle is named."""
+"""Tests of CORE's bundle as token ids: its questions are those of nanochat, and another file is refused by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def items_of(bundle: Path, shards: Path, most: int = 100) -> tuple[dict[str, Any
 
 
 def asked(item: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return for each row of an item the text that is read and the text that is asked for."""
+    """Return for each row of an item the text before the answer, and the answer whose probability is measured."""
     tokenizer = load_gpt2(lambda _: None)
     texts = []
     for row, count in zip(item["rows"], item["asked"], strict=True):

@@ -1,4 +1,4 @@
-"""Tests of files as documents: each is read once and whole, wherever a file is divided, or is refused by name."""
+"""Tests of files as documents: each is read once and whole, wherever the file is divided, or is refused by name."""
 
 from __future__ import annotations
 

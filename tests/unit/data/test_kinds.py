@@ -1,4 +1,4 @@
-"""Tests that a file that is not text is refused by its kind, with the command line that makes text of it."""
+"""Tests that a file that is not text is refused by its kind, with a command line that converts it to text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of a corpus with files for training, validation and test: they stay apart, and no test row is learned."""
+"""Tests of a corpus with files for training, validation and test: they stay apart, and no test row is trained on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lines(split: str, count: int = 300) -> str:
 
 
 def made(source: Path, out: Path, said: list[str] | None = None, **layout: str) -> dict[str, str]:
-    """Prepare a source; return the text of each split, as read from the shards alone."""
+    """Prepare a source; return the text of each split, decoded from the shards alone."""
     order = PrepareOrder(str(source), "char", out, layout=parse_layout(**layout))
     prepare(order, (said if said is not None else []).append)
     manifest = json.loads((out / "data.json").read_bytes())

@@ -1,4 +1,4 @@
-"""Tests of packed files and archives: read in place, whole or refused, and bounded like plain files."""
+"""Tests of packed files and archives: read in place, refused if damaged, and limited in size like plain files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the way from a corpus to shards: the same bytes by both verbs and any number of processes, and no leaks."""
+"""Tests of the way from a corpus to shards: both verbs and any number of processes make the same bytes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def ids_of(folder: Path, split: str) -> np.ndarray:
-    """Return the tokens of a split, read by llm.c's format alone."""
+    """Return the tokens of a split, read from the shards in llm.c's format without gpurun's reader."""
     entries = json.loads((folder / "data.json").read_bytes())[split]
     return np.concatenate([np.fromfile(folder / entry["name"], "<u2")[512:] for entry in entries])
 
@@ -226,7 +226,7 @@ def started(source: Path, out: Path, **options: Any) -> subprocess.Popen[str]:
 
 
 def large(folder: Path) -> Path:
-    """Write 6 MB of text, enough that a kill comes before the end, and return its folder."""
+    """Write 6 MB of text, enough that a kill comes before `prepare` ends, and return its folder."""
     folder.mkdir()
     rows = "".join(json.dumps({"text": f"Document {i}\n" + WORDS * (i % 60)}) + "\n" for i in range(120))
     for number in range(20):
@@ -433,7 +433,7 @@ def test_a_corpus_under_a_batch_is_refused_and_leaves_nothing(corpus: Path, tmp_
 
 
 def mini(tmp_path: Path, name: str, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Make what `gpurun train mini-gpt --data text.txt` makes for a run of this name, and return the folder."""
+    """Make the shards that `gpurun train mini-gpt --data text.txt` makes for a run of this name; return the folder."""
     text = tmp_path / "text.txt"
     if not text.exists():
         text.write_text("".join(f"{i}: {WORDS}" for i in range(4000)))
@@ -489,7 +489,7 @@ def test_a_refused_text_leaves_no_folder_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_cached_text_too_small_for_this_recipe_is_refused_here(tmp_path: Path) -> None:
-    """Otherwise the trainer would refuse it on paid time."""
+    """A text may be cached for a smaller recipe: it must be refused before the trainer would refuse it on paid time."""
     mini(tmp_path, "first")
     resolved = resolve(load_recipe("mini-gpt"), "full").record
     resolved["model"]["context"] = 100_000

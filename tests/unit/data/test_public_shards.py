@@ -1,4 +1,4 @@
-"""Tests of public shards: checked before a machine is rented, downloaded by it, and trusted only by their digest."""
+"""Tests of public shards: checked before the rental, downloaded by the machine, and trusted only by their digests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubEmulator]:
 
 
 def found(tmp_path: Path, data: str = "hf:me/tokens", *overrides: str) -> DataSummary:
-    """Return the data that a run of 8,000 tokens finds in a public set."""
+    """Return the data that a run of 8,000 tokens finds in a public data set."""
     wanted = ("data.tokenizer=gpt2", "train.steps=10", "train.batch_tokens=800", "train.micro_batch=1", *overrides)
     record = resolve(load_recipe("mini-gpt"), "full", ["model.context=8", *wanted]).record
     return prepare_run_shards(record, data, into=tmp_path / "data", cache=tmp_path / "cache", say=lambda _: None)

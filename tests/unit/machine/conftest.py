@@ -1,4 +1,4 @@
-"""Fixtures with the real agent in a folder: trainers are a few lines of Python, and no process is left behind."""
+"""Fixtures with the real agent in a folder. Trainers are a few lines of Python, and no process outlives its test."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PYTHON = [sys.executable, "-I", "-S", "-c"]
 
 
 class Box:
-    """A local machine with the agent, which runs in a folder."""
+    """A local machine in a folder, with the agent installed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -63,7 +63,10 @@ class Box:
         return value
 
     def until_exited(self) -> Status:
-        """Wait for the end; every poll is a process, so look mostly at the file that the keeper leaves."""
+        """Wait until the trainer has exited, and return the status.
+
+        A poll starts a process, so look mostly at exit.json.
+        """
 
         def ended() -> Status | None:
             exit_json, soon = self.folder / "agent" / "exit.json", time.monotonic() + 0.3
@@ -75,7 +78,7 @@ class Box:
         return self.until(ended)
 
     def text(self, name: str) -> str:
-        """Return what the trainer left in a file of `bundle`; an empty text if there is none yet."""
+        """Return what the trainer wrote to a file of `bundle`; an empty text if there is no such file."""
         path = self.folder / "bundle" / name
         return path.read_text() if path.exists() else ""
 
@@ -86,7 +89,7 @@ class Box:
         return [sys.executable, "-I", "-S", "agent.pyz", verb, "--root", ".", *options]
 
     def alter_agent(self, old: str, new: str) -> None:
-        """Replace a text in the sources of this box's agent."""
+        """Replace a text in the source of this box's agent; exactly one file must contain it."""
         alter_agent(self.folder, old, new)
 
     def living(self) -> list[int]:
@@ -139,7 +142,7 @@ def box(tmp_path: Path) -> Iterator[Box]:
 
 
 class Place:
-    """A box behind an sshd, with the keys of a run; `close` closes all that was opened."""
+    """A box behind an sshd, with the keys of a run; `close` closes everything that was opened."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "box"
@@ -150,7 +153,7 @@ class Place:
         self.server = self.serve()
 
     def serve(self, *options: str, login: str = "", host_keys: tuple[Path, ...] = ()) -> sshd.Sshd:
-        """Start another sshd; `login` stands before the key in authorized_keys."""
+        """Start another sshd; `login` stands before the client's key in authorized_keys."""
         line = f"{login} {self.keys.client_public}".strip()
         folder = self.home / f"sshd-{len(self._closing)}"
         hosts = host_keys or (self.home / "keys" / "host",)

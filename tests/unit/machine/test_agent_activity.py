@@ -1,4 +1,4 @@
-"""Tests that the agent notices a job that writes nothing or does nothing, and ends it if its order says so."""
+"""Tests that the agent notices a job that writes nothing or does nothing, and ends it if its order asks for that."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ while True: time.sleep(1)
 
 
 def scripted_card(folder: Path, percent: str) -> str:
-    """Write an nvidia-smi whose one card shows this use in percent; return a PATH that finds it."""
+    """Write an nvidia-smi with one card at this use in percent; return a PATH on which it is first."""
     folder.mkdir()
     program = folder / "nvidia-smi"
     program.write_text(f'#!/bin/sh\ncase "$1" in *compute-apps*) ;; *) echo "{percent}, 100, 1000, 40, 99" ;; esac\n')

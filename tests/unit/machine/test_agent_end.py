@@ -1,4 +1,4 @@
-"""Tests of ending a machine: the guard's own deadline moves forward and is read back, and nothing moves it back."""
+"""Tests of ending a machine: the guard's deadline moves forward only, and the agent reads it back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LATER = 4_000_000_000
 
 
 class Guard:
-    """A guard's clock in a real shell, which leaves the file `over` in its folder when its time is over."""
+    """A guard's clock in a real shell. When its time is over, it writes the file `over` to its folder."""
 
     def __init__(self, folder: Path, words: list[str], deadline: int = LATER) -> None:
         self.folder = folder

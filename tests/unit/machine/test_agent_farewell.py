@@ -1,4 +1,4 @@
-"""Tests that a machine that is kept is left as it was found, without processes or files of the run."""
+"""Tests that a box which is not destroyed is left as it was, without processes or files of the run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_keeper_that_does_not_end_is_ended(box: Box) -> None:
 
 def test_a_farewell_may_come_twice_and_before_any_start(box: Box) -> None:
     assert box.far.farewell() == 0
-    box.folder.mkdir()  # A machine over SSH makes it with every call.
+    box.folder.mkdir()  # A machine over SSH makes this folder with every call.
     assert box.far.farewell() == 0
     assert not box.folder.exists()
 

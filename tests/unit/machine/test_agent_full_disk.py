@@ -1,4 +1,4 @@
-"""Tests that a full disk disables neither the lease, the check for a hanging trainer, a stop, nor the farewell."""
+"""Tests that on a full disk the lease, the check for a hanging trainer, a stop and the farewell still work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STUCK = (
 
 
 class FullBox(Box):
-    """A box whose disk refuses the agent's files from `fill` until `free`, and whose agent log always fails."""
+    """A box whose disk refuses the agent's files from `fill` to `free`, and always refuses the agent's log."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -44,7 +44,7 @@ class FullBox(Box):
         (folder / "agent" / "agent.log").symlink_to("/dev/full")
 
     def run(self, script: str, **limits: float) -> int:
-        """Start a trainer, wait until it is up, and fill the disk; return the process id of the keeper."""
+        """Start a trainer, wait until it is up, and fill the disk; return the keeper's process id."""
         started = self.far.start(self.job(script, **limits))
         self.until(lambda: self.text("up"))
         self.fill()
@@ -111,7 +111,7 @@ def test_stop_now_kills_at_once(box: FullBox) -> None:
 
 
 def test_a_keeper_that_is_made_for_the_stop_hears_of_it(box: FullBox) -> None:
-    """The signal may come before the keeper can handle it, and must then neither end the keeper nor be lost."""
+    """A new keeper may get the stop signal before it can handle it: the signal must neither end it nor be lost."""
     kill(box.run(SAVES))
     assert box.far.stop(reason="user")
     assert box.until(lambda: box.text("saved")) == "yes"
@@ -128,7 +128,7 @@ def test_what_only_the_keeper_was_told_is_known_to_the_next_one(box: FullBox) ->
 
 
 class Notice(BaseHTTPRequestHandler):
-    """A metadata service whose reply to every request is that the machine will be taken away."""
+    """A metadata service that answers every request with the notice that the machine will be taken away."""
 
     def do_PUT(self) -> None:
         self.send_response(200)

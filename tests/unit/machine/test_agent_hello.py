@@ -1,4 +1,4 @@
-"""Tests of the agent's first look: the cards that the driver shows, and the Python whose torch can use them."""
+"""Tests of the agent's first look at a machine: the driver's cards, and a Python whose torch can use them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_numpy_is_told_beside_torch_and_its_absence_too(box: Box, tmp_path: Path
 def test_the_python_in_a_folder_of_its_own_is_found(
     box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretend: Pretend
 ) -> None:
-    """No other Python of the machine has torch, but a conda, a venv or a pyenv in the home has it."""
+    """Only a Python of a conda, venv or pyenv in the home has torch: the agent must find it."""
     pretend("python3", "exit 1")
     box.alter_agent("usual = [sys.executable, ", "usual = [")
     box.alter_agent('"/opt/pytorch/bin/python"', '""')

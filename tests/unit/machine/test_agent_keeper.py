@@ -1,4 +1,4 @@
-"""Tests that the agent starts a trainer once, keeps its lease and reports the truth, whatever is killed meanwhile."""
+"""Tests that the agent starts a trainer once, keeps its lease and reports the truth, whatever process is killed."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ time.sleep(60)
 
 
 def stops(soft_s: float, hard_s: float, ahead_s: float = 0.0) -> dict[str, float]:
-    """Return the stops of a job, in seconds from now and as times of a clock that is `ahead_s` ahead."""
+    """Return a job's stops, in seconds from now and as times of a clock that is `ahead_s` ahead."""
     walls = {"soft_stop_wall": time.time() + ahead_s + soft_s, "hard_stop_wall": time.time() + ahead_s + hard_s}
     return {"soft_stop_s": soft_s, "hard_stop_s": hard_s, **walls}
 
 
 def bring_forward(box: Box, soft_s: float, hard_s: float) -> None:
-    """Shorten the lease to these stops, in seconds from now; a test calls it once its trainer is up."""
+    """Shorten the lease to these stops, in seconds from now. (A test does this once its trainer is up.)"""
     now = time.time()
     box.far.shorten(now + soft_s, now + hard_s)
 
@@ -193,7 +193,7 @@ def test_with_keeper_and_trainer_killed_the_run_may_start_again(box: Box) -> Non
 
 @pytest.mark.parametrize("left", [b"", bytes(200), b'{"state": "runn'], ids=["nothing", "zeros", "half"])
 def test_a_power_cut_that_leaves_no_status_behind_ends_the_run(box: Box, left: bytes) -> None:
-    """A power cut may empty a file that was renamed into place before, because the status is not synced."""
+    """status.json is not synced, so a power cut may leave it empty: the run must count as over."""
     keeper = box.far.start(box.job(WAITS)).keeper_pid
     box.until(lambda: box.text("starts"))
     pid = box.status().pid
@@ -268,7 +268,7 @@ def test_a_repeated_start_with_another_lease_only_shortens_it(box: Box) -> None:
 
 @pytest.mark.parametrize("ahead_s", [3600, -3600, 110], ids=["ahead", "behind", "a little ahead"])
 def test_a_corrected_clock_does_not_change_the_lease(box: Box, ahead_s: float) -> None:
-    """The clock was wrong at `hello`, from which the laptop counts, and is right when the job comes."""
+    """The machine's clock was wrong when the laptop computed the stops, and is right when the job arrives."""
     now = clocks_now()
     box.machine.put("agent/clock.json", json.dumps({**now, "wall": now["wall"] + ahead_s}).encode())
     box.far.start({**box.job(SAVES), **stops(50, 60, ahead_s)})
@@ -280,7 +280,7 @@ def test_a_corrected_clock_does_not_change_the_lease(box: Box, ahead_s: float) -
 
 
 def test_a_job_that_comes_late_has_no_more_time_for_that(box: Box) -> None:
-    """The line was cut for half a minute after the job was written, and no clock was set meanwhile."""
+    """The job arrived half a minute after it was written: it must not get that time in addition."""
     box.machine.put("agent/clock.json", json.dumps(clocks_now()).encode())
     box.far.start({**box.job(SAVES), **stops(50, 60), "soft_stop_wall": time.time() + 20})
     assert box.agent_file("lease.json")["soft_mono"] - clocks_now()["mono"] < 20
@@ -403,7 +403,10 @@ def test_a_trainer_that_stands_still_says_where_and_is_ended(box: Box) -> None:
 
 
 def test_a_trainer_that_even_kill_does_not_end_is_told_as_ended(box: Box) -> None:
-    """Such a trainer hangs in the driver of its card; it never ends, and every minute of waiting is paid."""
+    """A trainer that hangs in its card's driver never ends.
+
+    It must be reported as ended, as each minute is paid for.
+    """
     box.alter_agent("for _ in range(50):", "for _ in range(2):")
     box.alter_agent("        send_signal(left if", "        (lambda *_: None)(left if")
     box.alter_agent("DUMP_S, LAST_WORDS_S, KILLED_S = 1.0, 5.0, 60.0", "DUMP_S, LAST_WORDS_S, KILLED_S = 0.1, 0.1, 0.5")
@@ -422,7 +425,7 @@ def test_a_heartbeat_that_says_nothing_ends_nobody(box: Box, said: str) -> None:
 
 
 class Metadata(BaseHTTPRequestHandler):
-    """EC2's metadata service, which gives its notice from the second request on to a client that shows a token."""
+    """EC2's metadata service, which requires a token and gives its notice from the second request on."""
 
     questions = 0
 

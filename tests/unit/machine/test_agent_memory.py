@@ -1,4 +1,4 @@
-"""Tests of the kernel's figures on a job's memory: both versions of cgroups, in a container and outside."""
+"""Tests of the kernel's figures on a job's memory: in both versions of cgroups, inside and outside a container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of shipping in parts: a pack is in place whole and verified or not at all, and no name leaves the folder."""
+"""Tests of an upload in parts: a pack is put in place whole and verified, or not at all, and inside its folder only."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GOOD = {"bundle/a.py": b"print(1)", "data/empty": b"", "data/x.bin": random.Rand
 
 
 class Wire:
-    """A sender that speaks the three verbs of docs/FORMATS.md by hand, so that it can send wrong data."""
+    """A sender that calls the three verbs of docs/FORMATS.md by itself, so that it can send wrong data."""
 
     def __init__(self, box: Box, files: dict[str, bytes], changes: dict[str, Any] | None = None) -> None:
         self.box, self.files = box, files
@@ -54,7 +54,7 @@ class Wire:
         return self._ask("begin", self.layout, "--held", held, "--sha256", self.id)
 
     def verified(self) -> list[int]:
-        """Return the numbers of the parts that are already there."""
+        """Return the numbers of the parts that the machine already has."""
         argv = self.box.agent_argv("begin", "--held", "settled", "--sha256", self.id)
         lines = self.box.machine.call(argv, stdin=[self.layout], timeout_s=20).stdout.splitlines()[1:]
         return [int(line.split()[0]) for line in lines]
@@ -82,7 +82,7 @@ class Wire:
         return b"".join(map(self.frame, range(len(self.parts)))) + END
 
     def _ask(self, verb: str, content: bytes, *options: str) -> str:
-        """Return the code of the refusal, or an empty text if there is none."""
+        """Call the verb; return the code of its refusal, or an empty text if there is none."""
         reply = self.box.machine.call(self.box.agent_argv(verb, *options), stdin=[content], timeout_s=20)
         answer = json.loads(reply.stdout.splitlines()[0])
         assert reply.exit_code == (1 if "error" in answer else 0)
@@ -94,7 +94,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def shipped_tree(box: Box) -> dict[str, bytes]:
-    """Return the files in place, after the agent has noted that they are on the disk."""
+    """Return the files in place, once the agent has noted that they are on the disk."""
     record = box.folder / "agent" / "shipped.json"
     box.until(lambda: not (record.exists() and "boot" in json.loads(record.read_text())), limit_s=120)
     kept = ("bundle/", "data/", "agent/shipped.json")
@@ -212,7 +212,7 @@ def test_a_pack_unlike_its_manifest_is_refused_and_the_old_stays(box: Box, case:
 
 
 def test_a_file_that_was_cut_after_it_came_is_not_put_in_place(box: Box) -> None:
-    """Another program may work on that machine, or its disk may fail."""
+    """Another program on the machine, or a failing disk, may damage a file after its parts were verified."""
     wire = Wire(box, GOOD)
     wire.begin()
     wire.receive(wire.stream)
@@ -257,7 +257,7 @@ def test_a_sender_that_falls_silent_is_given_up(box: Box) -> None:
 
     def slow() -> Iterator[bytes]:
         yield wire.stream[:100]
-        while box.living():  # The agent may be slow to start and to give up.
+        while box.living():  # The agent may need a while to start and to give up.
             time.sleep(0.05)
 
     argv = box.agent_argv("receive", "--codec", "gzip", "--sha256", wire.id)
@@ -335,7 +335,7 @@ def test_of_as_many_files_as_a_pack_may_have_none_is_forgotten(tmp_path: Path) -
 
 
 def test_a_disk_without_links_gets_copies_of_what_a_bucket_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links fail over SMB, and on a cluster's file system that links only within one folder."""
+    """Hard links fail over SMB, and between folders on some clusters' file systems: the agent must copy instead."""
 
     def unlinkable(*_: object) -> None:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))

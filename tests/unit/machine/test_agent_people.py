@@ -1,4 +1,4 @@
-"""Tests that the agent sees keys, traffic and processes of people on a dev box, and ends a box that is not used."""
+"""Tests that the agent of a dev box sees a person's keys, traffic and processes, and ends a box that is not used."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def begin(box: Box, idle_s: float = IDLE_S, **more: Any) -> None:
 
 @pytest.fixture
 def there(box: Box) -> Iterator[Any]:
-    """Yield a function that starts a process in the box's folder as a shell would; kill all of them afterwards."""
+    """Yield a function that starts a process in the box's folder, as a shell would; kill all of these at the end."""
     begun = list[subprocess.Popen[bytes]]()
 
     def begins(*words: str, **more: Any) -> subprocess.Popen[bytes]:
@@ -91,7 +91,7 @@ def shell(box: Box, there: Any) -> Iterator[Shell]:
 
 
 def test_a_box_that_nobody_uses_ends_and_says_so_before(box: Box, shell: Shell) -> None:
-    """An open terminal alone does not count as use, but gets a message when the end is near."""
+    """An open terminal alone does not count as use, but gets a message when the box's end is near."""
     begin(box)
     began_wall = time.time()
     soon = box.until(lambda: box.status().idle_at_wall)
@@ -108,7 +108,7 @@ def test_a_box_that_nobody_uses_ends_and_says_so_before(box: Box, shell: Shell) 
 
 
 def lasts(box: Box) -> None:
-    """Assert that the job runs for twice the idle limit."""
+    """Assert that the job still runs for twice the idle limit."""
     end = time.monotonic() + 2 * IDLE_S
     while time.monotonic() < end:
         assert box.status().state == "running"
@@ -161,7 +161,7 @@ def test_work_in_the_background_keeps_it(box: Box, there: Any, tmp_path: Path, w
 
 
 def test_the_first_program_of_a_cluster_job_does_not_count(box: Box, there: Any) -> None:
-    """Slurm's script starts every call of gpurun, so a frequent client or a slow node would keep the job busy."""
+    """Slurm's script starts each call of gpurun: if it counted as use, frequent calls would keep the job alive."""
     begin(box)
     script = box.folder / "slurm_script"
     script.write_text("while :; do sleep 0.001; done\n")

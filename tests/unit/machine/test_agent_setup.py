@@ -1,4 +1,4 @@
-"""Tests of the user's set-up script on a machine: begun once, over with its first process, killed at its limit."""
+"""Tests of the user's set-up script on a machine: started once, over with its first process, killed at its limit."""
 
 from __future__ import annotations
 
@@ -105,20 +105,20 @@ def test_at_its_limit_all_of_it_is_killed_though_nobody_asks(box: Box) -> None:
 
 
 def gone(box: Box) -> None:
-    """Kill the process that attends to the script."""
+    """Kill the agent's process that watches the script."""
     (watcher,) = (pid for pid in box.living() if b"\0attend\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
     kill(watcher)
 
 
 def rebooted(box: Box) -> None:
-    """End all processes, and mark the record as written in another boot."""
+    """End all processes, and change the script's record to one from another boot."""
     box.close()
     record = box.agent_file("setup.json")
     (box.folder / "agent" / "setup.json").write_text(json.dumps(record | {"boot_id": "another"}))
 
 
 def power_cut(box: Box) -> None:
-    """Leave the record as an empty file, as a power cut may do."""
+    """End all processes, and empty the script's record, as a power cut may do."""
     box.close()
     (box.folder / "agent" / "setup.json").write_bytes(b"")
 

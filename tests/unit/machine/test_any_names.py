@@ -145,7 +145,7 @@ def test_a_disk_the_command_filled_still_lists_what_is_finished(command: Command
 def test_a_name_this_computer_cannot_hold_is_kept_under_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file system of this computer ignores case and allows no colon."""
+    """This computer ignores case in file names and allows no colon: such files get other names."""
     from gpurun.core import artifact_names
 
     monkeypatch.setattr(artifact_names._Trial, "_takes", lambda self, part: b":" not in part)

@@ -1,4 +1,4 @@
-"""Tests that the user's own box is checked before its plan is shown, so that a refusal costs nothing."""
+"""Tests that the user's own box is checked before its plan is shown, so that an unsuitable box costs nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
 def asked(
     place: Place, port: int, identity: Path | str, verb: str = "train", *more: str, python: str = sys.executable
 ) -> tuple[int, str]:
-    """Plan or start a run that needs no approval; return the exit code and all output."""
+    """Plan or start a run on the box without approval; return the exit code and all output."""
     host = f"{place.server.user}@127.0.0.1:{port}"
     done = gpurun(
         verb, "mini-gpt", "--provider", "ssh", "--gpu", "cpu", "--host", host, "--identity", str(identity),
@@ -47,7 +47,7 @@ def asked(
 
 
 def inside(folder: Path, before: str = "") -> str:
-    """Return the sshd option that runs each command in a folder, as if it were the login's home."""
+    """Return the sshd option that runs each command in this folder, as if it were the user's home."""
     folder.mkdir(exist_ok=True)
     return f'ForceCommand {before}cd {folder} && eval "$SSH_ORIGINAL_COMMAND"'
 
@@ -182,7 +182,7 @@ def test_the_plan_says_what_a_box_has_and_a_lack_opens_no_run(place: Place, own_
 
 
 def test_a_jump_host_is_asked_too_and_both_host_keys_are_kept(place: Place, own_home: Path) -> None:
-    """The bastion resolves a name that only it knows, and each connection ends with the call that made it."""
+    """The box is behind a jump host: gpurun must check and store the host keys of both."""
     box, bastion = place.serve(inside(place.home / "home")), place.serve("AllowTcpForwarding yes")
     jump = ("--jump", f"{bastion.user}@127.0.0.1:{bastion.port}")
     code, said = asked(place, box.port, place.client, "plan", *jump)

@@ -1,4 +1,4 @@
-"""Tests of a connection that is cut after a pack has arrived and before the reply: nothing is lost by that."""
+"""Tests of a connection that is cut after a pack arrived and before the reply: the next try must succeed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Cut(FarSide):
     def ask(  # type: ignore[override]
         self, verb: str, *options: str, stdin: Iterable[bytes] | None = None, site: bool = False, timeout_s: float = 20
     ) -> tuple[bytes, bytes]:
-        """Make the call, and lose the first reply to `settle`."""
+        """Make the call, but lose the first reply to `settle`."""
         answer = super().ask(verb, *options, stdin=stdin, site=site, timeout_s=timeout_s)
         if verb == "settle" and not self._is_lost:
             self._is_lost = True
@@ -37,7 +37,7 @@ class Cut(FarSide):
 
 
 def small_disk(box: Box) -> None:
-    """Leave room on the disk for one copy of what is shipped."""
+    """Make the agent see a disk with room for only one copy of the pack."""
     taken = 'sum(e["bytes"] for e in (read(root, "agent", "pack.json") or {"files": []})["files"])'
     box.alter_agent("free = shutil.disk_usage(root).free\n    if needed", f"free = {BYTES} - {taken}\n    if needed")
 
@@ -53,7 +53,7 @@ def test_what_is_in_place_by_then_needs_no_room_again(box: Box) -> None:
 
 
 class Late(FarSide):
-    """A far side that receives most of the first parts only after it has next listed what is there."""
+    """A far side on which most of the first parts arrive only after the next `begin` has listed the parts."""
 
     def __init__(self, box: Box) -> None:
         super().__init__(box.machine, python=box.far._python)
@@ -61,7 +61,7 @@ class Late(FarSide):
         self._is_first = True
 
     def lanes(self, most: int, *, least: int = 1) -> list[FarSide]:
-        """Return one lane, which no other lane can overtake."""
+        """Return one lane only, so that no other lane can overtake it."""
         return [self]
 
     def ask(  # type: ignore[override]
@@ -85,21 +85,21 @@ def test_parts_that_come_late_and_again_do_no_harm(box: Box) -> None:
 
 
 class Hashing(FarSide):
-    """A far side that reads tens of gigabytes of an earlier run before it lists what is there."""
+    """A far side whose `begin` is slow, as if it had to read tens of gigabytes of an earlier run."""
 
     is_given_up, is_answered, limit_s = threading.Event(), False, 0.0
 
     def ask(  # type: ignore[override]
         self, verb: str, *options: str, stdin: Iterable[bytes] | None = None, site: bool = False, timeout_s: float = 20
     ) -> tuple[bytes, bytes]:
-        """Make the call; `begin` takes 2 s, unless the far side is closed before."""
+        """Make the call; `begin` takes 2 s, unless the far side is closed earlier."""
         if verb == "begin":
             self.limit_s = timeout_s
             self.is_answered = not self.is_given_up.wait(2)
         return super().ask(verb, *options, stdin=stdin, site=site, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Give up the delayed call."""
+        """End the wait of a slow `begin`."""
         self.is_given_up.set()
 
 

@@ -1,4 +1,4 @@
-"""Tests of the errors of a forwarded port that the other end does not accept, with a real sshd."""
+"""Tests of the errors of a forwarded port on which nothing listens at the other end, with a real sshd."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
 
 
 def forward_once(place: Place, monkeypatch: pytest.MonkeyPatch, server: sshd.Sshd) -> tuple[str, list[str]]:
-    """Forward a port and use it once; return the code of the error that ends `forward`, and what was said before."""
+    """Forward a port and use it once; return the code of the error that ends `forward`, and the output before it."""
     home, said = Home(place.home / "home").prepare(), list[str]()
     host_key = " ".join(place.keys.host_public.split()[:2])
     address = Address(kind="ssh", host="127.0.0.1", port=server.port, user=server.user)

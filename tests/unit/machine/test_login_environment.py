@@ -1,4 +1,4 @@
-"""Tests of the variables that a box's login and container export: known families reach the job, other names are shown.
+"""Tests of variables that a box's login or container exports: known families reach the job, other names are shown.
 
 The box is behind a real sshd. A call over SSH is not a login, so its own environment has none of these variables.
 """
@@ -41,7 +41,7 @@ OTHERS = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_API_KEY": "sk-1"}
 
 
 class Login:
-    """A box whose account has a profile, in a container that was given variables."""
+    """A box whose account has a profile, in a container that was started with variables."""
 
     def __init__(self, place: Place, profile: str, given: dict[str, str]) -> None:
         home, self.folder = place.home / "there", place.folder

@@ -1,6 +1,6 @@
-"""Tests of the agent's look around: a card that does not work is reported before the upload, in its own words.
+"""Tests of the agent's check of a machine: a card that does not work is reported before the upload, in its own words.
 
-The box is behind a real sshd; its nvidia-smi and torch are fakes that say what those of such machines say.
+The box is behind a real sshd. Its nvidia-smi and torch are fakes that print what those of such machines print.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LOST = "Unable to determine the device handle for GPU0000:41:00.0: GPU is lost. 
 
 
 class LookedAt:
-    """A box with its own home, nvidia-smi and Pythons."""
+    """A box with a separate home, nvidia-smi and Pythons."""
 
     def __init__(self, place: Place) -> None:
         self.place, self.home, self.bin = place, place.home / "there", place.home / "there-bin"
@@ -71,7 +71,7 @@ class LookedAt:
         return self.program(path, f'PYTHONPATH={modules}:$PYTHONPATH exec {sys.executable} "$@"')
 
     def has_cards(self, *rows: str, apps: str = "", tail: str = "") -> None:
-        """Write an nvidia-smi with one card a row: name, memory, driver, uuid, memory used, MIG, errors."""
+        """Write an nvidia-smi with one card per row: name, memory, driver, uuid, memory used, MIG, errors."""
         lines = "\n".join(f"    echo '{row}'" for row in rows)
         holding = f"echo '{apps}'" if apps else ":"
         self.program(
@@ -79,7 +79,7 @@ class LookedAt:
         )
 
     def only_in_home(self) -> None:
-        """Let the agent look for Pythons in the home only, because a Python of the system may have torch."""
+        """Make the agent look for Pythons in the home only, because a Python of the system may have torch."""
         alter_agent(self.place.folder, 'usual = [sys.executable, shutil.which("python3") or "", ', "usual = [")
         alter_agent(self.place.folder, '"/opt/pytorch/bin/python"]', '""]')
         alter_agent(self.place.folder, "expanduser(place)", 'expanduser(place if place[0] == "~" else "")')
@@ -196,7 +196,7 @@ def test_a_torch_that_cannot_be_imported_is_told_with_why(box: LookedAt) -> None
 
 
 def test_a_python_whose_torch_works_on_the_card_goes_first(box: LookedAt) -> None:
-    """The agent finds both Pythons, and the torch of the first one has no kernels for the card."""
+    """Two Pythons have torch, but the first one's has no kernels for the card: the agent must choose the second."""
     box.only_in_home()
     box.has_cards(card())
     box.has_torch(box.home / "miniconda3/envs/a/bin/python", kernel=NO_KERNEL)
@@ -208,7 +208,7 @@ def test_a_python_whose_torch_works_on_the_card_goes_first(box: LookedAt) -> Non
 
 
 def test_pythons_are_asked_in_parallel_and_the_slow_one_is_named(box: LookedAt) -> None:
-    """Three Pythons hang, as with a failed card: they share one limit, and none counts as a Python without torch."""
+    """Three Pythons hang, as with a failed card. They share one time limit, and none is said to lack torch."""
     box.only_in_home()
     alter_agent(box.place.folder, "LIMIT_S = 180.0", "LIMIT_S = 5.0")
     hanging = [box.has_torch(box.home / f"miniconda3/envs/{name}/bin/python", import_s=600) for name in "abc"]
@@ -252,7 +252,7 @@ def test_a_small_shm_warns_a_command_and_not_the_trainer(box: LookedAt) -> None:
 
 
 def test_an_output_disk_that_takes_no_file_is_refused_as_it_says(box: LookedAt) -> None:
-    """Such a disk shows room but is over its quota; here a folder stands in the place of the file."""
+    """A disk may show free space and still take no file, as over a quota. (Here a folder has the file's name.)"""
     box.far.hello(python="/no/python")
     (box.place.folder / "out" / ".written").mkdir()
     with pytest.raises(FarRefusal, match=r"out/\.written") as refusal:
@@ -263,7 +263,7 @@ def test_an_output_disk_that_takes_no_file_is_refused_as_it_says(box: LookedAt) 
 def test_a_quota_that_only_a_sync_meets_is_seen_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A network disk may take the bytes, and refuse them only when they are written to the server."""
+    """A network disk may accept bytes and refuse them only at the sync, so the check must sync."""
 
     def is_over_quota(descriptor: int) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))

@@ -1,4 +1,4 @@
-"""Tests of a hostile instance: nothing that it sends is believed unchecked, and no name from it becomes a path."""
+"""Tests of a hostile machine: gpurun checks everything that it sends, and no name from it becomes a path."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHA = "0" * 64
 
 
 class Liar:
-    """A machine whose agent replies with what a test wants."""
+    """A machine whose agent replies with what the test returns for a call."""
 
     def __init__(self, answer: Callable[[list[str]], bytes], exit_code: int = 0) -> None:
         self.answer, self.exit_code, self.calls = answer, exit_code, 0
@@ -54,7 +54,7 @@ class Liar:
 
 
 class Files(Liar):
-    """An agent that serves files, and whose replies a test may damage, cut or lose."""
+    """An agent that serves files; a test may damage, cut or lose its replies."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         super().__init__(self.get)

@@ -1,4 +1,4 @@
-"""Tests that a local machine runs programs as a remote one does: marked, without secrets and without deadlocks."""
+"""Tests that a local machine runs programs as a remote one does: marked by token, without secrets or deadlocks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tests of the user's own ssh as the way to a box: which settings of an entry in ~/.ssh/config apply.
 
-The tests run the system's `ssh`; a wrapper names its configuration file, which it would otherwise find by the
-account.
+The tests run the system's `ssh`; a wrapper names its configuration file, because ssh would otherwise take the
+account's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SSH = str(shutil.which("ssh"))
 
 @pytest.fixture
 def masters(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Master]]:
-    """Yield the list of all masters that a test opens, and close them at its end."""
+    """Yield a list of all masters that the test opens, and close them at its end."""
     made, init = list[Master](), Master.__init__
 
     def noted(self: Master, *given: object, **named: object) -> None:
@@ -64,7 +64,7 @@ def masters(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Master]]:
 
 @pytest.fixture
 def entry(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masters: list[Master]) -> Callable[..., None]:
-    """Write the entry `lab` of an ssh config; return a function that writes it again with further `lines`."""
+    """Write the entry `lab` to an ssh config; return a function that writes it again with further `lines`."""
     config = tmp_path / "ssh_config"
     (wrapper := tmp_path / "bin" / "ssh").parent.mkdir()
     # If gpurun passes its own -F, ssh uses that one, because the last one counts.
@@ -267,7 +267,7 @@ def test_a_missing_entry_and_one_that_leads_nowhere_are_named(entry: Callable[..
 def test_a_login_beyond_a_key_waits_for_a_person_and_says_so(
     place: Place, entry: Callable[..., None], own_home: Path, tmp_path: Path
 ) -> None:
-    """The case is a supervisor, which has no terminal."""
+    """A supervisor has no terminal for a password prompt: its error must name `gpurun resume`."""
     server = place.serve("AuthenticationMethods publickey,password", "PasswordAuthentication yes")
     entry(port=server.port)
     host_key = " ".join(place.keys.host_public.split()[:2])
@@ -327,7 +327,7 @@ session required pam_permit.so
 
 @pytest.fixture
 def asking(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., sshd.Sshd]:
-    """Return a function that starts a real sshd with a PAM prompt; the PAM rules exist in a mount namespace only."""
+    """Return a function that starts a real sshd with a PAM prompt. The PAM rules exist only in a mount namespace."""
     (check := tmp_path / "check").write_text('#!/bin/sh\nread -r word; [ "$word" = opensesame ]\n')
     (tmp_path / "pam").write_text(PAM.format(folder=tmp_path))
     rules = f"mount --bind {tmp_path}/pam /etc/pam.d/sshd"
@@ -341,7 +341,7 @@ def asking(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 def typed(word: str, *argv: str) -> tuple[int, str]:
-    """Run a verb in a terminal and type a word at each password prompt; return the exit code and the output."""
+    """Run a verb in a terminal and type `word` at each password prompt; return the exit code and the output."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-m", "gpurun", *argv])
@@ -454,7 +454,7 @@ for step in range(1, 10_000):
 
 
 def incidents(folder: RunFolder) -> list[tuple[str, str]]:
-    """Return the journal's incidents of a machine that fell silent and answered again."""
+    """Return the journal's incidents about a machine that fell silent or answered again."""
     found = all_typed(read_journal(folder.journal).records, Incident)
     return [(incident.code, incident.message) for incident in found if incident.code in (SILENT, HEARD)]
 
@@ -467,7 +467,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 def lose_master(place: Place, folder: RunFolder) -> str:
-    """Close the connection under a run that has begun; return the message that the journal has of it."""
+    """Close the master connection of a run that trains; return the journal's message about that."""
     until(lambda: folder.log.exists() and "step 3" in folder.log.read_text())
     master = Master("lab", "", " ".join(place.keys.host_public.split()[:2]), asks=False)
     assert master.is_open
@@ -479,7 +479,7 @@ def lose_master(place: Place, folder: RunFolder) -> str:
 
 
 def assert_trained_without_restart(folder: RunFolder) -> None:
-    """Assert that the loop ran on without a restart: its log and its file have every step once."""
+    """Assert that the training continued without a restart: its log and its file have every step once."""
     steps = [line for line in folder.log.read_text().splitlines() if line.startswith("step ")]
     assert steps == [f"step {number}" for number in range(1, len(steps) + 1)]
     assert (folder.artifacts / "outputs" / "last.txt").read_text() == str(len(steps))
@@ -515,7 +515,7 @@ def test_a_run_outlives_its_master_and_goes_on_over_a_new_one(
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[ScriptedSlurm]:
-    """Yield a cluster whose programs are not on the PATH of this computer."""
+    """Yield a cluster whose programs are not on this computer's PATH."""
     made = ScriptedSlurm(tmp_path / "cluster")
     yield made
     made.end()

@@ -155,7 +155,7 @@ def test_what_looks_like_a_secret_is_refused_by_name(tmp_path: Path, name: str) 
 
 @pytest.mark.parametrize(("what", "key"), KEYS)
 def test_a_text_that_holds_a_key_is_refused_without_showing_it(tmp_path: Path, what: str, key: str) -> None:
-    """Keys also occur in notebooks, scripts and settings whose names do not show it."""
+    """A key may also be in a notebook, a script or settings whose name does not show it."""
     text = f"first = 1\nkey = '{key}'\n".encode()
     folder = write(tmp_path, {"notes.py": text, "shard.bin": b"\0" + text, "near.py": b"mask-" + text[:9]})
     (refusal,) = survey({"data": folder}).refusals
@@ -244,7 +244,7 @@ def test_a_file_changed_between_survey_and_packing_is_refused(tmp_path: Path, ho
 
 
 def test_a_read_of_a_file_swapped_in_meanwhile_is_not_packed(tmp_path: Path) -> None:
-    """If the surveyed file were restored after the read, only the read itself could notice the swap."""
+    """A file may be swapped for the read and then restored: only the read itself can notice that."""
     folder = write(tmp_path, {"x.bin": b"1234", "other": b"4321"})
     (file,) = survey({"data/x.bin": folder / "x.bin"}).files
     (folder / "x.bin").rename(folder / "kept")

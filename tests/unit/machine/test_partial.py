@@ -1,4 +1,4 @@
-"""Tests of a partly downloaded file: one process at a time writes it, and none does after it was verified."""
+"""Tests of a partly downloaded file: only one process at a time writes it, and none after it was verified."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_the_list_of_what_arrived_is_not_written_through_a_link(tmp_path: Path) 
 
 
 def in_halves(until: threading.Event) -> Pull:
-    """Return a pull that delivers half of the content, and the rest once the event is set."""
+    """Return a pull that delivers half of the content at once, and the rest when the event is set."""
 
     def pull(offset: int, most: int, take: Take) -> None:
         take(CONTENT[offset : offset + most // 2])
@@ -191,12 +191,12 @@ def test_a_disk_full_at_the_sync_is_reported_and_names_no_file(tmp_path: Path, m
     assert fetch(WANTED, tmp_path, in_halves(failed)).read_bytes() == CONTENT
 
 
-# The notes of arrived pieces
+# Notes about the pieces that have arrived
 
 
 @pytest.fixture
 def boots(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the ids of this machine's boots, the last of which is the current one."""
+    """Return the list of this machine's boot ids, whose last one is the current boot."""
     names = ["one"]
     monkeypatch.setattr(partial, "boot_id", lambda: names[-1])
     return names

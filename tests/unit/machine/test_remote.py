@@ -1,4 +1,4 @@
-"""Tests that a machine over SSH runs programs like a local one, through a real sshd, whatever the network does."""
+"""Tests that a machine behind a real sshd runs programs like a local one, whatever the network does."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def until(true: Callable[[], Any], limit_s: float = 20.0) -> None:
 
 
 def in_background(call: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
-    """Start `call` on a thread; return the thread, and a list that will hold the error that it raised."""
+    """Start `call` on a thread; return the thread, and a list that gets the error that it raises."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -171,7 +171,7 @@ for block in iter(lambda: sys.stdin.buffer.read(65536), b''):
 
 
 class AllAtOnce:
-    """A channel that has received everything before the reader looks at it."""
+    """A channel that has received everything before the reader reads it."""
 
     def __init__(self, said: bytes) -> None:
         self.said, self.exit_status, self.eof_received, self.status_event = said, 0, True, threading.Event()
@@ -307,7 +307,7 @@ def test_a_program_that_is_not_there_has_the_shells_exit_code(place: Place) -> N
     "noise", ["echo hello; echo there >&2", "printf 'no line end'", "yes | head -c 300000", "read x"]
 )
 def test_what_a_login_prints_is_not_the_programs_output(place: Place, noise: str) -> None:
-    """The login prints as a chatty .bashrc does, on a box whose owner never noticed it."""
+    """A login may print text, as from a .bashrc: that text must not be mixed with a program's output."""
     server = place.serve(login=f'command="{noise}; eval \\"$SSH_ORIGINAL_COMMAND\\""')
     far = place.machine(server.port)
     if noise == "read x":  # This login reads input, but the input belongs to the program.
@@ -469,7 +469,7 @@ def test_a_host_without_the_expected_key_type_is_another_host(place: Place, tmp_
 
 
 def test_a_fingerprint_of_any_of_the_hosts_keys_is_enough(place: Place, tmp_path: Path) -> None:
-    """A user who pins the RSA key of a host that has an ed25519 key too has pinned that host."""
+    """A user may have pinned the RSA key of a host that also has an ed25519 key: that must be enough."""
     path = rsa_host_key(tmp_path / "rsa")
     public = form.load_ssh_private_key(path.read_bytes(), None).public_key()
     line = public.public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH).decode()
@@ -648,7 +648,7 @@ def test_a_connection_that_falls_silent_is_dead_within_the_limit(
 
 @pytest.mark.slow
 def test_a_stall_is_not_waited_out_when_the_time_is_over_before(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread stuck in a write can neither be killed nor closed politely, so the caller must not wait for it."""
+    """A thread that is stuck in a write cannot be ended, so the caller must not wait for it after its time limit."""
     monkeypatch.setattr(machine, "KILL_S", 0.5)
     proxy = place.proxy()
     far = place.machine(proxy.port)
@@ -699,7 +699,7 @@ def test_many_connections_leave_no_thread_and_no_descriptor(place: Place) -> Non
     strange = other_key(place.home / "other")
 
     def open_now() -> tuple[int, int]:
-        """Return the number of threads, and of descriptors that are connected to the sshd."""
+        """Return the number of threads, and the number of descriptors that are connected to the sshd."""
         ours = [number for number in os.listdir("/proc/self/fd") if _port_behind(int(number)) == place.server.port]
         return threading.active_count(), len(ours)
 

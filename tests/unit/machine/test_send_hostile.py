@@ -1,4 +1,4 @@
-"""Tests that a machine's replies about a pack are believed only as far as they match what was sent."""
+"""Tests that gpurun believes a machine's replies about a pack only as far as they match what was sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Lie = Callable[[bytes, bytes], tuple[bytes, bytes]]
 
 
 class Lying(FarSide):
-    """A far side whose machine gives other replies than its agent."""
+    """A far side that changes some of its agent's replies."""
 
     def __init__(self, box: Box, **lies: Lie) -> None:
         super().__init__(box.machine, python=box.far._python)
@@ -32,7 +32,7 @@ class Lying(FarSide):
     def ask(  # type: ignore[override]
         self, verb: str, *options: str, stdin: Iterable[bytes] | None = None, site: bool = False, timeout_s: float = 20
     ) -> tuple[bytes, bytes]:
-        """Make the call, and return the reply as the lie for this verb changes it."""
+        """Make the call, and return the reply as this verb's lie changes it."""
         line, content = super().ask(verb, *options, stdin=stdin, site=site, timeout_s=timeout_s)
         return self._lies.get(verb, lambda *answer: answer)(line, content)
 
@@ -42,13 +42,13 @@ def another_pack(line: bytes, content: bytes) -> tuple[bytes, bytes]:
 
 
 def another_part(line: bytes, content: bytes) -> tuple[bytes, bytes]:
-    """Return a part's line with a digest of the same form and length, but of another value."""
+    """Return the reply with a wrong digest of the same length in the line of a part."""
     index, _, digest = content.partition(b" ")
     return line, index + b" " + bytes(reversed(digest.rstrip())) + b"\n" if content else content
 
 
 def says(kind: str, content: bytes) -> Lie:
-    """Return a lie that replaces the list of what is there by `content`, with matching size and digest."""
+    """Return a lie that replaces the reply's list of parts by `content`, with matching size and digest."""
 
     def lie(line: bytes, _: bytes) -> tuple[bytes, bytes]:
         fields = {"kind": kind, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

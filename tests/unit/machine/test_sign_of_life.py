@@ -1,4 +1,4 @@
-"""Tests of a machine's sign of life: only its own host key, shown by a real sshd, counts as one."""
+"""Tests of a machine's sign of life: only its own host key, shown by a real sshd, counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that log and events come home byte for byte, despite cuts, damage and restarts of the supervisor."""
+"""Tests that log and events are downloaded byte for byte despite cuts, damage and restarts of the supervisor."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
 
 
 class Hasty(SystemClock):
-    """A clock that shortens every pause to at most 5 ms."""
+    """A clock that shortens every pause to 5 ms at most."""
 
     def sleep(self, seconds: float) -> None:
         super().sleep(min(seconds, 0.005))
 
 
 def write_on(folder: Path, over: threading.Event, dice: random.Random) -> None:
-    """Write events and random log bytes, as a trainer may, until `over` is set."""
+    """Write events and random log bytes until `over` is set, as a trainer might."""
     number = 0
     with (
         open(folder / "events.jsonl", "ab", buffering=0) as events,

@@ -1,4 +1,4 @@
-"""Tests of uploads and downloads over a real sshd: they arrive whole despite cuts, and nothing is sent twice."""
+"""Tests of uploads and downloads over a real sshd: they arrive whole despite cuts, without starting again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def far_behind(place: Place, proxy: Proxy) -> FarSide:
 
 
 def patiently(attempt: Callable[[], object]) -> None:
-    """Retry an attempt after each broken connection, as the lifecycle does, at most eight times."""
+    """Make an attempt and repeat it after each broken connection, at most eight times."""
     for _ in range(8):
         with suppress(MachineLost):
             attempt()
@@ -203,7 +203,7 @@ def test_what_a_dead_supervisor_has_fetched_is_not_fetched_again(place: Place, t
         far_behind(place, place.proxy()).fetch(file.name, file.bytes, file.sha256, tmp_path, on_progress=die)
     proxy = place.proxy()
     (listed,) = (tmp_path / ".partial").glob("*.parts")
-    listed.write_bytes(listed.read_bytes() + b"9437184 10")  # The last, unfinished note of the dead process.
+    listed.write_bytes(listed.read_bytes() + b"9437184 10")  # The dead process did not finish its last note.
     far_behind(place, proxy).fetch(file.name, file.bytes, file.sha256, tmp_path)
     is_same = (tmp_path / file.name).read_bytes() == (place.folder / "out" / file.name).read_bytes()
     assert is_same
