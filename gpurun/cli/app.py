@@ -81,7 +81,7 @@ GROUPS = {
 
 
 def module_of(verb: str) -> str:
-    """Return the name of a command's module: hyphens become underscores; one is added to a Python keyword."""
+    """Return the name of a command's module: hyphens become underscores, and a Python keyword ends with one."""
     return verb.replace("-", "_") + ("_" if keyword.iskeyword(verb) else "")
 
 
@@ -100,7 +100,7 @@ OTHER_WORDS = {
 
 
 class LazyVerbs(TyperGroup):
-    """Show the VERBS in groups, and import each command's module only when it is needed."""
+    """A group of commands that shows the VERBS under headings, and imports a module only when it is needed."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given | {"commands": dict.fromkeys(VERBS)})  # Click suggests these names in "Did you mean".
@@ -122,7 +122,7 @@ class LazyVerbs(TyperGroup):
 
 
 def build_app() -> typer.Typer:
-    """Build the whole command line."""
+    """Build and return the whole command line."""
     app = typer.Typer(
         name="gpurun",
         cls=LazyVerbs,

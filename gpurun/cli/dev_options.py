@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _ADDRESS = re.compile(r"(https?|git|ssh|file)://[^\s]+|[A-Za-z0-9._-]+@[A-Za-z0-9._-]+:[^\s]+")
 _WITH_SECRET = re.compile(r"https?://[^/\s]*@|//[^/@\s]*:[^/@\s]*@")
-"""Matches a password, or a token used as the user name."""
+"""Matches an address with a password, or with a user name, which may be a token."""
 _NOT_HERE = ("stage", "log_to", "silent", "dry_run")
 """The renting flags that `gpurun dev` does not have; their defaults apply."""
 

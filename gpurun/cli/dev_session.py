@@ -88,7 +88,10 @@ def work_there(session: Session, folder: RunFolder, on_interrupt: str, heard: In
 
 @dataclass(frozen=True)
 class _Place:
-    """How to reach a dev box; `doors` has its folder, and `way` is None if the box is this machine."""
+    """How to reach a dev box. `doors` has its folder and its JupyterLab.
+
+    `way` is None if the box is this computer, or if no way to the box was found; `why_not` then says why.
+    """
 
     sight: Sight
     doors: Doors
@@ -279,7 +282,10 @@ def confirm_loss(session: Session, run: str, unsaved: Unsaved | None) -> bool:
 
 
 def confirm_stop_of_box(session: Session, sight: Sight) -> bool | None:
-    """Ask before `gpurun stop` ends a dev box; return None if the user could not be asked, False for a no."""
+    """Ask before `gpurun stop` ends a dev box; True if nothing is lost or the user agrees, False after a no.
+
+    None if the user cannot be asked, the box is not in use, or it does not respond.
+    """
     if not (session.interactive and sight.state.phase is Phase.TRAINING):
         return None
     unsaved = unsaved_of(session, sight)

@@ -55,7 +55,7 @@ def limit_s(text: str) -> int:
     if found:
         days, first, second, third = (None if part is None else int(part) for part in found.groups())
         hours = first or 0, second or 0, third or 0
-        # Like sbatch: D-HH:MM and H:MM:SS, but MM:SS without days.
+        # As in sbatch: after days, two parts are HH:MM; without days, two parts are MM:SS and three are H:MM:SS.
         seconds = 60 * hours[0] + hours[1] if days is None and third is None else 3600 * hours[0] + 60 * hours[1]
         text = f"{86400 * (days or 0) + seconds + hours[2]}s"
     span = f"{text}m" if text.isascii() and text.isdigit() else text
@@ -111,7 +111,7 @@ def _within(text: str, least_s: int, most_s: int, code: str, wrong: str, hint: s
 
 
 def day_wall(text: str) -> float | None:
-    """Return the time when a local day begins, or None for ""."""
+    """Return the wall time at which a local day begins; None for an empty text."""
     from datetime import datetime
 
     from gpurun.core.errors import UsageError

@@ -74,7 +74,7 @@ class PanelledCommand(TyperCommand):
 
 
 def make_verb_group(usual: str = "--help") -> type[TyperGroup]:
-    """Return a class for a group of commands that runs the command `usual` if none is typed."""
+    """Return a class for a group of commands; if no command is typed, the group runs the command `usual`."""
 
     class Group(TyperGroup):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

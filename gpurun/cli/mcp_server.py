@@ -101,7 +101,7 @@ def _resources(desk: AgentDesk) -> ListResourcesResult:
 
 
 def _read(desk: AgentDesk, uri: str) -> ReadResourceResult:
-    """Return a page or a receipt; UsageError for anything else."""
+    """Return the content of a page, or of a receipt of the mandate's runs; MCPError for anything else."""
     try:
         if uri == _PAGE:
             text = read_regular(page("ANY-SCRIPT.md")).decode()

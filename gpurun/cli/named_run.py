@@ -1,4 +1,7 @@
-"""Resolve `gpurun run NAME`: show the name's command, ask before using an unapproved table, and apply typed flags."""
+"""Resolve `gpurun run NAME`, for a name that a table in gpurun.toml defines.
+
+The name's command is shown, a table that was not approved needs the user's yes, and typed flags take precedence.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,9 @@ _ROWS = {
 
 
 def with_named(session: Session, typed: dict[str, Any], flags: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """Return the typed values, with the name replaced by the flags in its table; typed flags take precedence.
+    """Return the typed values; if the command is a name, replace it by the flags in the name's table.
 
-    A word with a `/` or a dot is always a file, and words after `--` are always a command.
+    Typed flags take precedence. A word with a `/` or a dot is always a file, and words after `--` are always a command.
     """
     first, *more = typed["command"] or [""]
     is_command = sys.argv[-len(more) - 2 :][:1] == ["--"]
@@ -106,7 +109,7 @@ def _flag_names(flags: Mapping[str, tuple[Any, Any]]) -> set[str]:
     options = (get_args(kind)[1] for group in groups for kind, _ in group.values())
     words = (
         str(word) for option in options for word in (option.default, *(option.param_decls or ()))
-    )  # Typer's names.
+    )  # The names as Typer stores them.
     return {word.removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
 
 

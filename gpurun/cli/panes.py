@@ -67,7 +67,7 @@ class SilentPane:
     """Shows nothing; for verbs that print a single envelope."""
 
     def show(self, news: News, now: float) -> None:
-        """Say nothing."""
+        """Do nothing: this pane shows nothing."""
 
     def close(self) -> None:
         """Do nothing: this pane does not change the terminal."""
@@ -92,7 +92,7 @@ class PlainPane(SilentPane):
         self._say(self._view.update(news.records, news.events, now, news.moving))
 
     def close(self) -> None:
-        """Print the lines that were held back."""
+        """Print the lines that were not printed yet."""
         self._say(self._view.rest(self._session.clock.wall()))
 
     def _say(self, lines: list[str]) -> None:
@@ -125,7 +125,7 @@ class JsonPane(SilentPane):
 
 
 def _leave() -> None:
-    """End the view, as if the terminal had been closed, because the reader of the output has closed the pipe."""
+    """End the view as if the terminal had been closed, because standard output or error can no longer be written."""
     signal.raise_signal(signal.SIGHUP)
 
 

@@ -115,7 +115,7 @@ def _shortened(rehearsal: Request) -> Request | None:
 
 
 def _planned(name: str, plan: Plan) -> CheckRow:
-    """Return a row with the time and cost on the cheapest offer that finishes the recipe; empty if there is none."""
+    """Return a row with the time and cost on the cheapest offer that finishes the recipe; only a name if none does."""
     fitting = [
         candidate for candidate in plan.candidates if candidate.finishes and candidate.expected_micros is not None
     ]

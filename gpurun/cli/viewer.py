@@ -34,7 +34,7 @@ LONGEST_TURN_S = 60.0  # A longer turn means that this computer slept.
 
 
 class Viewer:
-    """Shows a run to the user until it ends."""
+    """Shows a run to the user until it ends or the user leaves."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Viewer:
         if not news.is_empty:
             self._ring()
             return None
-        if owned and self._is_unseen:  # The search may last until the deadline, so do not wait.
+        if owned and self._is_unseen:  # The supervisor's search for the machine may last until the deadline.
             return result_without_supervisor(
                 look_at_run(self._session.home, self._folder.name), self._session.clock.wall()
             )
@@ -143,7 +143,7 @@ class Viewer:
         return None
 
     def _answer(self, number: int) -> Result | None:
-        """React to a signal while the terminal is restored."""
+        """Restore the terminal, react to a signal, and draw again; return a Result if the view should end."""
         sight = look_at_run(self._session.home, self._folder.name)
         if sight.state.phase is Phase.DESTROYING:
             if self._warned_while_destroying:

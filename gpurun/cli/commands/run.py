@@ -44,7 +44,7 @@ def run(session: Session, request: Request, starting: Starting) -> Result:
 
 
 def _ask_again(session: Session, request: Request, *, is_asked: bool) -> None:
-    """Ask whether to repeat a command that succeeded; --yes means yes. The plan also mentions the repetition."""
+    """Ask whether to repeat a command that succeeded, unless --yes was typed; Declined after a no."""
     from gpurun.core.errors import Declined
     from gpurun.jobs.commands.continued_command import repeated_run
 
