@@ -1,8 +1,7 @@
 """Writes a run's checkpoint as a folder that transformers loads: `python -m trainer.export OUT DIR --data DATA`.
 
-GPT2LMHeadModel.from_pretrained(DIR) gives the same logits as the trainer. Only the `faithful` preset is a GPT-2.
-With `--form lab` the folder has the course's one file.
-Exit codes: 0 written, 2 refused.
+GPT2LMHeadModel.from_pretrained(DIR) gives the same logits as the trainer. Only the `faithful` preset is a GPT-2. With
+`--form`, the folder is for another program: the course (lab), nanoGPT or minGPT. Exit codes: 0 written, 2 refused.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ LAB_FILE = "mini_gpt2_checkpoint.pt"
 LAB_PARTS = {
     "attn.qkv": "attn.c_attn", "attn.proj": "attn.c_proj", "ln2": "ln_2", "mlp.0": "mlp.c_fc", "mlp.2": "mlp.c_proj",
 }  # fmt: skip
-"""The course's names for the parts of a block, and ours, in the course's order."""
+"""The course's names for the parts of a block, each with gpurun's name, in the course's order."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class _Trained:
     tokens: list[bytes]
     """The tokeniser's tokens, without the padding of the model's vocabulary."""
     source: str
-    """What it was trained on."""
+    """A description of the data that the model was trained on."""
 
 
 def export_hf(
