@@ -84,9 +84,7 @@ def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
 
 
 def _entry(name: str, entry: Any, expected_start: int) -> tuple[torch.dtype, list[int], int]:
-    """Return an entry's (dtype, shape, bytes); TensorFileError unless it starts at `expected_start`
-    and fits its shape.
-    """
+    """Return an entry's (dtype, shape, bytes); TensorFileError if its start or its length is wrong."""
     try:
         dtype, shape, (start, end) = _DTYPES[entry["dtype"]], list(entry["shape"]), entry["data_offsets"]
         if not all(type(n) is int and 0 <= n < 1 << 63 for n in (*shape, start, end)):

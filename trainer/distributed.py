@@ -256,9 +256,7 @@ class ParallelStrategy:
         self._parameters = list(model.parameters())
 
     def loss(self, inputs: Sequence[Tensor], device: Device, *, is_last: bool) -> Tensor:
-        """Return a micro-batch's loss; after the backward of a step's last one, the gradient is
-        that of all processes.
-        """
+        """Return a micro-batch's loss; after backward of a step's last one, the gradient is that of all processes."""
         self.before_micro_step(is_last)
         with device.autocast():
             return self.model(*(tensor.to(device.torch) for tensor in inputs))  # type: ignore[no-any-return]
