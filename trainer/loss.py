@@ -26,16 +26,16 @@ EAGER_BYTES = 2 * 1024 * 1024 * 1024
 """The same limit on a GPU without compilation: each operation on a chunk is a launch, so there should be few chunks."""
 
 FP16_CHUNK_TOKENS = 8192
-"""The most tokens of a chunk in fp16, because its sum of the head's gradient is in fp16, which ends at 65,504."""
+"""The most tokens of a chunk in fp16: their gradients of the head are summed in fp16, which ends at 65,504."""
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """How to compute a loss: `ignored` is the target without a loss, `chunk` the tokens per chunk, `dtype` that of
-    products.
+    """How to compute a loss.
 
-    The first `vocab_size` rows of the weight are tokens. `smoothing` is the label smoothing, `softcap` and `cap_by` are
-    as in `capped`, and `compiled` is whether chunks are computed in a compiled kernel.
+    `ignored` is the target without a loss, `chunk` the number of tokens per chunk, and `dtype` that of the products.
+    The first `vocab_size` rows of the weight are tokens. `smoothing` is the label smoothing; `softcap` and `cap_by` are
+    as in `capped`; `compiled` is whether chunks are computed in a compiled kernel.
     """
 
     ignored: int

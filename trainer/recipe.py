@@ -1,8 +1,8 @@
-"""The recipe: the only schema of recipe.toml and recipe.json (docs/FORMATS.md), with every bound and every cross-check.
+"""The recipe: the only schema of recipe.toml and recipe.json (docs/FORMATS.md), with all bounds and cross-checks.
 
-It needs only the standard library: gpurun reads recipes with it before anything is rented, the trainer on the machine.
-A table is a dataclass and a key is a field, whose annotation defines the allowed values; trainer/recipe_rules.py and
-`_conflicts` define which values fit together.
+It needs only the standard library, because gpurun reads recipes with it before anything is rented, and the trainer on
+the machine. A table is a dataclass and a key is a field, whose annotation defines the allowed values.
+trainer/recipe_rules.py and `_conflicts` define which values fit together.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from trainer.recipe_rules import PAIR_TOKENIZERS as PAIR_TOKENIZERS
 
 
 class RecipeError(ValueError):
-    """What is wrong with a recipe, in a sentence without its full stop.
+    """Raised for an invalid recipe; the text is a sentence without its full stop.
 
-    `kind` is "unknown_key", "missing_key", "bad_value" or "does_not_add_up"; `key` is the dotted key, if it concerns
-    one; `known` are the dotted keys of the table that has an unknown one.
+    `kind` is "unknown_key", "missing_key", "bad_value" or "does_not_add_up". `key` is the dotted key, if the error
+    concerns a key. `known` are the dotted keys of the table that has an unknown key.
     """
 
     def __init__(self, kind: str, sentence: str, key: str = "", known: tuple[str, ...] = ()) -> None:
@@ -33,7 +33,7 @@ class RecipeError(ValueError):
 
 @dataclass(frozen=True)
 class Must:
-    """A condition on a value: a test of it, and its description."""
+    """A condition on a value: `holds` tests it, and `be` completes the sentence "it must be …"."""
 
     holds: Callable[[Any], Any]
     be: str
