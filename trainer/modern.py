@@ -79,7 +79,7 @@ class ModernAttention(nn.Module):
         self.c_k = nn.Linear(config.width, config.width, bias=config.bias)
         self.c_v = nn.Linear(config.width, config.width, bias=config.bias)
         self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
-        self.mix = nn.Parameter(torch.empty(2)) if config.value_mix else None  # For its own values, and the first layer's.
+        self.mix = nn.Parameter(torch.empty(2)) if config.value_mix else None  # Of its values, and the first layer's.
         self.resid_dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, first: Tensor | None, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -72,8 +72,9 @@ def _arguments(setup: Setup, state: State, folder: str) -> transformers.Training
 
 
 def _dividing(plan: BatchPlan) -> BatchPlan | None:
-    """Return the next smaller plan, or None; its portions divide the current ones, because the
-    Trainer's loader goes on giving those.
+    """Return the next smaller plan, or None.
+
+    Its portions divide the current ones, because the Trainer's loader goes on giving those.
     """
     part = smaller(BatchPlan(plan.sequences, plan.micro_batch, 1))
     return part and BatchPlan(plan.sequences, part.micro_batch, part.accumulation * plan.accumulation)
