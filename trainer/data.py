@@ -34,9 +34,7 @@ __all__ = [
 ]
 
 VALIDATION_SEED = 0
-"""The seed of permuted validation samples: a fixed draw from the whole split, because its first
-samples may all be from one unusual document.
-"""
+"""The seed of permuted validation samples, a fixed draw: a split may begin with one unusual document."""
 
 
 @dataclass(frozen=True)

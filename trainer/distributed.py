@@ -35,14 +35,13 @@ __all__ = [
 COLLECTIVE_LIMIT_S = 600.0
 """How many seconds a process may keep the others waiting; after that, torch ends all of them."""
 REPLICA_BYTES = 18
-"""Bytes per parameter if each process holds the whole model: weights, two moments and the gradient
-in fp32, and 16-bit weights.
-"""
+"""Bytes per parameter of a whole model: weights, two moments and gradient in fp32, and 16-bit weights."""
 USABLE_SHARE = 0.75
 """The share of a GPU's memory that REPLICA_BYTES may take; the rest is for activations."""
 _GROUPS: list[dist.ProcessGroup | None] = []
-"""The process groups that were joined. They are never freed: gloo's destructor waits for its
-threads, and one of those may wait for the interpreter.
+"""The process groups that were joined.
+
+They are never freed, because gloo's destructor waits for its threads, and a thread may wait for the interpreter.
 """
 T = TypeVar("T")
 

@@ -1,10 +1,10 @@
-"""Handles a GPU that runs out of memory. A checkpoint records which micro-batch fits; before the first one, a note
-does.
+"""Handles a GPU that runs out of memory.
 
-A single process repeats the step with smaller micro-batches (`retried`). Among several, the process whose memory ran
-out writes the note `out/room.json` and ends (`ending`). The others, which may wait for it on their GPUs, see the note
-and end too (`end_with_the_others`). Then trainer/launch.py restarts all from the newest checkpoint, at most twice
-(`micro_batch_of_restart`). Plain torchrun would not restart them, so the run ends.
+A checkpoint records which micro-batch fits; before the first checkpoint, a note does. A single process repeats the step
+with smaller micro-batches (`retried`). Among several, the process whose memory ran out writes the note `out/room.json`
+and ends (`ending`). The others, which may wait for it on their GPUs, see the note and end too (`end_with_the_others`).
+Then trainer/launch.py restarts all from the newest checkpoint, at most twice (`micro_batch_of_restart`). Plain torchrun
+would not restart them, so the run ends.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ MOST_RESTARTS = 2
 LOOK_S = 0.5
 """How many seconds pass between two looks for a note of another process."""
 LEAVE_S, MOST_WRITING_S = 4.0, 25.0
-"""How many seconds at most a process continues to train after the note, and to write a checkpoint:
-torchrun kills it after 30 s.
-"""
+"""The most seconds that a process trains, and writes, after the note: torchrun kills it after 30 s."""
 _NOTE = "room.json"
 _KEYS = {"planned": int, "fits": int, "step": int, "message": str, "beginning": str}
 T = TypeVar("T")
@@ -54,7 +52,7 @@ def retried(setup: Setup, state: State, io: RunIO, compute: Callable[[], T]) -> 
         except torch.OutOfMemoryError:
             if not setup.parallel.retries_a_step:
                 raise
-        # The error has released the tensors that its traceback held only here, after its handler.
+        # Only here, after the handler, has the error released the tensors that its traceback held.
         shrink_micro_batch(setup, state, io, smaller(state.plan))
 
 

@@ -1,5 +1,7 @@
-"""Holds the parts of one training process: `Setup` never changes, `State` is the part of a checkpoint besides the
-tensors, and `RunIO` connects to files and signals. trainer/start.py builds them.
+"""Holds the parts of one training process, which trainer/start.py builds.
+
+`Setup` never changes, `State` is the part of a checkpoint besides the tensors, and `RunIO` connects to files and
+signals.
 """
 
 from __future__ import annotations

@@ -38,7 +38,5 @@ def tunnel_into_job(config: Path, way: WayIn, pairs: Iterable[tuple[int, int]], 
 
 
 def ssh_environment() -> dict[str, str]:
-    """Return the environment for ssh: of the user's variables, only those of the ssh-agent, its
-    prompt and the terminal.
-    """
+    """Return the environment for ssh; of the user's variables, only those of ssh-agent, its prompt and the terminal."""
     return child_environment({name: os.environ[name] for name in _PASSED_ON if name in os.environ})

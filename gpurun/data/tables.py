@@ -26,7 +26,7 @@ _SUFFIXES = (".csv", ".tsv", ".tab", ".psv")
 _HEAD_BYTES = 64 << 10
 """The limit for the first row of a file that is not named like a table, because a text may be one line of gigabytes."""
 _FEW_ROWS, _MANY_ROWS = 3, 50
-"""With a header, at least so many rows must agree; without a header, so many rows cannot agree by chance."""
+"""With a header, at least _FEW_ROWS rows must agree; without a header, _MANY_ROWS rows cannot agree by chance."""
 _NAME_CHARS, _NAME_WORDS = 40, 3
 
 

@@ -160,7 +160,7 @@ class LocalProvider:
         return str(self._folder_of(instance.id))
 
     def _clean_up(self, token: str) -> Rejected | Unknown:
-        """Clean up after a guard that ended at once. Return Rejected if nothing is left, else Unknown."""
+        """Clean up after a guard that ended immediately. Return Rejected if nothing is left, else Unknown."""
         log = self._folder / f"{token}.log"
         words = log.read_text(errors="replace").strip()[-300:] if log.exists() else ""
         self.destroy(token)

@@ -24,8 +24,7 @@ __all__ = ["stock_steps"]
 
 
 def stock_steps(setup: Setup, state: State, io: RunIO, folder: str) -> Generator[StepResult, None, None]:
-    """Take the remaining steps with their Trainer, each when it is requested; the files in `folder` are not needed
-    later.
+    """Take the remaining steps with their Trainer, each on request; the files in `folder` are not needed later.
 
     Their loop calls our code, not the reverse. Therefore it runs in a thread, which waits after each step until that
     has been handled.
@@ -74,14 +73,14 @@ def _arguments(setup: Setup, state: State, folder: str) -> transformers.Training
 def _dividing(plan: BatchPlan) -> BatchPlan | None:
     """Return the next smaller plan, or None.
 
-    Its portions divide the current ones, because the Trainer's loader goes on giving those.
+    Its portions divide the current ones, because the Trainer's loader still gives those.
     """
     part = smaller(BatchPlan(plan.sequences, plan.micro_batch, 1))
     return part and BatchPlan(plan.sequences, part.micro_batch, part.accumulation * plan.accumulation)
 
 
 class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """The remaining samples, in the order in which the own loop takes them."""
+    """The remaining samples, in the order in which the trainer's own loop takes them."""
 
     def __init__(self, setup: Setup, state: State) -> None:
         self._samples, each = setup.task.train_samples, state.plan.sequences
