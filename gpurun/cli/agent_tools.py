@@ -99,7 +99,7 @@ class Plan(_Renting):
     settings: Words = Field(default=[], description="Keys of the recipe to override, each as KEY=VALUE.")
 
     def words(self) -> list[str]:
-        """Return the command line."""
+        """Return the command line for this request."""
         return ["plan", *self.flags(), *_many("--set", self.settings), "--", self.recipe]
 
 
@@ -135,7 +135,7 @@ class Run(_Renting):
     )
 
     def words(self) -> list[str]:
-        """Return the command line."""
+        """Return the command line for this request."""
         silent = None if self.silent_minutes is None else f"{self.silent_minutes}m"
         named = {
             "--upload": self.folder, "--name": self.name, "--checkpoint-glob": self.checkpoint_glob,
@@ -370,7 +370,7 @@ def _status(desk: AgentDesk, request: Status) -> dict[str, Any]:
 
 
 def _wait(desk: AgentDesk, request: Wait) -> dict[str, Any]:
-    """Return the run's state at once; the server does the waiting."""
+    """Return the run's state now; the MCP server repeats the call until the run ends or `limit_s` has passed."""
     return desk.status_of(request.run)
 
 
@@ -470,7 +470,7 @@ TOOLS: dict[str, Tool] = {
 def shorten_response(answer: dict[str, Any]) -> dict[str, Any]:
     """Return the response, shortened to MOST_BYTES, with a list of what was cut.
 
-    Of fields whose name begins with `last`, the end is kept; of other fields, the beginning.
+    A field whose name begins with `last` keeps its end; any other field keeps its beginning.
     """
     answer = finite(answer)
     cut: dict[str, dict[str, int]] = {}

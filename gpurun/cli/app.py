@@ -192,7 +192,7 @@ def main() -> None:
     """Run the command line and exit with its code."""
     os.environ.setdefault(
         "PYDANTIC_DISABLE_PLUGINS", "__all__"
-    )  # Searching for plugins would take longer than most commands.
+    )  # pydantic would search for plugins, which takes longer than most commands.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # The terminal may not be UTF-8, or a file name may not be valid text.
     code = run_app(build_app())

@@ -80,7 +80,7 @@ def _demand_one_folder(typed: dict[str, Any]) -> None:
 
 
 def _folder(typed: dict[str, Any]) -> str:
-    """Return the folder to upload: --upload, else the working folder; "" if the machine gets its files elsewhere."""
+    """Return the folder to upload: --upload, else the working folder; "" if the files come from --git or --from."""
     if typed["git"] or typed["continues"] is not None:
         return ""
     place = Path(typed["upload"] or ".").expanduser().absolute()
@@ -90,7 +90,7 @@ def _folder(typed: dict[str, Any]) -> str:
 
 
 def _address(text: str) -> str:
-    """Return a public repository's address after checking that it has no password, because the plan stores it."""
+    """Return a public repository's address; UsageError if it has a password, because the plan stores the address."""
     if text and not _ADDRESS.fullmatch(text):
         what = f"--git {text!r} is not the address of a repository."
         raise UsageError(

@@ -153,7 +153,7 @@ class _Place:
         return [*lines, f"  gpurun stop {self.run}   download files, end machine, receipt"]
 
     def data(self) -> dict[str, object]:
-        """Return the same information as data, without JupyterLab's token."""
+        """Return the information of `lines` as data, without JupyterLab's token."""
         lab = self.doors.jupyter
         fields = {"run": self.run, "folder": str(self.sight.folder.path), "there": self.doors.folder}
         return {**fields, "host": None if self.is_here else alias_of(self.run), "editor": self.editor,
@@ -191,7 +191,7 @@ def _ready_line(session: Session, sight: Sight) -> str:
 
 @contextmanager
 def _tunnel(session: Session, place: _Place) -> Iterator[None]:
-    """Keep a tunnel to JupyterLab if the box has one, and print its link; a failed tunnel does not end the shell."""
+    """Keep a tunnel to JupyterLab open if the box has one, and print its link. A failure does not end the shell."""
     lab = place.doors.jupyter
     if lab is None or place.is_here or (place.way is not None and place.way.job):
         yield

@@ -49,7 +49,7 @@ def until_wall(text: str, now: float) -> float:
 
 
 def limit_s(text: str) -> int:
-    """Return the seconds of --time: a duration, or the formats of sbatch: MINUTES, H:MM:SS, D-HH:MM:SS."""
+    """Return the seconds of --time, which is a duration, or a time as for sbatch: MINUTES, H:MM:SS, D-HH:MM:SS."""
     wrong = f"--time {text!r} is out of range: a job may take from 1m to a year."
     found = re.fullmatch(r"(?:([0-9]{1,3})-)?([0-9]{1,4}):([0-9]{2})(?::([0-9]{2}))?", text)
     if found:
@@ -83,7 +83,7 @@ def silent_s(text: str) -> int:
 
 
 def hold_s(text: str) -> int:
-    """Return the seconds of --hold-on-failure: minutes, a duration, or 0 for `off`."""
+    """Return the seconds of --hold-on-failure, which is a number of minutes or a duration; 0 for `off`."""
     wrong = f"--hold-on-failure {text!r} is out of range: a machine can be held from 1m to a day."
     span = f"{text}m" if text.isascii() and text.isdigit() else text
     hint = "Write --hold-on-failure 15m, or off."

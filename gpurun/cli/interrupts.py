@@ -59,7 +59,7 @@ class Interrupts:
 
 
 def react_to_signal(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
-    """React to a signal; return whether the viewer should leave the run. The supervisor carries out any request.
+    """React to a signal; return whether the viewer should leave the run. A stop is only requested from the supervisor.
 
     `on_interrupt` is `ask`, `detach` or `stop`, or ATTACHED or RESUMED for a view of a run that another command began.
     """

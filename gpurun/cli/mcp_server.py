@@ -45,7 +45,7 @@ _RECEIPT, _PAGE = "gpurun://receipts/", "gpurun://docs/ANY-SCRIPT"
 
 
 def serve(desk: AgentDesk) -> None:
-    """Serve until standard input ends."""
+    """Serve the tools of a mandate until standard input ends."""
     anyio.run(partial(_serve, desk))
 
 

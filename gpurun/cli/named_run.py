@@ -94,7 +94,7 @@ def _lowered_cap(session: Session, named: NamedCommand) -> dict[str, str]:
 
 
 def _require_within_bounds(named: NamedCommand, values: dict[str, Any], flags: Mapping[str, tuple[Any, Any]]) -> None:
-    """Raise UsageError for a number that is outside the flag's bounds."""
+    """Raise UsageError for a number in the name's table that is outside the bounds of its flag."""
     for name, value in values.items():
         option = get_args(flags[name][0])[1]
         if (option.min is not None and value < option.min) or (option.max is not None and value > option.max):
@@ -137,7 +137,7 @@ def _show_and_ask(session: Session, named: NamedCommand, typed: dict[str, Any], 
 
 
 def _screen(session: Session, named: NamedCommand, typed: dict[str, Any], own: Sequence[str]) -> list[Line]:
-    """Return lines with what would be run, uploaded, installed and passed on; variables only by name."""
+    """Return lines with what would be run, uploaded, installed and passed on; only the names of variables are shown."""
     from gpurun.view.styled_text import Span, line
     from gpurun.view.table import fields
 
@@ -166,7 +166,7 @@ def _values(named: NamedCommand, keys: Sequence[str]) -> Iterator[str]:
 
 
 def _typed(name: str, typed: dict[str, Any], named: NamedCommand) -> str:
-    """Return a typed flag and the table's value that it overrides; variables only by name."""
+    """Return a typed flag and the table's value that it overrides; only the names of variables are shown."""
     flag = f"--{name.replace('_', '-')}"
     if name in _ADDED:
         return f"{flag} {', '.join(word.partition('=')[0] for word in typed[name])}"

@@ -19,7 +19,7 @@ from gpurun.view.style import probe
 
 
 class Pane(Protocol):
-    """Shows the news of a run."""
+    """Shows the new records and events of a run."""
 
     def show(self, news: News, now: float) -> None: ...
 
@@ -88,7 +88,7 @@ class PlainPane(SilentPane):
         self._view = PlainView(plan.job.terms, unicode=probe(sys.stderr).unicode)
 
     def show(self, news: News, now: float) -> None:
-        """Print what is new."""
+        """Print lines about the new records and events."""
         self._say(self._view.update(news.records, news.events, now, news.moving))
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class JsonPane(SilentPane):
         self._session = session
 
     def show(self, news: News, now: float) -> None:
-        """Print what is new."""
+        """Print the new records and events."""
         from gpurun.view.envelope import event_json, record_json
 
         try:
@@ -130,7 +130,7 @@ def _leave() -> None:
 
 
 def open_pane(session: Session, plan: Plan, *, stream: bool) -> Pane:
-    """Return the pane that fits this session."""
+    """Return the pane for this session; with --json, a pane that prints JSON Lines if `stream`, else a silent one."""
     if session.json:
         return JsonPane(session) if stream else SilentPane()
     live = probe(sys.stderr, color=session.color).redraw and not (session.no_progress or session.quiet)

@@ -145,7 +145,7 @@ def _rehearse_command(name: str) -> str:
 
 
 def _rehearse(home: Home, folder: RunFolder, clock: Clock) -> Sight:
-    """Drive the run until it is closed or its supervisor ends; its lease limits the time.
+    """Start the run's supervisor, and wait until the run is closed or the supervisor ends; the lease limits the time.
 
     On an interrupt, end the run before raising KeyboardInterrupt, so that no trainer keeps running in a deleted folder.
     """

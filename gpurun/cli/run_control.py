@@ -1,4 +1,4 @@
-"""Share the steps of commands that act on a run: find it, request its end, and ensure that it has a supervisor."""
+"""Provide the steps that commands on a run share: find it, request its end, ensure that it has a supervisor."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _not_driven(sight: Sight, *, to_its_end: bool) -> VerificationFailed | None:
 def stop_run(
     session: Session, sight: Sight, how: How, reason: str, *, same_account: bool = False, leaves: bool = False
 ) -> Result:
-    """Request a stop and watch the run until it is closed; a closed run is only shown.
+    """Request a stop and watch the run until it ends; for a run that has ended, only say so.
 
     With `leaves`, the user has agreed to lose the files that are not downloaded.
     """

@@ -116,7 +116,7 @@ def _table_of(session: Session, name: str) -> dict[str, Any] | None:
 
 
 def _space_in(table: Mapping[str, Any]) -> dict[str, Axis]:
-    """Return a table's settings by name; each is a list of values, or a text in the syntax of --set."""
+    """Return the settings in a table by name, each given as a list of values or as a text in the syntax of --set."""
     from gpurun.core.sweep import axis_of, parse_axis
 
     found: dict[str, Axis] = {}

@@ -1,4 +1,4 @@
-"""Watch a run until it is closed. The run does not depend on the view: its supervisor is another process."""
+"""Show a run to the user until it ends. The run does not depend on the view: its supervisor is another process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Viewer:
         self._silent_s, self._turn_mono = 0.0, session.clock.monotonic()
 
     def follow(self, heard: Interrupts | None = None) -> Result:
-        """Show the run until it is closed or the user leaves; handle the signals in `heard` first."""
+        """Show the run until it ends or the user leaves; handle the signals in `heard` first."""
         with nullcontext(heard) if heard is not None else Interrupts() as interrupts:
             try:
                 while True:
@@ -170,7 +170,7 @@ def follow_run(
     stream: bool = True,
     heard: Interrupts | None = None,
 ) -> Result:
-    """Show a run until it is closed or the user leaves, and return a Result with the run's exit code.
+    """Show a run until it ends or the user leaves, and return a Result with the run's exit code.
 
     With `--json`, each record and event is printed as a line, unless `stream` is false. `heard` are the signals that
     this process has received since it started the run.

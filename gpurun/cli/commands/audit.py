@@ -88,7 +88,7 @@ def audit(
     if (replay or require_replay) and not (runs or since or every) and planned_runs(session.home):
         runs = ["@last"]  # Replaying all runs would take hours, so the last run is the default.
     names = [find_run(session.home, run) for run in runs] or None
-    # Look this up before the audit, which takes minutes: a run that is driven now may have ended by then.
+    # See who is driven before the audit, which takes minutes: a driven run may have ended by then.
     unclosed = (folder.name for folder in session.home.folders() if not folder.is_closed)
     driven = {name for name in unclosed if _is_driven(session, name)}
     report = audit_home(session.home, names, since=day_wall(since), expected_head=head, public_key=_key(key))

@@ -1,4 +1,4 @@
-"""Implements `gpurun data`: makes shards from a corpus before renting, and checks a folder of shards."""
+"""Implements `gpurun data`: makes shards from a corpus before a machine is rented, and checks a folder of shards."""
 
 from __future__ import annotations
 

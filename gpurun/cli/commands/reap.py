@@ -128,7 +128,7 @@ def _swept(swept: Iterable[Found]) -> tuple[list[Found], MayBeBilling | None]:
 
 
 def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, age_s: float) -> frozenset[str]:
-    """Ask the user to confirm how many machines of other homes to end; return their ids. Declined otherwise."""
+    """Ask the user to confirm how many machines of other homes to end, and return their ids; Declined otherwise."""
     from gpurun.lifecycle.reaper import is_older, sweep
     from gpurun.view.reap_table import reap_table
 

@@ -1,4 +1,4 @@
-"""`gpurun run`: run any script with the same cap, proof and receipt."""
+"""`gpurun run`: run any command with a cap, a proof of death and a receipt, as for training."""
 
 from __future__ import annotations
 

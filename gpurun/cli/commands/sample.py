@@ -1,4 +1,4 @@
-"""Implements `gpurun sample`: a checkpoint continues or translates a text."""
+"""Implements `gpurun sample`: lets a checkpoint continue or translate a text."""
 
 from __future__ import annotations
 
