@@ -1,5 +1,5 @@
-"""Saves checkpoints and reads them. Incomplete files are never trusted, and no checkpoint is deleted before a newer one
-is complete.
+"""Saves and reads checkpoints. Incomplete files are never trusted, and a checkpoint stays until a newer one is
+complete.
 
 A checkpoint is three files. Each is written under a temporary name, flushed to disk, and renamed. Then MANIFEST.json is
 replaced by a rename, and from that moment the checkpoint exists. Files that the manifest does not name are leftovers.
@@ -241,11 +241,10 @@ class CheckpointStore:
             return False
 
     def newest_sound(self) -> tuple[int | None, list[int]]:
-        """Return the step of the newest checkpoint with valid digests, and the damaged steps, which are removed from
-        the manifest.
+        """Return the step of the newest checkpoint with valid digests, and the steps of damaged checkpoints.
 
-        The step is None if no checkpoint exists yet; Refused if all are damaged. Leftovers of a process that died while
-        saving are deleted.
+        The damaged checkpoints are removed from the manifest. The step is None if no checkpoint exists yet; Refused if
+        all are damaged. Leftovers of a process that died while saving are deleted.
         """
         damaged: list[int] = []
         found = None
@@ -351,8 +350,7 @@ class CheckpointStore:
         return entry
 
     def _forget_old(self) -> None:
-        """Remove checkpoints from the list for the manifest, except the latest two, the best and those spread over the
-        run.
+        """Remove checkpoints from the list, except the latest two, the best, and those that are spread over the run.
 
         Samples stay in the list.
         """

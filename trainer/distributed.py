@@ -157,7 +157,7 @@ class Processes:
         return values
 
     def any(self, here: bool, device: torch.device) -> bool:
-        """Return whether the condition holds in any process; all get the same answer."""
+        """Return whether `here` is true in any process; all processes get the same answer."""
         return bool(self.summed(torch.tensor(float(here), device=device)).item()) if self.several else here
 
     def share(self, tensors: Iterable[Tensor]) -> None:
@@ -209,7 +209,9 @@ class Processes:
 
 @contextlib.contextmanager
 def joined(processes: Processes, device: torch.device) -> Iterator[None]:
-    """Keep the process group open: NCCL between GPUs, gloo between CPUs. An error leaves it to the launcher."""
+    """Keep the process group open: NCCL between GPUs, gloo between CPUs. After an error, the
+    launcher ends the process.
+    """
     if processes.several:
         on_cuda = device.type == "cuda"
         if not on_cuda and "OMP_NUM_THREADS" not in os.environ:
@@ -291,8 +293,7 @@ class SingleProcess(ParallelStrategy):
 
 
 class DataParallel(ParallelStrategy):
-    """torch's DDP: each process holds everything. Gradients are averaged while backward still computes those of earlier
-    layers.
+    """torch's DDP: each process holds everything, and gradients are averaged while backward still runs.
 
     DDP arranges its buckets again after its first backward, and another arrangement rounds sums differently. After a
     warm-up, a resumed run adds in the same order as a run that never stopped (docs/dev/adr/0008).
@@ -317,8 +318,7 @@ class DataParallel(ParallelStrategy):
 
 
 class FullyShardedParallel(ParallelStrategy):
-    """Fully sharded (FSDP2): each process holds a part of every weight, gradient and moment, and fetches the other
-    parts.
+    """Fully sharded (FSDP2): each process holds a part of every weight, gradient and moment, and fetches the rest.
 
     Every forward and backward is a collective, so if a process runs out of memory, the others wait for it. Therefore
     all processes end, and trainer/launch.py restarts them with smaller micro-batches.

@@ -124,10 +124,10 @@ def token_bytes(tokens: tuple[bytes, ...], eot_id: int | None) -> np.ndarray:
 
 
 def rounds(items: int, each: int, processes: Processes) -> list[tuple[int, int]]:
-    """Return this process's (first, count) of every round. All processes have equally many, as a forward may be a
-    collective.
+    """Return this process's (first, count) of every round; all processes have the same number of rounds.
 
-    When the items run out, `count` is 0 and `first` is still a valid item.
+    That is necessary because a forward may need all processes. When the items run out, `count` is 0 and `first` is
+    still a valid item.
     """
     starts = range(processes.rank * each, items + processes.count * each, processes.count * each)
     number = -(-items // (processes.count * each))
@@ -230,11 +230,10 @@ def accuracy(
 
 
 def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator, top_p: float = 1.0) -> int:
-    """Draw one id from logits (vocab,), among the `top_k` likeliest, or all if it is 0; at temperature 0 return the
-    likeliest.
+    """Draw one id from logits (vocab,), among the `top_k` likeliest, or among all if `top_k` is 0.
 
-    With `top_p` below 1, the draw is from the smallest set of likeliest tokens whose total probability, at this
-    temperature, is at least `top_p`.
+    At temperature 0, return the likeliest. With `top_p` below 1, the draw is from the smallest set of likeliest tokens
+    whose total probability, at this temperature, is at least `top_p`.
     """
     if temperature < COLDEST:
         return int(logits.argmax())

@@ -1,5 +1,4 @@
-"""Defines the GPT, and the blocks of the `faithful` preset: GPT-2, whose losses are comparable with nanoGPT's and
-llm.c's.
+"""Defines the GPT, and the blocks of the `faithful` preset: GPT-2, with losses comparable to nanoGPT's and llm.c's.
 
 Pre-norm blocks, learned positions, GELU in its tanh form, LayerNorm in fp32, one matrix for embedding and head. Tensors
 are named as in the published GPT-2 files; linear weights are (out, in) here and (in, out) in those files. The blocks of
@@ -129,11 +128,11 @@ class GPT(nn.Module):
         return list(self.h)
 
     def compile_blocks(self, mode: str = "default") -> None:
-        """Compile each block separately, with one kernel for all; `torch.compiler.set_stance` marks where the code is
-        not used.
+        """Compile each block separately, with one kernel for all blocks.
 
-        With a single graph for the model, a backward would have all gradients only at its end, too late to send them
-        meanwhile. Compiling it would also take several times as long.
+        `torch.compiler.set_stance` marks the code that does not use the kernel. With a single graph for the model, a
+        backward would have all gradients only at its end, too late to send them meanwhile. Compiling it would also take
+        several times as long.
         """
         self.compiled = True
         torch._dynamo.config.optimize_ddp = False  # With this optimisation, torch would split each block's graph again.

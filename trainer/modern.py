@@ -135,7 +135,8 @@ class ModernBlock(nn.Module):
         self.mlp = ModernMLP(config)
 
     def forward(self, x: Tensor, first: Tensor | None, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return x plus the results of both parts, in the dtype of x, and what attention returns besides its result.
+        """Return x plus the results of both parts, in the dtype of x, and the values that attention passes to later
+        layers.
 
         `first` is passed to attention.
         """

@@ -208,11 +208,10 @@ POLYNOMIALS: dict[str, Polynomials] = {
 
 
 def orthogonalised(x: Tensor, polynomials: Polynomials = POLYNOMIALS["newton-schulz"]) -> Tensor:
-    """Return matrices (n, rows, columns), bf16, with the singular vectors of x and singular values near 1; x is
-    overwritten.
+    """Return matrices (n, rows, columns), bf16, with the singular vectors of x and singular values near 1.
 
-    The Newton-Schulz result is bit-identical to torch.optim.Muon's if a product of one matrix is bit-identical to that
-    of a stack. This is the case on a CPU from 32 rows and columns on.
+    x is overwritten. The Newton-Schulz result is bit-identical to torch.optim.Muon's if a product of one matrix is
+    bit-identical to that of a stack. This is the case on a CPU from 32 rows and columns on.
     """
     norms = torch.stack(torch._foreach_norm(list(x)))
     x.div_(norms.clamp(min=1e-7).view(-1, 1, 1))

@@ -134,11 +134,10 @@ def is_restarting(out: Path) -> bool:
 
 
 def end_with_the_others(out: Path, is_writing: Callable[[], bool]) -> None:
-    """Start a thread that ends this process soon after a note of this start appears; a save in progress may finish
-    first.
+    """Start a thread that ends this process soon after a note of this start appears.
 
-    This process may wait for the others on a GPU, where it receives no signal. Without the thread, torchrun would kill
-    it only after half a minute of paid time.
+    A save in progress may finish first. This process may wait for the others on a GPU, where it receives no signal.
+    Without the thread, torchrun would kill it only after half a minute of paid time.
     """
 
     def watch() -> None:

@@ -27,8 +27,7 @@ Pair = tuple[str, str]
 
 
 class WordTokenizer:
-    """A tokeniser with one id per word or sign, including the space before it; the ids are ordered by falling
-    frequency.
+    """A tokeniser with one id per word or sign, including the space before it; frequent words have lower ids.
 
     The first id stands for all words that are not in the vocabulary.
     """

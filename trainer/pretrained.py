@@ -77,8 +77,7 @@ def _named(manifest: Path) -> set[str]:
 
 
 def load_weights(model: GPT, path: Path, *, tokenizer_sha256: str | None = None) -> None:
-    """Set every weight of the model from a file or folder. If that is impossible, raise Refused and leave the model as
-    it is.
+    """Set every weight of the model from a file or folder; if that is impossible, raise Refused and change nothing.
 
     The file's vocabulary may be smaller than the model's: the added rows are as unlikely as the least likely token. Its
     context may be longer: the first positions are used. If it has no head and the model needs one, the embedding is

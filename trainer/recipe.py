@@ -82,11 +82,11 @@ class ModelConfig:
     softcap: NotNegative = 0.0  # The bound of the logits; 0: none.
     softcap_by: Literal["tanh", "root"] = "tanh"  # c tanh(x / c), or c x / sqrt(x^2 + c^2).
     rotary: Turned = 1.0  # The share of a head's channels that is rotated by position.
-    rotary_base: Positive = 10_000.0  # The slowest pair of channels rotates by about 1 / rotary_base a position.
+    rotary_base: Positive = 10_000.0  # The slowest pair of channels turns about 1 / rotary_base radians a position.
     attention_scale: NotNegative = 0.0  # The factor of the scores; 0: 1 / sqrt(a head's channels).
     value_mix: bool = False  # Each layer's values include a learned part of the first layer's.
     gains: bool = False  # Each RMSNorm has a learned gain per channel.
-    init_gain: Positive = 1.0  # Matrices that read the stream are drawn with init_gain / sqrt(inputs).
+    init_gain: Positive = 1.0  # Standard deviation init_gain / sqrt(inputs) for matrices that read the stream.
     stream: Literal["fp32", "bf16"] = "fp32"  # The dtype of residual stream and norms, if products are in bf16.
 
 
@@ -116,9 +116,9 @@ class OptimConfig:
     beta2: Part = 0.95
     eps: Positive = 1e-8
     weight_decay: NotNegative = 0.1
-    muon_weight_decay: NotNegative = 0.0  # Muon's own; 0: `weight_decay`.
-    embed_weight_decay: NotNegative = 0.0  # That of the token embedding; 0: `weight_decay`.
-    gain_weight_decay: NotNegative = 0.0  # That of gains and biases; 0: none.
+    muon_weight_decay: NotNegative = 0.0  # The weight decay of Muon's matrices; 0: `weight_decay`.
+    embed_weight_decay: NotNegative = 0.0  # The weight decay of the token embedding; 0: `weight_decay`.
+    gain_weight_decay: NotNegative = 0.0  # The weight decay of gains and biases; 0: none.
     cautious: bool = False  # Muon's matrices decay only where the step also moves them towards zero.
     orthogonal: Literal["newton-schulz", "newton-schulz-12", "polar-express"] = "newton-schulz"  # Muon's iterations.
     muon_scale: Literal["adamw", "aspect"] = "adamw"  # A step's size: AdamW's, or sqrt(max(1, rows / columns)).

@@ -121,11 +121,10 @@ def laid_over(recipe: Recipe, overrides: Sequence[Override], *, rehearse: bool) 
 
 
 def seed_of(challenge: str, bits: int = 63) -> int:
-    """Return the seed that a challenge gives, so that weights, order and masks depend on a word that was not known
-    before.
+    """Return the seed of a challenge, so that weights, order and masks depend on a word that was not known before.
 
-    The seed is the first `bits` bits of a hash. A recipe's integer has no more than 63; with so many, a second key or
-    word with the same seed cannot be found. An older gpurun used 32.
+    The seed is the first `bits` bits of a hash. With 63, the most that a recipe's integer has, no second key or word
+    with the same seed can be found. An older gpurun used 32.
     """
     return int.from_bytes(hashlib.sha256(f"gpurun challenge {challenge}".encode()).digest()[:8], "big") >> (64 - bits)
 

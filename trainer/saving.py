@@ -203,11 +203,10 @@ def latest_step(out: Path) -> int:
 def restore_model(
     model: nn.Module, recipe: Recipe, tokens: TokenData, data: Path, out: Path, processes: Processes, reporter: Reporter
 ) -> tuple[CheckpointWriter | None, Restored | None]:
-    """Restore the model from the newest intact checkpoint, if there is one; return the first process's writer and the
-    rest.
+    """Restore the model from the newest intact checkpoint, if any; return the writer and the rest of the checkpoint.
 
-    A checkpoint in `out` is used first, else that of an earlier run in the folder `data`. In the other processes, the
-    writer is None.
+    A checkpoint in `out` is used first, else that of an earlier run in the folder `data`. Only the first process has a
+    writer.
     """
     found: list[Checkpoint] = []
     writers: list[CheckpointWriter] = []
@@ -254,8 +253,7 @@ def restore_optimizer(
     device: torch.device,
     restore_state: Callable[[Mapping[str, Any]], None],
 ) -> None:
-    """Send the optimiser's tensors from the first process to all, and restore the optimiser, then the rest of the
-    state.
+    """Restore the optimiser, whose tensors the first process sends to all, and then the rest of the state.
 
     Raise Refused in every process if the tensors or the state do not fit this model.
     """

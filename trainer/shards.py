@@ -268,7 +268,7 @@ def windows_in(tokens: int, context: int, name: str) -> int:
 
 
 class ShardWriter:
-    """Writes the tokens of one split, a new file every `shard_tokens`; `entries` lists the finished files as in
+    """Writes the tokens of one split, a new file every `shard_tokens`; `entries` are the finished files, as in
     data.json.
 
     llm.c numbers held-out files from 0 and training files from 1; `number` sets another first number. A file's header

@@ -24,10 +24,11 @@ __all__ = ["stock_steps"]
 
 
 def stock_steps(setup: Setup, state: State, io: RunIO, folder: str) -> Generator[StepResult, None, None]:
-    """Take the remaining steps with their Trainer, each on request; the files in `folder` are not needed later.
+    """Take the remaining steps with Hugging Face's Trainer, each on request; its files in `folder` are not needed
+    later.
 
-    Their loop calls our code, not the reverse. Therefore it runs in a thread, which waits after each step until that
-    has been handled.
+    Its loop calls our code, not the reverse. Therefore it runs in a thread, which waits after each step until that has
+    been handled.
     """
     transformers.utils.logging.set_verbosity_error()
     io.reporter.say(f"loop: the Hugging Face Trainer, transformers {transformers.__version__}")
@@ -54,7 +55,7 @@ def stock_steps(setup: Setup, state: State, io: RunIO, folder: str) -> Generator
 
 
 def _arguments(setup: Setup, state: State, folder: str) -> transformers.TrainingArguments:
-    """Return the settings of their Trainer that correspond to the recipe's."""
+    """Return Hugging Face's settings that correspond to the recipe's."""
     optim, train, cuda = setup.recipe.optim, setup.recipe.train, setup.device.is_cuda
     arguments = transformers.TrainingArguments(
         output_dir=folder, max_steps=train.steps - state.step,
@@ -65,7 +66,7 @@ def _arguments(setup: Setup, state: State, folder: str) -> transformers.Training
         logging_steps=1, logging_nan_inf_filter=False, report_to="none", save_strategy="no", disable_tqdm=True,
         remove_unused_columns=False, dataloader_pin_memory=cuda, seed=train.seed % 2**32,
     )  # fmt: skip
-    # One process trains on its one GPU: otherwise their Trainer would replicate over every visible GPU.
+    # One process trains on one GPU; Hugging Face's Trainer would otherwise use every visible GPU.
     arguments._n_gpu = 1
     return arguments
 
@@ -96,7 +97,7 @@ class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 
 class _Trainer(transformers.Trainer):
-    """Their Trainer, with the recipe's rates and dropout seeds, and checks for a finite loss and gradient."""
+    """Hugging Face's Trainer with the recipe's rates and dropout seeds, and checks for a finite loss and gradient."""
 
     optimizer: torch.optim.Optimizer  # Always set before use, although their type allows None.
 
@@ -116,7 +117,7 @@ class _Trainer(transformers.Trainer):
         self.remove_callback(transformers.trainer_callback.PrinterCallback)
 
     def create_optimizer(self, *given: Any) -> torch.optim.Optimizer:
-        """Make their optimiser, with the state that the run was restored to."""
+        """Make Hugging Face's optimiser, with the state that the run was restored to."""
         optimizer = super().create_optimizer(*given)
         self._twin.give_state(self._setup.optimizer, optimizer)
         return optimizer
@@ -148,7 +149,7 @@ class _Trainer(transformers.Trainer):
         return loss
 
     def _in_portions(self, model: nn.Module, inputs: Mapping[str, Tensor], *given: Any) -> Tensor | None:
-        """Add the gradient of one of their micro-steps and return its loss; None if memory ran out."""
+        """Add the gradient of one micro-step of Hugging Face's loop, and return its loss; None if memory ran out."""
         step, plan, losses = self._state.step, self._state.plan, []
         rows = len(inputs["input_ids"])
         try:
@@ -187,7 +188,7 @@ class _Judge(transformers.TrainerCallback):
             raise NonFinite(f"step {self._state.step + 1} has no finite gradient; the weights did not move")
 
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Pass on the step. Their log event follows every step, with its loss and its gradient norm before clipping."""
+        """Pass on the step. Hugging Face's log event follows every step, with its loss and its norm before clipping."""
         logs: Mapping[str, float] = given["logs"]
         if "grad_norm" not in logs:
             return  # the summary at the end

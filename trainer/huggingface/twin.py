@@ -15,7 +15,9 @@ __all__ = ["Twin"]
 
 
 def _turned(name: str, tensor: Tensor) -> Tensor:
-    """Return a view in the other model's layout: linear weights are (out, in) in gpurun's and (in, out) in theirs."""
+    """Return a view in the other model's layout: linear weights are (out, in) in gpurun's GPT and
+    (in, out) in GPT-2.
+    """
     return tensor.t() if name.endswith(LINEAR_NAMES) and tensor.dim() == 2 else tensor
 
 
@@ -25,7 +27,7 @@ def _without_padding(vocab_size: int, head: nn.Module, given: tuple[Tensor, ...]
 
 
 class Twin:
-    """Their model, whose weights are views of gpurun's; also passes AdamW's state between both optimisers."""
+    """GPT2LMHeadModel with weights that are views of gpurun's; it also passes AdamW's state between both optimisers."""
 
     def __init__(self, ours: GPT) -> None:
         shape = ours.config
@@ -44,12 +46,12 @@ class Twin:
         assert not theirs, f"GPT2LMHeadModel has tensors that ours has not: {sorted(theirs)}"
 
     def give_state(self, ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
-        """Give their optimiser the state that the run's optimiser was restored to; a new optimiser has no state."""
+        """Give Hugging Face's optimiser the state that the run's own was restored to; a new optimiser has no state."""
         for name, parameter, twin in self._pairs:
             if ours.state[parameter]:
                 theirs.state[twin] = {key: _turned(name, value) for key, value in ours.state[parameter].items()}
 
     def take_state(self, ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
-        """Give the run's optimiser the current state of theirs, for a checkpoint."""
+        """Give the run's own optimiser the current state of Hugging Face's, for a checkpoint."""
         for name, parameter, twin in self._pairs:
             ours.state[parameter] = {key: _turned(name, value) for key, value in theirs.state[twin].items()}

@@ -1,8 +1,7 @@
-"""Provides what a training loop needs for translation: the data, the model, and translations of prompts and held-out
-text.
+"""Provides what a training loop needs for translation: the data, the model, and translations.
 
-The loop is that of trainer/train.py: it reads `train_samples` and `val_samples`, and passes them to `model`. Everything
-depends only on the recipe, the data folder and the position.
+The translations are of prompts and of held-out text. The loop is that of trainer/train.py: it reads `train_samples` and
+`val_samples`, and passes them to `model`. Everything depends only on the recipe, the data folder and the position.
 """
 
 from __future__ import annotations
