@@ -122,7 +122,7 @@ def _member_text(files: zipfile.ZipFile, name: str) -> str:
 
 def _tasks(files: zipfile.ZipFile) -> Iterator[_Task]:
     """Yield the tasks that core.yaml lists, each with its baseline."""
-    import yaml  # Only for a bundle.
+    import yaml  # Only a bundle needs it.
 
     try:
         entries = yaml.safe_load(_member_text(files, "core.yaml"))["icl_tasks"]

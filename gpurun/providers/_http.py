@@ -204,7 +204,7 @@ class _Limit:
         self._timer.cancel()
 
     def watch(self, sock: socket.socket) -> None:
-        """Watch a connected socket. Raises TimeoutError if the time is over, before anything is sent."""
+        """Take the connected socket to shut down; TimeoutError if the time is over already, before anything is sent."""
         self._sock = sock
         if self.over:
             raise TimeoutError

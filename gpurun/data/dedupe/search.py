@@ -25,7 +25,7 @@ _KEYS_AT_ONCE = 2_000_000
 _PAIRS_AT_ONCE = 16_384
 """The most pairs whose signatures are compared together: 17 MB of signatures."""
 _MOST_LEADERS = 64
-"""The most documents of a group with equal keys that are compared with one another; each band forms new groups."""
+"""The most documents of a group that the rest of the group is compared with; each band forms new groups."""
 
 Say = Callable[[str], None]
 
@@ -146,7 +146,7 @@ class _Corpus:
         return np.concatenate(rows)[places]
 
     def settle(self) -> int:
-        """Restore each dropped document whose match was dropped in favour of a dissimilar document; return how many."""
+        """Restore each document whose match was dropped, too, and whose match's match differs; return how many."""
         back = 0
         compared = np.concatenate([np.empty(0, dtype=np.uint32), *self._compared])
         chained = compared[self._instead[self._instead[compared]] != _NONE]
