@@ -130,9 +130,9 @@ class GPT(nn.Module):
     def compile_blocks(self, mode: str = "default") -> None:
         """Compile each block separately, with one kernel for all blocks.
 
-        `torch.compiler.set_stance` marks the code that does not use the kernel. With a single graph for the model, a
-        backward would have all gradients only at its end, too late to send them meanwhile. Compiling it would also take
-        several times as long.
+        `torch.compiler.set_stance` marks the code that does not use the kernel. With a single graph for the model, all
+        gradients would be ready only at the end of backward, so they could not be sent while backward runs. Compiling
+        it would also take several times as long.
         """
         self.compiled = True
         torch._dynamo.config.optimize_ddp = False  # With this optimisation, torch would split each block's graph again.

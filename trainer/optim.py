@@ -153,7 +153,7 @@ class Muon(torch.optim.Optimizer):
             halves = [torch.empty_like(gradient, dtype=torch.bfloat16) for gradient in gradients]
             torch._foreach_copy_(halves, torch._foreach_lerp(gradients, moments, momentum))
             for number, (matrix, half) in enumerate(zip(stack, halves, strict=True)):
-                whole = _whole(half, matrix)  # For each, all processes take part.
+                whole = _whole(half, matrix)  # All processes take part in each gather.
                 if ours.start <= number < ours.stop:
                     share[number - ours.start] = whole
         elif gradients[ours]:

@@ -75,7 +75,7 @@ def shrink_micro_batch(setup: Setup, state: State, io: RunIO, plan: BatchPlan | 
 def restore_micro_batch(setup: Setup, state: State, room: Mapping[str, Any]) -> None:
     """Use the micro-batch that fitted, if the GPU and the planned micro-batch are the same as then.
 
-    Otherwise memory would run out again.
+    Without this, memory would run out again.
     """
     if room.items() >= setup.planned.items():
         while state.plan.micro_batch > room["fits"] and (plan := smaller(state.plan)):

@@ -1,4 +1,4 @@
-"""Define the tools that an agent may call: the input of each, the command that it runs, and a response of limited size.
+"""Defines the tools that an agent may call: the input of each, its command, and a response of limited size.
 
 A tool that starts or ends a run, or contacts a cloud, runs a gpurun command in a process under GPURUN_MANDATE, so that
 the command enforces the mandate. Tools that only read a run of the mandate do so in this process. The output of a

@@ -1,4 +1,4 @@
-"""Define the command tree. A command's module is imported only to run the command or to show its help."""
+"""Defines the command tree. A command's module is imported only to run the command or to show its help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Download a run's finished files, and list which files are downloaded and which exist only on its machine."""
+"""Downloads a run's finished files, and lists which files are downloaded and which exist only on its machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the flags of `gpurun run`, and build the Request of a command from them."""
+"""Defines the flags of `gpurun run`, and builds the Request of a command from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the flags of `gpurun dev`, and build the request for a dev box from them."""
+"""Defines the flags of `gpurun dev`, and builds the request for a dev box from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serve the user of a dev box: show commands, open a shell and a tunnel to JupyterLab, and ask before the end."""
+"""Serves the user of a dev box: shows commands, opens a shell and a tunnel to JupyterLab, and asks before the end."""
 
 from __future__ import annotations
 

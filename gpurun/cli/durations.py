@@ -1,4 +1,4 @@
-"""Parse durations (`90s`, `10m`, `1h`, `2d`), and check the limits of each flag that has a duration."""
+"""Parses durations (`90s`, `10m`, `1h`, `2d`), and checks the limits of each flag that has a duration."""
 
 from __future__ import annotations
 

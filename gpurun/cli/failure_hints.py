@@ -1,4 +1,4 @@
-"""Suggest how to fix a failed job, from the agent's observations and the end of the log."""
+"""Suggests how to fix a failed job, from the agent's observations and the end of the log."""
 
 from __future__ import annotations
 

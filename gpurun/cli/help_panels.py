@@ -1,4 +1,4 @@
-"""Show the flags of a command in named panels, the most common flags first."""
+"""Shows the flags of a command in named panels, the most common flags first."""
 
 from __future__ import annotations
 

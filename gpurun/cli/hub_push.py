@@ -1,4 +1,4 @@
-"""`export --to hf --push OWNER/NAME`: upload an exported model to the hub with the user's own login."""
+"""`export --to hf --push OWNER/NAME`: uploads an exported model to the hub with the user's own login."""
 
 from __future__ import annotations
 

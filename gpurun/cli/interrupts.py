@@ -1,4 +1,4 @@
-"""Handle Ctrl-C, a closed terminal or a cancelled CI job; the effect depends on the run's phase, and is announced."""
+"""Handles Ctrl-C, a closed terminal or a cancelled CI job; the effect depends on the run's phase, and is announced."""
 
 from __future__ import annotations
 

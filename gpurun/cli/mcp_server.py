@@ -1,4 +1,4 @@
-"""Serve an agent's tools over standard input and output with the official SDK of the Model Context Protocol.
+"""Serves an agent's tools over standard input and output with the official SDK of the Model Context Protocol.
 
 Only this module imports the SDK, and only `gpurun mcp` imports this module.
 """

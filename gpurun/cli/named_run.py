@@ -1,4 +1,4 @@
-"""Resolve `gpurun run NAME`, for a name that a table in gpurun.toml defines.
+"""Resolves `gpurun run NAME`, for a name that a table in gpurun.toml defines.
 
 The name's command is shown, a table that was not approved needs the user's yes, and typed flags take precedence.
 """

@@ -1,4 +1,4 @@
-"""Check the clouds for `gpurun doctor --online`: whether the key works, what it permits, and what is left over.
+"""Checks the clouds for `gpurun doctor --online`: whether the key works, what it permits, and what is left over.
 
 Each provider is asked in its own thread with a time limit. Nothing is changed.
 """

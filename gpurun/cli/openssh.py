@@ -1,4 +1,4 @@
-"""Build the arguments and environment for the system's OpenSSH with gpurun's own entries."""
+"""Builds the arguments and environment for the system's OpenSSH with gpurun's own entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the flags that several commands share, and build a Request from them."""
+"""Defines the flags that several commands share, and builds a Request from them."""
 
 from __future__ import annotations
 

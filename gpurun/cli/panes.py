@@ -1,4 +1,4 @@
-"""Show a run's new records and events: as a redrawn view on a terminal, as lines, as JSON Lines, or not at all."""
+"""Shows a run's new records and events: as a redrawn view on a terminal, as lines, as JSON Lines, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show the progress of long work on standard error: a redrawn line, or a line every few seconds."""
+"""Shows the progress of long work on standard error: a redrawn line, or a line every few seconds."""
 
 from __future__ import annotations
 

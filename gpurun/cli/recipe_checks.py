@@ -1,4 +1,4 @@
-"""Check a recipe or a modified trainer by rehearsing it on this computer, before anything is rented.
+"""Checks a recipe or a modified trainer by rehearsing it on this computer, before anything is rented.
 
 The rehearsal is the same as with `--dry-run`: shards, supervisor, agent, trainer, collection, receipt. It uses a
 temporary home, so that the user's runs and receipts are not affected; only the cache of tokenised text is shared.

@@ -1,4 +1,4 @@
-"""Provide the steps that commands on a run share: find it, request its end, ensure that it has a supervisor."""
+"""Provides the steps that commands on a run share: find it, request its end, ensure that it has a supervisor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the context of one command: the home, the clock, the settings, and the output style."""
+"""Defines the context of one command: the home, the clock, the settings, and the output style."""
 
 from __future__ import annotations
 

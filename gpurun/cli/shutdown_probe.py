@@ -1,4 +1,4 @@
-"""Check whether the user's own box still answers after a run, and describe the signed statement about it."""
+"""Checks whether the user's own box still answers after a run, and describes the signed statement about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show a plan, ask, start the run and follow it, for `train`, `run`, `dev` and `sweep`."""
+"""Shows a plan, asks, starts the run and follows it, for `train`, `run`, `dev` and `sweep`."""
 
 from __future__ import annotations
 

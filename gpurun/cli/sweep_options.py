@@ -1,4 +1,4 @@
-"""Define the flags of `gpurun sweep`, and build a Request for a recipe, a command or a name in gpurun.toml."""
+"""Defines the flags of `gpurun sweep`, and builds a Request for a recipe, a command or a name in gpurun.toml."""
 
 from __future__ import annotations
 

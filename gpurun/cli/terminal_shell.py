@@ -1,4 +1,4 @@
-"""Run a remote program at this terminal over gpurun's own SSH connection, for use if OpenSSH is not installed."""
+"""Runs a remote program at this terminal over gpurun's own SSH connection, for use if OpenSSH is not installed."""
 
 from __future__ import annotations
 

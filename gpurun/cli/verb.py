@@ -1,4 +1,4 @@
-"""Turn a function into a command: add the common flags, call the function, and render its result.
+"""Turns a function into a command: adds the common flags, calls the function, and renders its result.
 
 Errors have the same output format: with `--json`, even a wrong flag prints the envelope.
 """

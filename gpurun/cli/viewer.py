@@ -1,4 +1,4 @@
-"""Show a run to the user until it ends. The run does not depend on the view: its supervisor is another process."""
+"""Shows a run to the user until it ends. The run does not depend on the view: its supervisor is another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wait for a run: for its machine (`train --detach`) or for its end (`wait`)."""
+"""Waits for a run: for its machine (`train --detach`) or for its end (`wait`)."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _arguments(setup: Setup, state: State, folder: str) -> transformers.Training
 def _dividing(plan: BatchPlan) -> BatchPlan | None:
     """Return the next smaller plan, or None.
 
-    Its portions divide the current ones, because the Trainer's loader still gives those.
+    The Trainer's loader still yields the current micro-batches, so the size of the smaller ones divides theirs.
     """
     part = smaller(BatchPlan(plan.sequences, plan.micro_batch, 1))
     return part and BatchPlan(plan.sequences, part.micro_batch, part.accumulation * plan.accumulation)
