@@ -37,4 +37,4 @@ huggingface/    the same run with the Hugging Face Trainer, for comparison
 import time
 
 STARTED_MONOTONIC_S = time.monotonic()
-"""When this process first imported the package; `elapsed_s` counts from here, so it includes the import of torch."""
+"""When this process first imported the package. `elapsed_s` counts from then, so it includes torch's import."""

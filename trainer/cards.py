@@ -31,14 +31,17 @@ PEAKS: dict[str, tuple[str, float]] = {
     "B200": (r"\bB200\b", 2250.0),
     "B300": (r"\bB300\b", 2250.0),
 }
-"""By GPU kind, as in an offer: a pattern for CUDA's name of the GPU, and its dense bf16 peak in TFLOP/s from NVIDIA's
-data sheets; for the first three, which have no bf16, the fp16 peak."""
+"""The speeds of GPUs.
+
+The key is the kind of GPU, as in an offer. The value is a pattern for CUDA's name of the GPU, and its dense bf16 peak
+in TFLOP/s from NVIDIA's data sheets; for the first three, which have no bf16, the fp16 peak.
+"""
 _SHARE_OF_A_CARD = re.compile(r" MIG |-\d+[A-Z](ME)?$")
 """Matches names of partitioned (MIG) or virtual GPUs, whose peak is different or unknown."""
 
 
 def peak_tflops(cuda_name: str) -> float | None:
-    """Return the peak of a GPU by CUDA's name for it, or None if it is unknown: a guess is never reported."""
+    """Return the peak of a GPU in TFLOP/s, by CUDA's name for the GPU; None if it is unknown."""
     if _SHARE_OF_A_CARD.search(cuda_name):
         return None
     return next((peak for pattern, peak in PEAKS.values() if re.search(pattern, cuda_name)), None)

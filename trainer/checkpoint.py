@@ -1,10 +1,10 @@
-"""Saves and resumes. Incomplete files are never trusted, and no old checkpoint is deleted before a new one is complete.
+"""Saves and reads checkpoints. Incomplete files are never trusted, and a checkpoint stays until a newer one is
+complete.
 
-A checkpoint is three files. Each is written under a temporary name, flushed to disk, and renamed; then
-MANIFEST.json is replaced by rename, and from that moment the checkpoint exists. Files it does not name are leftovers.
-
-Tensors are in safetensors files, which cannot run code when they are read: 8 bytes little-endian length, a JSON header
-{name: {dtype, shape, data_offsets}}, then the tensors end to end.
+A checkpoint is three files. Each is written under a temporary name, flushed to disk, and renamed. Then MANIFEST.json is
+replaced by a rename, and from that moment the checkpoint exists. Files that the manifest does not name are leftovers.
+Tensors are in safetensors files, which cannot run code when they are read: the length of the header in 8 bytes,
+little-endian; a JSON header {name: {dtype, shape, data_offsets}}; then the tensors, one after the other.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _HEADER_LIMIT = 100_000_000
 
 Entry = dict[str, Any]
-"""One file of the manifest: name, bytes, sha256, kind, step."""
+"""One file of the manifest, with the keys name, bytes, sha256, kind, step."""
 
 
 class TensorFileError(Exception):
-    """The file is not a valid safetensors file."""
+    """Raised if a file is not a valid safetensors file."""
 
 
 def write_tensors(write: Callable[[memoryview], Any], tensors: Mapping[str, Tensor]) -> None:
-    """Pass the file's bytes to `write`, one tensor at a time: only one must fit in the host's memory at once."""
+    """Pass the file's bytes to `write`, one tensor at a time, so that only one must fit in the host's memory."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in tensors.items():
@@ -84,7 +84,7 @@ def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
 
 
 def _entry(name: str, entry: Any, expected_start: int) -> tuple[torch.dtype, list[int], int]:
-    """Return (dtype, shape, bytes) of one entry, which must start where the last one ended and match its shape."""
+    """Return an entry's (dtype, shape, bytes); TensorFileError if its start or its length is wrong."""
     try:
         dtype, shape, (start, end) = _DTYPES[entry["dtype"]], list(entry["shape"]), entry["data_offsets"]
         if not all(type(n) is int and 0 <= n < 1 << 63 for n in (*shape, start, end)):
@@ -120,7 +120,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What training needs to continue: tensors by name, and the JSON state."""
+    """What training needs to continue from a step: tensors by name, and the JSON state."""
 
     step: int
     model: dict[str, Tensor]
@@ -129,7 +129,7 @@ class Checkpoint:
 
 
 class _Digesting:
-    """Writes to a file and computes its sha256 and length at the same time."""
+    """A file that is being written, with the sha256 and the length of what was written so far."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.sha256, self.bytes = file, hashlib.sha256(), 0
@@ -172,13 +172,13 @@ def _json_bytes(record: Any) -> bytes:
 
 
 def _is_entry(entry: Entry) -> bool:
-    """Return whether an entry of a manifest has the form in which they are written."""
+    """Return whether an entry of a manifest has all its fields, with the right types and a safe name."""
     kinds = {"name": str, "bytes": int, "sha256": str, "kind": str, "step": int}
     return all(type(entry[key]) is kind for key, kind in kinds.items()) and bool(_NAME.fullmatch(entry["name"]))
 
 
 def read_checkpoint(out: Path, step: int) -> Checkpoint:
-    """Read the checkpoint of a step whose digests have been verified."""
+    """Read the checkpoint of a step, whose digests the caller has verified; Refused if it cannot be read."""
     paths = {kind: out / "checkpoints" / f"{step:06d}.{suffix}" for kind, suffix in _SUFFIXES.items()}
     try:
         state = json.loads(paths["state"].read_text(encoding="utf-8"))
@@ -190,9 +190,10 @@ def read_checkpoint(out: Path, step: int) -> Checkpoint:
 
 
 class CheckpointStore:
-    """The folder `out/` as seen by the first process, the only one that writes.
+    """The folder `out/` of a run; only the first process has a store, and only it writes there.
 
-    Besides the latest checkpoints, at most `keep` earlier ones are kept, one per `every` steps, spread over the run.
+    Kept are the two latest checkpoints, the best one, and at most `keep` earlier ones, spread over the run, whose steps
+    are multiples of `every`.
     """
 
     def __init__(self, out: Path, *, keep: int = 0, every: int = 1) -> None:
@@ -240,9 +241,10 @@ class CheckpointStore:
             return False
 
     def newest_sound(self) -> tuple[int | None, list[int]]:
-        """Return the step of the newest checkpoint with valid digests, and the damaged steps, which are now forgotten.
+        """Return the step of the newest checkpoint with valid digests, and the steps of damaged checkpoints.
 
-        None if there is none to resume from. Leftovers of a process that died while saving are deleted.
+        The damaged checkpoints are removed from the manifest. The step is None if no checkpoint exists yet; Refused if
+        all are damaged. Leftovers of a process that died while saving are deleted.
         """
         damaged: list[int] = []
         found = None
@@ -282,10 +284,10 @@ class CheckpointStore:
             self._files = [e for e in self._files if e["kind"] != "compile_cache" or e is put]
 
     def save(self, checkpoint: Checkpoint, val_loss: float | None) -> tuple[list[str], int]:
-        """Save a checkpoint and return its files' names and total bytes; forget checkpoints that are not to be kept.
+        """Save a checkpoint and return its files' names and total bytes; delete checkpoints that are not to be kept.
 
-        `val_loss`, if it was computed at this step, decides whether this is the best one. Raise SaveFailed if it cannot
-        be written: the checkpoints before it are untouched.
+        `val_loss`, if it was computed at this step, decides whether this checkpoint is the best. Raise SaveFailed if it
+        cannot be written; earlier checkpoints are then unchanged.
         """
         step, content = checkpoint.step, _json_bytes(checkpoint.state)
         fills: dict[str, Callable[[_Digesting], None]] = {
@@ -304,13 +306,13 @@ class CheckpointStore:
         return [e["name"] for e in written], sum(e["bytes"] for e in written)
 
     def judge(self, val_loss: float) -> None:
-        """Record the validation loss of the latest checkpoint, which was saved without one."""
+        """Record the validation loss of the latest checkpoint, which was saved before the loss was known."""
         with self._saving(f"the validation loss of step {self.latest}", clear=False):
             self._announce(val_loss)
         self._clear_leftovers()
 
     def _announce(self, val_loss: float | None) -> None:
-        """Write the manifest of the latest checkpoint; `val_loss` is its own."""
+        """Write the manifest with the latest checkpoint, whose validation loss is `val_loss`; None if it is unknown."""
         if val_loss is not None and (self.best is None or val_loss < self.best["val_loss"]):
             self.best = {"step": self.latest, "val_loss": val_loss}
         self._forget_old()
@@ -320,7 +322,8 @@ class CheckpointStore:
     def _saving(self, what: str, *, clear: bool = True) -> Iterator[None]:
         """Turn a failed write into SaveFailed, with this object unchanged, and delete the incomplete files.
 
-        Once a new manifest may be in place, `clear` must be off: the files that it names are not leftovers.
+        If a new manifest may already be on disk, `clear` must be false, because the files that it names are not
+        leftovers.
         """
         before = list(self._files), self.latest, self.best
         try:
@@ -347,7 +350,10 @@ class CheckpointStore:
         return entry
 
     def _forget_old(self) -> None:
-        """Remove all checkpoints from the manifest except the latest two, the best and the spread; samples stay."""
+        """Remove checkpoints from the list, except the latest two, the best, and those that are spread over the run.
+
+        Samples stay in the list.
+        """
         steps = sorted({e["step"] for e in self._files if e["kind"] in _SUFFIXES})
         keep = {*steps[-2:], self.best["step"] if self.best else None}
         if self._keep:

@@ -1,8 +1,8 @@
 """Carries the results of torch.compile from one rental to the next: minutes of compiling become seconds of loading.
 
-The file is named after everything it depends on: torch, triton, CUDA, the GPU, the model, the micro-batch, the number
-of processes, how they share the model, and the compiler's mode. Loading it may run code, as compiled code must:
-only a file that was put into this machine's data folder, or was made here, is ever loaded.
+The file is named after everything that it depends on: torch, triton, CUDA, the GPU, the model, the micro-batch, the
+number of processes, how they share the model, and the compiler's mode. Loading it may run code. Therefore it is loaded
+only from this machine's data folder, where the user put it, or from the run's own folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FOLDER = "compile-cache"
 def cache_name(
     model: ModelConfig, device: Device, micro_batch: int, parallel: str | None, processes: int, mode: str = "default"
 ) -> str:
-    """Return the file's name below `out/` and `data/`: anything that compiles differently has another name."""
+    """Return the file's name below `out/` and `data/`; settings that compile differently have different names."""
     try:
         triton = metadata.version("triton")
     except metadata.PackageNotFoundError:
@@ -46,7 +46,8 @@ def cache_name(
 class CompileCache:
     """The file of one run: a zip with a part for each process of the first machine, named by its local rank.
 
-    Compiled code names its GPU, so each process needs its own part; other machines number their processes alike.
+    Each process needs its own part, because compiled code names its GPU. On other machines, processes with the same
+    local rank can use the same part.
     """
 
     def __init__(self, name: str, processes: Processes) -> None:
@@ -54,10 +55,10 @@ class CompileCache:
         self._processes = processes
         self._reported = 0, 0
         self._kept = -1
-        """How many of the graphs compiled here the file has; below 0 while there is no file."""
+        """How many graphs that were compiled in this process the file includes; -1 while there is no file."""
 
     def load(self, folders: Sequence[Path]) -> bool:
-        """Load this process's part from the first folder that has the file; False if torch cannot use it."""
+        """Load this process's part from the first folder that has the file; return whether torch could use it."""
         path = next((folder / self.name for folder in folders if (folder / self.name).is_file()), None)
         if path is None:
             return False
@@ -71,14 +72,17 @@ class CompileCache:
         return loaded
 
     def report(self, reporter: Reporter, step: int) -> None:
-        """Report how many graphs this process has found and compiled so far, unless that was reported before."""
+        """Report how many graphs this process has found in the cache and compiled, if the numbers have changed."""
         now = _graphs()
         if now != self._reported:
             self._reported = now
             reporter.compile(step, *now)
 
     def renewed(self, device: torch.device) -> tuple[str, bytes] | None:
-        """Return the new file in the first process if any process compiled a graph that it lacks; all take part."""
+        """Return the name and content of a new file if any process compiled a graph that the old file lacks, else None.
+
+        All processes take part; all except the first get None.
+        """
         made = _graphs()[1]
         if not self._processes.any(made > self._kept, device):
             return None
@@ -106,7 +110,7 @@ def _graphs() -> tuple[int, int]:
 
 
 def _part() -> bytes | None:
-    """Return what this process has compiled or found, for its successor."""
+    """Return the graphs that this process has found or compiled, as bytes for the file; None if there are none."""
     try:
         made = torch.compiler.save_cache_artifacts()
     except Exception:  # noqa: BLE001  a missing cache costs time, but no checkpoint

@@ -1,9 +1,10 @@
 """CORE (Li et al. 2024, DCLM): tasks for a model without fine-tuning; `python -m trainer.core_score OUT --data DATA`.
 
 The first line of `core.jsonl` in the data folder has the bundle's sha256 and its tasks in order: label, random baseline
-in percent, number of items. Each further line is an item: `prefix` and `rows` of token ids, a `label`, and `asked`, the
-number of last ids to predict. The row with the lowest mean loss is the answer; an item without a label is right if
-every id to predict is the likeliest. A task's accuracy is centred by its baseline, and CORE is the mean over tasks.
+in percent, number of items. Each further line is an item: `prefix` and `rows` of token ids, a `label`, and `asked`,
+which is the number of ids at the end of each row that the model must predict. The model chooses the row with the lowest
+mean loss. An item without a label is right if every id to predict is the likeliest. A task's accuracy is centred by its
+baseline, and CORE is the mean over tasks.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MOST_TASKS = 1000
 
 @dataclass(frozen=True)
 class TaskScore:
-    """A task: its name, the score of guessing (0 to 1), its number of items, and the share answered correctly."""
+    """A task: its name, the score of guessing (0 to 1), its number of items, and the share that is right."""
 
     label: str
     baseline: float
@@ -93,14 +94,14 @@ def _item(line: str, vocab_size: int) -> _Item:
 
 
 def _pairs(item: _Item) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield each row as inputs and the tokens to predict."""
+    """Yield each row of an item as two lists: the ids that the model reads, and the ids that it must predict."""
     for row, asked in zip(item.rows, item.asked, strict=True):
         ids = [*item.prefix, *row]
         yield ids[:-asked], ids[-asked:]
 
 
 def _right(model: GPT, items: Sequence[_Item], device: Device) -> list[bool]:
-    """Return which items the model answers correctly."""
+    """Return, for each item, whether the model answers it correctly."""
     pairs = [pair for item in items for pair in _pairs(item)]
     ids, targets = filled_rows(pairs, model.config.context, device.torch.type)
     with device.autocast():
@@ -126,9 +127,10 @@ def core_score(
     stopping: Callable[[], bool],
     beat: Callable[[], None] = lambda: None,
 ) -> tuple[str, list[TaskScore]] | None:
-    """Return the bundle's sha256 and each task with its accuracy; None in every process if any must stop.
+    """Return the bundle's sha256 and each task with its accuracy.
 
-    About `at_once` rows go through the model together. All processes take part, and each reads the whole file.
+    Return None in every process if `stopping` is true in any of them. About `at_once` rows go through the model
+    together. All processes take part, and each reads the whole file.
     """
     done: list[TaskScore] = []
     try:
@@ -157,7 +159,7 @@ def core_score(
 
 
 def as_record(digest: str, tasks: Sequence[TaskScore]) -> dict[str, Any]:
-    """Return a score in the form of an event: CORE, and each task."""
+    """Return a score in the form of an event: CORE, and the accuracy of each task."""
     by_label = {
         task.label: {"accuracy": task.accuracy, "centered": task.centered, "items": task.items} for task in tasks
     }

@@ -1,8 +1,8 @@
-"""Which tokens every step sees: a pure function of the seed and the position, whatever the number of processes.
+"""Determines which tokens every step reads: a pure function of the seed and the step, for any number of processes.
 
-The shards of a split form one long row of tokens, cut into windows. Sample i of the run is window p[i % windows], where
-p is a permutation drawn again for every epoch i // windows, or the identity if the recipe's order is
-"in_order". There is no other state: resuming means counting on from the position.
+The shards of a split form one long row of tokens, which is cut into windows. Sample i of the run is window p[i %
+windows]. Here p is a permutation that is drawn again for every epoch i // windows, or the identity if the recipe's
+order is "in_order". There is no other state, so a resumed run only continues to count.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 VALIDATION_SEED = 0
-"""Permuted validation samples are a fixed draw from the whole split: its first ones may be from one odd document."""
+"""The seed of permuted validation samples, a fixed draw: a split may begin with one unusual document."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class BatchPlan:
 
 
 def plan_batch(recipe: Recipe, processes: int) -> BatchPlan:
-    """Return the plan with the largest micro-batch that the recipe allows; Refused if no plan is even."""
+    """Return the plan with the largest micro-batch that the recipe allows; Refused if no plan has equal shares."""
     tokens, context, most = recipe.train.batch_tokens, recipe.model.context, recipe.train.micro_batch
     if tokens % context:
         raise Refused(f"train.batch_tokens {tokens} is not a multiple of model.context {context}")
@@ -60,14 +60,14 @@ def plan_batch(recipe: Recipe, processes: int) -> BatchPlan:
 
 
 def smaller(plan: BatchPlan) -> BatchPlan | None:
-    """Return the plan with the next smaller micro-batch that divides a process's share; None below one sequence."""
+    """Return the plan with the next smaller micro-batch that divides a process's share; None if there is none."""
     each = plan.micro_batch * plan.accumulation
     size = next((size for size in range(plan.micro_batch - 1, 0, -1) if each % size == 0), None)
     return None if size is None else BatchPlan(plan.sequences, size, each // size)
 
 
 class TokenRow:
-    """The shards of a split, end to end; in memory if they need at most half of this process's share of it."""
+    """The shards of a split, end to end; in memory if they need at most half of this process's share of memory."""
 
     def __init__(self, shards: Sequence[Shard], processes_here: int = 1) -> None:
         self.tokens = sum(shard.tokens for shard in shards)
@@ -90,7 +90,7 @@ class TokenRow:
 
 
 class Samples:
-    """The windows of a split in their own order, or in an order that the seed decides, drawn again for every epoch."""
+    """The windows of a split in their own order, or in an order that is drawn from the seed for every epoch."""
 
     def __init__(self, row: TokenRow, context: int, seed: int, name: str, order: Order = "permuted") -> None:
         self._row, self._context, self._seed = row, context, seed
@@ -117,13 +117,13 @@ class Samples:
 
 
 def position_seed(seed: int, step: int, micro: int) -> int:
-    """Return the seed of the dropout masks of one micro-batch, numbered within its step over all processes."""
+    """Return the seed of a micro-batch's dropout masks; `micro` is its number in the step, over all processes."""
     digest = hashlib.sha256(f"{seed}/{step}/{micro}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def sample_starts(steps: range, sequences: int, micro_batch: int, rank: int, processes: int) -> Iterator[int]:
-    """Yield the first sample of each micro-batch of one process; micro-batches are dealt to the processes in turn."""
+    """Yield the first sample of each micro-batch of one process; processes take a step's micro-batches in turn."""
     for step in steps:
         for start in range(rank * micro_batch, sequences, processes * micro_batch):
             yield step * sequences + start
@@ -148,7 +148,7 @@ def read_batches(
 def ahead(
     make: Callable[[int], tuple[Tensor, ...]], starts: Iterable[int], begin: Callable[[], None], depth: int = 2
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield make(start) for every start, made `depth` ahead in a thread; an exception there is raised here."""
+    """Yield make(start) for every start; a thread works up to `depth` ahead, and its exception is raised here."""
     made: queue.Queue[tuple[Tensor, ...] | BaseException | None] = queue.Queue(depth)
     closed = threading.Event()
 

@@ -1,7 +1,8 @@
-"""The device of a process, a CPU or a GPU, and its peers: the same loop runs under plain python and torchrun.
+"""Chooses the device of a process, a CPU or a GPU, and connects the processes of a run, under plain python or torchrun.
 
 There are three strategies: one process, processes that each hold the whole model, and processes that each hold a part.
-The loop asks its strategy for the loss of a micro-step, the clipped gradient, and whole tensors for a checkpoint.
+The training loop asks its strategy for the loss of a micro-step, the clipped gradient, and whole tensors for a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -32,19 +33,22 @@ __all__ = [
 ]  # fmt: skip
 
 COLLECTIVE_LIMIT_S = 600.0
-"""How long a process may keep the others waiting; after that, torch ends them all."""
+"""How many seconds a process may keep the others waiting; after that, torch ends all of them."""
 REPLICA_BYTES = 18
-"""Bytes per parameter if each process holds everything: weights, two moments, gradient in fp32, and 16-bit weights."""
+"""Bytes per parameter of a whole model: weights, two moments and gradient in fp32, and 16-bit weights."""
 USABLE_SHARE = 0.75
-"""The share of a GPU's memory that they may take; the rest is for activations."""
+"""The share of a GPU's memory that REPLICA_BYTES may take; the rest is for activations."""
 _GROUPS: list[dist.ProcessGroup | None] = []
-"""Groups that were joined: gloo's destructor waits for its threads, one of which may wait for the interpreter."""
+"""The process groups that were joined.
+
+They are never freed, because gloo's destructor waits for its threads, and a thread may wait for the interpreter.
+"""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Device:
-    """The device of this process; `precision` is "bf16", "fp16" or "fp32"; weights are always fp32."""
+    """The device of this process; `precision` ("bf16", "fp16", "fp32") is that of matrix products. Weights are fp32."""
 
     torch: torch.device
     precision: str
@@ -68,23 +72,26 @@ class Device:
 
 
 def prepare_allocator() -> None:
-    """Request growing segments, which fragment less; before the first tensor on a GPU, and unless the user set it."""
+    """Make CUDA's allocator use growing segments, which fragment less, unless the user configured the allocator.
+
+    Call this before the first tensor on a GPU.
+    """
     # The newer name, PYTORCH_ALLOC_CONF, is ignored by torch 2.9 (pytorch#183387); the older one works in all.
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def precision_of_card(precision: str, card: str, has_bf16: bool) -> str:
-    """Return a GPU's precision: "auto" is bf16, or fp16 on hardware without it (T4, V100)."""
+    """Return the precision to use on a GPU: "auto" becomes bf16, or fp16 if the GPU lacks bf16 (T4, V100)."""
     if precision == "bf16" and not has_bf16:
         raise Refused(f'train.precision is "bf16", which {card} does not have; use "auto", "fp16" or "fp32"')
     return ("bf16" if has_bf16 else "fp16") if precision == "auto" else precision
 
 
 def choose_device(precision: str, local_rank: int, local_count: int) -> Device:
-    """Select this process's GPU, or the CPU if there is none, which computes in fp32 unless set otherwise.
+    """Select this process's GPU, or the CPU if there is no GPU. With precision "auto", a CPU computes in fp32.
 
-    `local_count` processes on this machine need as many GPUs; if there are fewer, all of them refuse.
+    Raise Refused if this machine has fewer GPUs than `local_count`, its number of processes.
     """
     if not torch.cuda.is_available():
         return Device(torch.device("cpu"), "fp32" if precision == "auto" else precision, None)
@@ -100,13 +107,13 @@ def choose_device(precision: str, local_rank: int, local_count: int) -> Device:
 
 
 def peak_flops(device: Device) -> float | None:
-    """Return the GPU's dense 16-bit peak, or None if it is unknown or another precision runs."""
+    """Return the GPU's dense 16-bit peak in flops per second; None if it is unknown or the precision is fp32."""
     peak = peak_tflops(device.cuda_name) if device.cuda_name and device.precision != "fp32" else None
     return None if peak is None else peak * 1e12
 
 
 def memory_peak_bytes(device: Device) -> int | None:
-    """Return the peak memory: the allocator's on CUDA, the process's resident size elsewhere."""
+    """Return the peak memory of this process: that of CUDA's allocator, or on a CPU its resident size."""
     if device.is_cuda:
         return int(torch.cuda.max_memory_allocated(device.torch))
     try:
@@ -119,7 +126,7 @@ def memory_peak_bytes(device: Device) -> int | None:
 
 @dataclass(frozen=True)
 class Processes:
-    """The rank of this process among how many; `several` is false if no launcher started it."""
+    """The rank of this process and the number of processes; `several` is false if no launcher started it."""
 
     rank: int = 0
     local_rank: int = 0
@@ -134,7 +141,7 @@ class Processes:
 
     @classmethod
     def from_environment(cls) -> Processes:
-        """Read torchrun's variables; RANK decides, because some clouds preset WORLD_SIZE on a single machine."""
+        """Read torchrun's variables. RANK decides, because some clouds set WORLD_SIZE on a single machine."""
         if "RANK" not in os.environ:
             return cls()
         rank, local_rank, count, local_count = (
@@ -150,16 +157,16 @@ class Processes:
         return values
 
     def any(self, here: bool, device: torch.device) -> bool:
-        """Return whether the condition holds in any process; all get the same answer."""
+        """Return whether `here` is true in any process; all processes get the same answer."""
         return bool(self.summed(torch.tensor(float(here), device=device)).item()) if self.several else here
 
     def share(self, tensors: Iterable[Tensor]) -> None:
-        """Copy the first process's values to all, in place; they must be where the process group can send them."""
+        """Copy the first process's values to all, in place; the tensors must be on the process group's device."""
         for tensor in tensors if self.several else ():
             dist.broadcast(tensor, src=0)
 
     def from_first(self, act: Callable[[], T]) -> T:
-        """Run `act` in the first process and return its result everywhere; a refusal is raised everywhere."""
+        """Run `act` in the first process; return its result, or raise its Refused, in every process."""
         outcome: list[Any] = [None, None]
         if self.is_first:
             try:
@@ -173,7 +180,7 @@ class Processes:
         return outcome[0]  # type: ignore[no-any-return]
 
     def to_first(self, value: T) -> list[T]:
-        """Return every process's value in the first process, by rank; an empty list in the others."""
+        """Return the values of all processes by rank in the first process; an empty list in the others."""
         values: list[Any] = [None] * self.count if self.is_first else []
         if self.several:
             dist.gather_object(value, values or None)
@@ -181,7 +188,10 @@ class Processes:
         return [value]
 
     def agree(self, act: Callable[[], T]) -> T:
-        """Run `act` in every process and return its result; if one refuses, all do, so that none waits forever."""
+        """Run `act` in every process and return its own result; if it raises Refused in one, all processes raise that.
+
+        So no process waits forever for a process that has refused.
+        """
         sentence, result = None, []
         try:
             result.append(act())
@@ -199,7 +209,9 @@ class Processes:
 
 @contextlib.contextmanager
 def joined(processes: Processes, device: torch.device) -> Iterator[None]:
-    """Hold the process group open: NCCL between GPUs, gloo between CPUs. After a failure the launcher ends it."""
+    """Keep the process group open: NCCL between GPUs, gloo between CPUs. After an error, the
+    launcher ends the process.
+    """
     if processes.several:
         on_cuda = device.type == "cuda"
         if not on_cuda and "OMP_NUM_THREADS" not in os.environ:
@@ -214,9 +226,9 @@ def joined(processes: Processes, device: torch.device) -> Iterator[None]:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with an exit code at once, without any tear-down: everything that must remain is on disk.
+    """End this process with an exit code immediately, without any tear-down: everything that must remain is on disk.
 
-    Unloading torch's modules takes a second of paid time, and one process of several may even hang there.
+    Unloading torch's modules takes a second of paid time, and a process of several may even hang there.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # a full disk does not change the exit code
@@ -225,19 +237,19 @@ def leave(code: int) -> NoReturn:
 
 
 def fits_replicated(parameters: int, card_bytes: int) -> bool:
-    """Return whether every GPU can hold the whole model with its optimiser."""
+    """Return whether a GPU can hold the whole model with its optimiser."""
     return REPLICA_BYTES * parameters <= USABLE_SHARE * card_bytes
 
 
 class ParallelStrategy:
-    """How the processes of a run share a model; the defaults are for a process that holds all of it."""
+    """How the processes of a run share a model. The defaults are for a process that holds the whole model."""
 
     kind: ClassVar[str | None] = None
-    """Its name in the `start` event."""
+    """The strategy's name in the `start` event."""
     is_collective = False
-    """Whether every forward needs all processes: then none may leave a step, an evaluation or a sample alone."""
+    """Whether every forward needs all processes. If so, none may run a step, an evaluation or a sample alone."""
     retries_a_step = False
-    """Whether a step that ran out of memory can be repeated here with smaller micro-batches."""
+    """Whether a process can repeat a step that ran out of memory, with smaller micro-batches."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -245,19 +257,19 @@ class ParallelStrategy:
         self._parameters = list(model.parameters())
 
     def loss(self, inputs: Sequence[Tensor], device: Device, *, is_last: bool) -> Tensor:
-        """Return a micro-batch's loss; after the backward of the step's last one, the gradient is the one of all."""
+        """Return a micro-batch's loss; after backward of a step's last one, the gradient is that of all processes."""
         self.before_micro_step(is_last)
         with device.autocast():
             return self.model(*(tensor.to(device.torch) for tensor in inputs))  # type: ignore[no-any-return]
 
     def before_micro_step(self, last: bool) -> None:
-        """Prepare for a forward and its backward; `last` marks the step's last one."""
+        """Prepare for the forward and backward of a micro-step; `last` is true for the last one of a step."""
 
     def warm_up(self, inputs: Sequence[Tensor], device: Device) -> None:
-        """Do what must precede the first step, using the loss of some inputs; the weights do not change."""
+        """Prepare the strategy before the first step, with the loss of some inputs; the weights do not change."""
 
     def clip(self, limit: float) -> Tensor:
-        """Scale the gradient down to norm `limit` if it is larger; return the norm before, in every process."""
+        """Scale the gradient down to norm `limit` if it is larger; return the norm before scaling, in every process."""
         return nn.utils.clip_grad_norm_(self._parameters, limit)
 
     def clear(self) -> None:
@@ -266,25 +278,25 @@ class ParallelStrategy:
             parameter.grad = None
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors as a single process would hold them; all processes take part in each."""
+        """Yield the tensors as a single process would hold them; for each tensor, all processes take part."""
         yield from tensors.items()
 
     def split(self, tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-        """Return this process's part of whole optimiser tensors, named `parameter.key`."""
+        """Return this process's parts of whole optimiser tensors, which are named `parameter.key`."""
         return dict(tensors)
 
 
 class SingleProcess(ParallelStrategy):
-    """One process that shares nothing."""
+    """A run with one process, which shares nothing."""
 
     retries_a_step = True
 
 
 class DataParallel(ParallelStrategy):
-    """torch's DDP: each process holds everything; gradients are averaged while backward still computes earlier ones.
+    """torch's DDP: each process holds everything, and gradients are averaged while backward still runs.
 
-    DDP rearranges its buckets after its first backward, and another layout rounds sums differently. After a warm-up
-    a resumed run adds in the same order as one that never stopped (docs/dev/adr/0008).
+    DDP arranges its buckets again after its first backward, and another arrangement rounds sums differently. After a
+    warm-up, a resumed run adds in the same order as a run that never stopped (docs/dev/adr/0008).
     """
 
     kind = "ddp"
@@ -296,19 +308,19 @@ class DataParallel(ParallelStrategy):
         self.model = DistributedDataParallel(model, gradient_as_bucket_view=True, init_sync=False)
 
     def warm_up(self, inputs: Sequence[Tensor], device: Device) -> None:
-        """Let DDP arrange its buckets for good, which it does after its first backward."""
+        """Run one forward and backward, after which DDP arranges its buckets for the rest of the run."""
         self.loss(inputs, device, is_last=True).backward()
         self.clear()
 
     def before_micro_step(self, last: bool) -> None:
-        """Send the gradients only in the last backward of a step."""
+        """Average the gradients over the processes only in the last backward of a step."""
         self.model.require_backward_grad_sync = last  # type: ignore[assignment]
 
 
 class FullyShardedParallel(ParallelStrategy):
     """Fully sharded (FSDP2): each process holds a part of every weight, gradient and moment, and fetches the rest.
 
-    Every forward and backward is a collective, so a process that runs out of memory leaves the others waiting:
+    Every forward and backward is a collective, so if a process runs out of memory, the others wait for it. Therefore
     all processes end, and trainer/launch.py restarts them with smaller micro-batches.
     """
 
@@ -333,18 +345,18 @@ class FullyShardedParallel(ParallelStrategy):
         self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
 
     def clip(self, limit: float) -> Tensor:
-        """Scale the parts by the norm of the whole gradient, which all processes compute together."""
+        """Clip each process's parts by the norm of the whole gradient, which all processes compute together."""
         return super().clip(limit).full_tensor()  # type: ignore[attr-defined,no-any-return]
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Gather one tensor after another from its parts: a GPU that needs parts cannot hold all of them whole."""
+        """Gather one tensor after another from its parts, because one GPU may not be able to hold all of them whole."""
         from torch.distributed.tensor import DTensor
 
         for name, tensor in tensors.items():
             yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def split(self, tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-        """Give every tensor with the shape of its parameter the parameter's layout."""
+        """Return parts of the tensors that have their parameter's shape, divided like it; others stay whole."""
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         parameters = dict(model.named_parameters())
@@ -360,7 +372,7 @@ class FullyShardedParallel(ParallelStrategy):
 def shared(
     model: GPT | Translator, processes: Processes, *, wanted: str, parameters: int, card_bytes: int | None
 ) -> ParallelStrategy:
-    """Return the strategy that is `wanted`; under "auto", the first process's GPU decides for all."""
+    """Return the strategy that `wanted` names; for "auto", the memory of the first process's GPU decides for all."""
     if not processes.several:
         return SingleProcess(model)
     fits = processes.from_first(lambda: card_bytes is None or fits_replicated(parameters, card_bytes))

@@ -24,9 +24,9 @@ class TrainerError(Exception):
 
 
 class Refused(TrainerError):
-    """The input cannot be trained on; nothing was changed.
+    """Raised if the recipe, data or checkpoint is not valid; nothing was changed.
 
-    `code` and `hint` are for showing it at home: the kind of error, and what to do.
+    `code` and `hint` are for gpurun, which shows the error on the local computer: the kind of error, and what to do.
     """
 
     exit_code = 2
@@ -37,31 +37,34 @@ class Refused(TrainerError):
 
 
 class NonFinite(TrainerError):
-    """Training diverged; the optimiser did not step."""
+    """Raised if training diverged; the optimiser did not step."""
 
     exit_code = 3
     reason = "nonfinite"
 
 
 class OutOfMemory(TrainerError):
-    """The GPU's memory ran out."""
+    """Raised if the GPU's memory ran out."""
 
     exit_code = 4
     reason = "out_of_memory"
 
 
 class Spiked(TrainerError):
-    """The loss or the gradient norm jumped; the optimiser did not step."""
+    """Raised if the loss or the gradient norm jumped; the optimiser did not step."""
 
     exit_code = 5
     reason = "spike"
 
 
 class Restart(TrainerError):
-    """A GPU's memory ran out while other processes wait: all end, and restart with smaller micro-batches; no `stop`."""
+    """Raised if a GPU's memory ran out while other processes wait for it.
+
+    All processes end without a `stop` event, and restart with smaller micro-batches.
+    """
 
     exit_code = 6
 
 
 class SaveFailed(TrainerError):
-    """The checkpoint of this step does not exist; earlier ones do."""
+    """Raised if the checkpoint of this step could not be written; earlier checkpoints are intact."""

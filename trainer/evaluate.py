@@ -1,7 +1,7 @@
-"""What a GPT trains on and how it is evaluated: windows of text, validation loss, HellaSwag, and generated text.
+"""Defines what a GPT trains on and how it is evaluated: windows of text, validation loss, HellaSwag, generated text.
 
-All processes share the work of an evaluation. Text is generated token by token, with the plain (never the
-compiled) module. trainer/translation/task.py has the counterpart of `TextTask` for sentence pairs.
+All processes share the work of an evaluation. Text is generated token by token, with the plain module, never the
+compiled one. trainer/translation/task.py has the counterpart of `TextTask` for sentence pairs.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ __all__ = [
 
 ITEMS_AT_ONCE = 8
 WIDTHS = 64
-"""On a GPU, texts are padded to a multiple of this: cuDNN's attention makes a plan for each width, in 23 to 37 ms."""
+"""On a GPU, texts are padded to a multiple of this: cuDNN's attention plans each new width for 23 to 37 ms."""
 COLDEST = 1e-30
-"""Below it the likeliest token has all the probability, and the quotients would overflow fp32."""
+"""Below this temperature the likeliest token has all the probability, and dividing the logits would overflow fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextTask:
-    """A text that a GPT learns to continue."""
+    """The task of a GPT: to continue a text."""
 
     data: TokenData
     train_samples: Samples
@@ -64,7 +64,7 @@ class TextTask:
 
     @classmethod
     def open(cls, recipe: Recipe, folder: Path, data: TokenData, processes: Processes) -> TextTask:
-        """Cut the shards into windows; read the items if the recipe wants any."""
+        """Cut the shards into windows, and read HellaSwag's items if the recipe wants any."""
         context, here, items = recipe.model.context, processes.local_count, recipe.eval.hellaswag_items
         train = Samples(TokenRow(data.train, here), context, recipe.train.seed, "train", recipe.data.order)
         val = Samples(TokenRow(data.val, here), context, VALIDATION_SEED, "val", recipe.eval.order)
@@ -75,26 +75,26 @@ class TextTask:
         )  # fmt: skip
 
     def build_model(self, recipe: Recipe) -> GPT:
-        """Return a GPT with weights drawn from the seed, on the CPU, so that every device starts with the same."""
+        """Return a GPT with weights drawn from the seed, on the CPU, so that they are the same for every device."""
         torch.manual_seed(recipe.train.seed)
         return GPT(recipe.model, self.data.tokenizer.vocab_size)
 
     def bytes_of_ids(self) -> np.ndarray:
-        """Return `token_bytes` of the vocabulary."""
+        """Return the number of bytes of each token of the vocabulary; see `token_bytes`."""
         return token_bytes(self.data.tokenizer.tokens, self.data.tokenizer.eot_id)
 
     def answers(
         self, model: nn.Module, prompts: Sequence[Prompt], sample: SampleConfig, seeds: Sequence[int],
         stopping: Callable[[], bool],
     ) -> list[str]:  # fmt: skip
-        """Return each prompt with the model's continuation."""
+        """Return the text of each prompt with the model's continuation."""
         assert isinstance(model, GPT)
         written = generate(model, [prompt.ids for prompt in prompts], sample, seeds=seeds, stopping=stopping)
         return [self.data.tokenizer.decode(ids) for ids in written]
 
     @staticmethod
     def landmarks(model: nn.Module) -> dict[str, Callable[..., Any]]:
-        """Return the functions of this kind of model that `source_map` lists."""
+        """Return the functions of this kind of model that a run's `source_map` lists, by name."""
         attention = type(model.get_submodule("h.0.attn"))
         return {"embedding": GPT.hidden, "attention": attention.forward, "generation": generate}
 
@@ -104,7 +104,7 @@ Task: TypeAlias = "TextTask | TranslationTask"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of a validation: mean loss in nats per token, and bits per byte of the text (None: no text)."""
+    """The result of a validation: mean loss in nats per token, and bits per byte; None if they were not computed."""
 
     val_loss: float
     bits_per_byte: float | None
@@ -124,9 +124,10 @@ def token_bytes(tokens: tuple[bytes, ...], eot_id: int | None) -> np.ndarray:
 
 
 def rounds(items: int, each: int, processes: Processes) -> list[tuple[int, int]]:
-    """Return this process's (first, count) of every round; all have as many rounds: a forward may be a collective.
+    """Return this process's (first, count) of every round; all processes have the same number of rounds.
 
-    When the items run out, `count` is 0 and `first` is still a valid item.
+    That is necessary because a forward may need all processes. When the items run out, `count` is 0 and `first` is
+    still a valid item.
     """
     starts = range(processes.rank * each, items + processes.count * each, processes.count * each)
     number = -(-items // (processes.count * each))
@@ -145,10 +146,10 @@ def validation(
     processes: Processes,
     stopping: Callable[[], bool],
 ) -> Evaluation | None:
-    """Evaluate the first `windows` samples; return None in every process if any must stop.
+    """Evaluate the first `windows` samples; return None in every process if `stopping` is true in any of them.
 
-    `lengths` are those of `token_bytes`; None if bits per byte are not needed. All processes take part: one that
-    evaluated alone would keep the others waiting past the collective's time-out.
+    `lengths` are those of `token_bytes`; None if bits per byte are not needed. All processes take part, because
+    otherwise the others would wait longer than the collective's time limit.
     """
     # [sum of losses, windows, bytes]
     totals = torch.zeros(3, dtype=torch.float64, device=device.torch)
@@ -171,14 +172,14 @@ def validation(
 
 
 def choose_width(longest: int, context: int, kind: str) -> int:
-    """Return the width of a batch whose longest text has `longest` tokens; `kind` is that of its device."""
+    """Return the width of a batch whose longest text has `longest` tokens; `kind` is the type of its device."""
     return min(context, -(-longest // WIDTHS) * WIDTHS) if kind == "cuda" else longest
 
 
 def filled_rows(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], context: int, kind: str) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets (rows, time): each ending after its prefix, with target -100 where no loss is taken.
+    """Return inputs and targets (rows, time) for pairs of a prefix and an ending; targets outside the ending are -100.
 
-    A text that is longer than the model's context loses its beginning; a shorter one is padded at its end.
+    A text that is longer than the model's context loses its beginning; a shorter text is padded at its end.
     """
     rows = [((*before, *ending)[-(context + 1) :], min(len(ending), context)) for before, ending in pairs]
     width = choose_width(max(len(row) for row, _ in rows) - 1, context, kind)
@@ -191,7 +192,7 @@ def filled_rows(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], context: i
 
 
 def score_answers(model: GPT, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's mean loss over its targets, and whether each target is the likeliest token.
+    """Return each row's mean loss over its targets, and whether every target of the row is the likeliest token.
 
     Only the positions with targets go through the head.
     """
@@ -207,7 +208,10 @@ def score_answers(model: GPT, ids: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 def accuracy(
     model: GPT, items: Sequence[Item], *, device: Device, processes: Processes, stopping: Callable[[], bool]
 ) -> float | None:
-    """Return the share of items whose right ending has the lowest mean loss; None in every process if any must stop."""
+    """Return the share of items whose right ending has the lowest mean loss.
+
+    Return None in every process if `stopping` is true in any of them.
+    """
     right = torch.zeros((), dtype=torch.float64, device=device.torch)
     model.eval()
     for first, count in rounds(len(items), ITEMS_AT_ONCE, processes):
@@ -226,10 +230,10 @@ def accuracy(
 
 
 def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator, top_p: float = 1.0) -> int:
-    """Draw one id from logits (vocab,): the likeliest at temperature 0; among the `top_k` likeliest unless that is 0.
+    """Draw one id from logits (vocab,), among the `top_k` likeliest, or among all if `top_k` is 0.
 
-    With `top_p` below 1, only the smallest set of likeliest tokens remains whose probabilities, at this temperature,
-    reach it.
+    At temperature 0, return the likeliest. With `top_p` below 1, the draw is from the smallest set of likeliest tokens
+    whose total probability, at this temperature, is at least `top_p`.
     """
     if temperature < COLDEST:
         return int(logits.argmax())
@@ -254,10 +258,10 @@ def generate(
     top_p: float = 1.0,
     is_over: Callable[[Sequence[int]], bool] = lambda ids: False,
 ) -> list[list[int]]:
-    """Return each prompt's ids and up to `config.tokens` more, fewer if it `is_over`; the same seed, the same text.
+    """Return each prompt's ids and up to `config.tokens` more. A text ends early if `is_over` is true of its ids.
 
-    All prompts continue in one batch: on a GPU, a forward of several rows takes no longer than of one. `stopping` is
-    checked before each token.
+    The same seed gives the same text. All prompts continue in one batch, because on a GPU a forward of several rows
+    takes no longer than of one. `stopping` is checked before each token.
     """
     texts = [list(prompt) for prompt in prompts]
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -272,7 +276,7 @@ def generate(
 
 
 def _next_logits(model: GPT, texts: Sequence[Sequence[int]]) -> Tensor:
-    """Return the logits (text, vocab) after each text's end; shorter texts are padded after it, which has no effect."""
+    """Return the logits (text, vocab) for the token after each text. The padding after shorter texts has no effect."""
     visible = [text[-model.config.context :] for text in texts]
     device = model.wte.weight.device
     width = choose_width(max(len(ids) for ids in visible), model.config.context, device.type)

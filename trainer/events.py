@@ -1,7 +1,7 @@
-"""What a run reports: events.jsonl for programs, and the same as lines for people.
+"""Reports a run: in events.jsonl for programs, and as lines for people.
 
-An event is one line, written and flushed at once. Only the first process reports, except that a process which fails
-alone adds its own `stop`, because only it knows the reason.
+An event is one line, which is written and flushed immediately. Only the first process reports. One exception: a process
+that fails alone adds its own `stop`, because only it knows the reason.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from trainer import STARTED_MONOTONIC_S
 __all__ = ["UNKNOWN_S", "Reporter"]
 
 BEAT_S = 1.0
-"""The shortest time between two heartbeats: a step may take milliseconds."""
+"""The shortest time in seconds between two heartbeats, because a step may take milliseconds."""
 UNKNOWN_S = 1800.0
-"""How long an untimed operation may take before the trainer counts as stuck."""
+"""How many seconds an operation of unknown length may take before the trainer counts as stuck."""
 
 
 class Reporter:
-    """Appends to `out/events.jsonl`, prints, and writes `out/trainer.log` unless standard output is that file."""
+    """Appends events to `out/events.jsonl`; prints lines, also to `out/trainer.log` unless stdout is that file."""
 
     def __init__(self, out: Path, *, is_first: bool, since_monotonic_s: float = STARTED_MONOTONIC_S) -> None:
         self._is_first, self._since_monotonic_s = is_first, since_monotonic_s
@@ -43,7 +43,7 @@ class Reporter:
             return
         out.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab+") as file:
-            # A killed process may have left an incomplete line, which must not merge with the next one.
+            # A killed process may have left an incomplete line, to which the next event must not be appended.
             if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
                 file.write(b"\n")
         self._log = self._open_log(out / "trainer.log")
@@ -96,7 +96,7 @@ class Reporter:
             file.flush()
 
     def elapsed_s(self) -> float:
-        """Return the seconds since this process started, or since the given start."""
+        """Return the seconds since this process started, or since `since_monotonic_s` if that was given."""
         return round(time.monotonic() - self._since_monotonic_s, 3)
 
     def begin_training(self) -> None:
@@ -104,7 +104,7 @@ class Reporter:
         self._train_began_s = time.monotonic()
 
     def train_s(self) -> float:
-        """Return the seconds since training began in this process; 0 before."""
+        """Return the seconds since training began in this process; 0 before training."""
         return 0.0 if self._train_began_s is None else time.monotonic() - self._train_began_s
 
     def start(self, step: int, values: dict[str, Any]) -> None:
@@ -147,7 +147,7 @@ class Reporter:
         self.say(f"--- sample ---\n{printable}")
 
     def checkpoint(self, step: int, files: list[str], size: int, *, save_s: float, stall_s: float) -> None:
-        """Report a checkpoint that is safely on disk; training paused for `stall_s` of the `save_s`."""
+        """Report a checkpoint that is on disk: saving took `save_s` seconds, of which training paused `stall_s`."""
         self.emit("checkpoint", step, files=files, bytes=size, save_s=save_s, stall_s=stall_s)
         self.say(f"checkpoint: {files[0]}")
 
@@ -159,13 +159,14 @@ class Reporter:
     def stop(
         self, step: int, reason: str, message: str, train_s: float, final_loss: float | None, *, alone: bool = False
     ) -> None:
-        """Report the end; `alone` means that the other processes do not know the reason.
+        """Report why training ended; with `alone`, this process failed while the others do not know the reason.
 
-        A lone failure reaches the other processes as a broken connection: that consequence is not reported as a cause.
+        The others then see only a broken connection; a lone `stop` that follows another process's `stop` is not
+        written.
         """
         if not self._is_first and not alone:
             return
-        # On a further machine nothing has been reported yet, so the folder may be missing.
+        # On a machine without the first process, the folder may not exist yet.
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if not (alone and self._is_end_reported()):
             values = {"reason": reason, "message": message, "train_s": round(train_s, 3), "final_loss": final_loss}
@@ -173,7 +174,7 @@ class Reporter:
         self.say(f"stop: {reason} | {message}" if message else f"stop: {reason}")
 
     def _is_end_reported(self) -> bool:
-        """Return whether any process has reported, since this one started, why training ended."""
+        """Return whether any process has reported why training ended, since this process started."""
         if not self._path.exists():
             return False
         with self._path.open("rb") as file:

@@ -1,8 +1,7 @@
 """Writes a run's checkpoint as a folder that transformers loads: `python -m trainer.export OUT DIR --data DATA`.
 
-GPT2LMHeadModel.from_pretrained(DIR) gives the same logits as the trainer. Only the `faithful` preset is a GPT-2.
-With `--form lab` the folder has the course's one file.
-Exit codes: 0 written, 2 refused.
+GPT2LMHeadModel.from_pretrained(DIR) gives the same logits as the trainer. Only the `faithful` preset is a GPT-2. With
+`--form`, the folder is for another program: the course (lab), nanoGPT or minGPT. Exit codes: 0 written, 2 refused.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ LAB_FILE = "mini_gpt2_checkpoint.pt"
 LAB_PARTS = {
     "attn.qkv": "attn.c_attn", "attn.proj": "attn.c_proj", "ln2": "ln_2", "mlp.0": "mlp.c_fc", "mlp.2": "mlp.c_proj",
 }  # fmt: skip
-"""The course's names for the parts of a block, and ours, in the course's order."""
+"""The course's names for the parts of a block, each with gpurun's name, in the course's order."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class _Trained:
     tokens: list[bytes]
     """The tokeniser's tokens, without the padding of the model's vocabulary."""
     source: str
-    """What it was trained on."""
+    """A description of the data that the model was trained on."""
 
 
 def export_hf(
@@ -70,12 +69,12 @@ def export_hf(
     recipe: Path | None = None,
     figures: Mapping[str, Any],
 ) -> list[str]:
-    """Write the folder, which must not exist yet or be empty, completely or not at all; return its sorted file names.
+    """Write the folder, which must not exist or must be empty, completely or not at all; return its sorted file names.
 
-    `checkpoint` is a run's out folder (its newest checkpoint is used) or one file of weights in it. `data` is the
+    `checkpoint` is a run's out folder, whose newest checkpoint is used, or one file of weights in it. `data` is the
     folder with the run's vocab.json, which all tokenisers except GPT-2's need. `recipe` is a JSON file with a recipe to
-    use in place of the checkpoint's. `figures` go into the model card. Raise Refused if the checkpoint, the data or the
-    folder is unsuitable.
+    use in place of the checkpoint's. `figures` are shown in the model card. Raise Refused if the checkpoint, the data
+    or the folder is unsuitable.
     """
     trained = _read(checkpoint.resolve(), data, recipe)
     texts = {
@@ -95,9 +94,9 @@ def export_hf(
 
 
 def export_lab(checkpoint: Path, folder: Path, *, data: Path | None = None, recipe: Path | None = None) -> list[str]:
-    """Write a folder as `export_hf` does, with the course's one file, for `torch.load` with `weights_only=True`.
+    """Write a folder as `export_hf` does, but with the course's one file, for `torch.load` with `weights_only=True`.
 
-    It holds weights by the course's names, the shape in `config`, the alphabet in `stoi` and `itos`.
+    The file has the weights under the course's names, the shape in `config`, and the alphabet in `stoi` and `itos`.
     """
     trained = _read(checkpoint.resolve(), data, recipe)
     model = trained.model
@@ -115,7 +114,7 @@ def export_lab(checkpoint: Path, folder: Path, *, data: Path | None = None, reci
 
 
 def _lab_tensors(trained: _Trained) -> dict[str, Tensor]:
-    """Return the tensors in the course's order and by its names: all biases, a mask per block, a separate head."""
+    """Return the tensors by the course's names, in its order: all biases, a mask per block, a separate head."""
     model, rows = trained.model, len(trained.tokens)
     mask = torch.tril(torch.ones(model.context, model.context)).view(1, 1, model.context, model.context)
     made: dict[str, Tensor] = {}
@@ -146,7 +145,7 @@ def _lab_tensors(trained: _Trained) -> dict[str, Tensor]:
 def export_other(
     form: str, checkpoint: Path, folder: Path, *, data: Path | None = None, recipe: Path | None = None
 ) -> list[str]:
-    """Write a folder as `export_hf` does, as nanoGPT reads it (`form` "nanogpt": ckpt.pt) or minGPT ("mingpt")."""
+    """Write a folder as `export_hf` does, in the format of nanoGPT (`form` "nanogpt") or of minGPT ("mingpt")."""
     trained = _read(checkpoint.resolve(), data, recipe)
     model, tensors, tokens = trained.model, trained.tensors, trained.tokens
     if form == "mingpt":
@@ -155,12 +154,12 @@ def export_other(
 
 
 def _filled(folder: Path, write: Callable[[Path], None]) -> list[str]:
-    """Write a folder completely or not at all; return its sorted file names. Refused if it exists and is not empty."""
+    """Write a folder completely or not at all; return its sorted file names. Refused if it has files already."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise Refused(f"{folder} exists and is not empty; name another folder")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # An existing folder may be a mount point or a working directory: it is filled, and stays the same folder.
+        # An existing folder may be a mount point or a working directory, so the files are moved into it.
         is_there = folder.exists()
         staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder if is_there else folder.parent))
         try:
@@ -181,7 +180,7 @@ def _filled(folder: Path, write: Callable[[Path], None]) -> list[str]:
 
 
 def _read(checkpoint: Path, data: Path | None, recipe: Path | None) -> _Trained:
-    """Read a checkpoint; Refused if it is damaged, is not a GPT-2, or its tokeniser is missing."""
+    """Read a checkpoint; Refused if it is damaged, if it is not a GPT-2, or if its tokeniser is missing."""
     opened = open_run_checkpoint(checkpoint, recipe)
     name, recipe_record, state = opened.weights.name, opened.state["recipe"], opened.state
     try:
@@ -214,7 +213,7 @@ def _tokens(name: str, sha256: str, data: Path | None) -> list[bytes]:
 
 
 def _source(state: Mapping[str, Any], data: Path | None) -> str:
-    """Return the source of the tokens: from data.json, or from the recipe if that has no text of the user."""
+    """Return a description of the data: the kind of source in data.json, and the recipe's source if different."""
     kind, named = "unknown", state["recipe"]["data"]["source"]
     if data is not None and (data / "data.json").is_file():
         manifest = json.loads((data / "data.json").read_text(encoding="utf-8"))
@@ -224,7 +223,7 @@ def _source(state: Mapping[str, Any], data: Path | None) -> str:
 
 
 def _gpt2_tensors(trained: _Trained) -> dict[str, Tensor]:
-    """Return the tensors in the form of transformers' GPT-2: linear weights (in, out), no padding rows, all biases."""
+    """Return the tensors as transformers' GPT-2 has them: linear weights (in, out), no padding rows, all biases."""
     rows, tensors = len(trained.tokens), {}
     for name, tensor in trained.tensors.items():
         if name in ("wte.weight", "lm_head.weight"):
@@ -244,7 +243,7 @@ def _end_of_text(trained: _Trained) -> int | None:
 
 
 def _config(trained: _Trained) -> dict[str, Any]:
-    """Return config.json: the shape, in GPT-2's terms."""
+    """Return the content of config.json: the model's shape under GPT-2's names."""
     model, end = trained.model, _end_of_text(trained)
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -266,14 +265,14 @@ def _config(trained: _Trained) -> dict[str, Any]:
 
 
 def _generation(trained: _Trained) -> dict[str, Any]:
-    """Return generation_config.json, which samples as the recipe does."""
+    """Return the content of generation_config.json: transformers then samples as the recipe does."""
     end, sample = _end_of_text(trained), trained.state["recipe"]["sample"]
     warm = {"do_sample": True, "temperature": sample["temperature"], "top_k": sample["top_k"]}
     return {"bos_token_id": end, "eos_token_id": end, **(warm if sample["temperature"] else {"do_sample": False})}
 
 
 def _tokenizer_files(name: str, tokens: Sequence[bytes], context: int) -> dict[str, str]:
-    """Return the files' texts by name for a tokeniser of text; `context` is the model's longest input."""
+    """Return the texts of the tokeniser's files, by name; `context` is the model's longest input in tokens."""
     files = _char(tokens) if name == "char" else _bytes(tokens, _published() if name == "gpt2" else _merges(tokens))
     config = files["tokenizer_config.json"] | {"model_max_length": context, "clean_up_tokenization_spaces": False}
     texts = {file: record if isinstance(record, str) else _json(record) for file, record in files.items()}
@@ -296,9 +295,10 @@ def _published() -> list[str]:
 
 
 def _merges(tokens: Sequence[bytes]) -> list[str]:
-    """Return a line for every two tokens that form a third one, in the order in which those were learned.
+    """Return the merges, rebuilt from the tokens: a line `left right` for each pair of tokens that joins into a third.
 
-    `BpeTokenizer` defines merges that way if they are not written down, and transformers reads such lines.
+    The lines are in the order of the third tokens. `BpeTokenizer` merges by the same rule without a list, but
+    transformers needs the list.
     """
     ids = {token: index for index, token in enumerate(tokens[:-1])}
     printable, lines = printable_bytes(), []
@@ -314,7 +314,7 @@ def _printed(token: bytes, printable: dict[int, str]) -> str:
 
 
 def _bytes(tokens: Sequence[bytes], merges: Sequence[str]) -> dict[str, Any]:
-    """Return byte-level BPE: every byte is a printable character, merged in that order."""
+    """Return the tokeniser files of a byte-level BPE with these merges; each byte is a printable character."""
     printable, end = printable_bytes(), GPT2_EOT.decode()
     written = [_printed(token, printable) for token in tokens[:-1]]
     vocab = {token: index for index, token in enumerate([*written, end])}
@@ -346,7 +346,7 @@ def _bytes(tokens: Sequence[bytes], merges: Sequence[str]) -> dict[str, Any]:
 
 
 def _char(tokens: Sequence[bytes]) -> dict[str, Any]:
-    """Return one token per character; an unknown one becomes U+FFFD, as it did in the training text."""
+    """Return the tokeniser files for one token per character; an unknown character becomes U+FFFD, as in training."""
     vocab = {token.decode("utf-8"): index for index, token in enumerate(tokens)}
     model = {"type": "WordLevel", "vocab": vocab, "unk_token": REPLACEMENT}
     unknown = {"unk_token": REPLACEMENT} if REPLACEMENT in vocab else {}

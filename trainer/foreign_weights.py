@@ -1,8 +1,8 @@
-"""Weights of nanoGPT and minGPT, read and written: `python -m trainer.foreign_weights ckpt.pt DIR`.
+"""Reads and writes the weights of nanoGPT and minGPT: `python -m trainer.foreign_weights ckpt.pt DIR`.
 
-Their files are pickles, and torch.load is not used: this reader makes only tensors and plain containers, and runs
-no code. DIR then has model.safetensors and config.json, which a run can start from.
-Exit codes: 0 written, 2 refused.
+Their files are pickles, and torch.load is not used: this reader makes only tensors and plain containers, and runs no
+code. The command writes model.safetensors and config.json into DIR, from which a run can start. Exit codes: 0 written,
+2 refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trainer.recipe import ModelConfig
 __all__ = ["mingpt_files", "nanogpt_files", "read_foreign"]
 
 _PREFIXES = re.compile(r"^(?:_orig_mod\.|module\.|transformer\.)+")
-"""The prefixes that torch.compile, DDP and both GPTs put before a name."""
+"""Matches the prefixes that torch.compile, DDP, nanoGPT and minGPT put before a tensor's name."""
 _MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 _DTYPES = {"Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Double": torch.float64}
 _DTYPES |= {"Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8}
@@ -43,7 +43,10 @@ _MADE_BY = "it is not a checkpoint of nanoGPT (ckpt.pt) or minGPT (model.pt)"
 
 
 def read_foreign(path: Path) -> tuple[dict[str, Tensor], int]:
-    """Return a checkpoint's weights by our names, (out, in), and its number of heads; Refused for other files."""
+    """Return a checkpoint's weights under this trainer's names, as (out, in), and its number of heads.
+
+    Refused for other files, and if the number of heads is not known.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             record, shape = _pickled(archive, path), None
@@ -69,7 +72,7 @@ def read_foreign(path: Path) -> tuple[dict[str, Tensor], int]:
 
 @dataclass(frozen=True)
 class _Storage:
-    """The numbers of a tensor in a file: their type, the name of the file in the archive, and how many."""
+    """The stored numbers of a tensor: their type, the name of their file in the archive, and how many there are."""
 
     dtype: torch.dtype
     key: str
@@ -78,7 +81,7 @@ class _Storage:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A tensor of a file that has not been read yet."""
+    """A tensor that is described in a file but has not been read yet."""
 
     storage: _Storage
     offset: int
@@ -86,7 +89,7 @@ class _Stored:
     stride: tuple[int, ...]
 
     def read(self, archive: zipfile.ZipFile, name: str, path: Path) -> Tensor:
-        """Return its numbers as fp32; Refused if numbers are missing, or it claims more than are stored."""
+        """Return the tensor in fp32; Refused if it claims more numbers than are stored, or has a negative stride."""
         numbers = math.prod(self.size)
         last = self.offset + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
         if not (0 < numbers <= self.storage.numbers and self.offset >= 0 and last < self.storage.numbers):
@@ -101,7 +104,10 @@ class _Stored:
 
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> zipfile.ZipInfo:
-    """Return a file of the archive, which torch puts into a folder of any name and never compresses."""
+    """Return a file of the archive; torch puts it into a folder of any name and never compresses it.
+
+    Refused if the file is missing, exists twice, or is compressed.
+    """
     found = [info for info in archive.infolist() if info.filename.partition("/")[2] == name]
     if len(found) != 1 or found[0].compress_type != zipfile.ZIP_STORED:
         raise Refused(f"{path} is not a file of torch: it has no {name}, or it is compressed")
@@ -109,7 +115,7 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> zipfile.ZipInfo:
 
 
 def _pickled(archive: zipfile.ZipFile, path: Path) -> Any:
-    """Return the content of a file's pickle: tensors, plain values and containers of them; Refused otherwise."""
+    """Return the content of the archive's pickle: tensors, plain values and containers of them; Refused otherwise."""
     pickled = _member(archive, "data.pkl", path)
     order = [info for info in archive.infolist() if info.filename.endswith("/byteorder")]
     if pickled.file_size > _MOST_PICKLE_BYTES or any(archive.read(info) != b"little" for info in order[:1]):
@@ -123,10 +129,13 @@ def _pickled(archive: zipfile.ZipFile, path: Path) -> Any:
 
 
 class _Plain(pickle.Unpickler):
-    """Makes tensors that are not read yet, and ordered dicts; an attempt to import anything else ends it."""
+    """An unpickler that makes only plain values, containers, and tensors that are not read yet.
+
+    If the pickle needs any other class or function, unpickling ends with an error.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return one of a few makers of our own in place of torch's."""
+        """Return this module's replacement for a known class or function; UnpicklingError for any other."""
         if module == "torch" and name.endswith("Storage") and name.removesuffix("Storage") in _DTYPES:
             return _DTYPES[name.removesuffix("Storage")]
         made = {
@@ -139,7 +148,7 @@ class _Plain(pickle.Unpickler):
         return made
 
     def persistent_load(self, pid: Any) -> _Storage:
-        """Return where numbers are stored."""
+        """Return a description of where numbers are stored in the archive."""
         kind, dtype, key, _, numbers = pid
         if kind != "storage" or not isinstance(dtype, torch.dtype) or type(numbers) is not int:
             raise pickle.UnpicklingError("it refers to something other than stored numbers")
@@ -147,7 +156,7 @@ class _Plain(pickle.Unpickler):
 
 
 def _stored(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _Stored:
-    """Return a tensor from a pickle's arguments; Refused if they have other types."""
+    """Return a tensor from a pickle's arguments; UnpicklingError if they have other types."""
     plain = all(type(value) is int for value in (offset, *size, *stride)) and len(size) == len(stride)
     if not isinstance(storage, _Storage) or not plain:
         raise pickle.UnpicklingError("it has an invalid tensor")
@@ -155,7 +164,7 @@ def _stored(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _Stor
 
 
 def _beside(path: Path) -> dict[str, Any]:
-    """Return the shape in the config.json that minGPT writes beside a model."""
+    """Return the shape in the config.json that minGPT writes beside a model; {} if there is none."""
     try:
         shape = json.loads(path.with_name("config.json").read_text(encoding="utf-8"))["model"]
         return shape if isinstance(shape, dict) else {}
@@ -175,7 +184,7 @@ def write_weights(path: Path, folder: Path) -> None:
 def nanogpt_files(
     model: ModelConfig, tensors: Mapping[str, Tensor], tokens: Sequence[bytes], state: Mapping[str, Any], folder: Path
 ) -> None:
-    """Write ckpt.pt for nanoGPT's sample.py, and meta.pkl for a model of characters; without optimiser state."""
+    """Write ckpt.pt for nanoGPT's sample.py, without the optimiser's state; for a model of characters also meta.pkl."""
     if not model.tied:
         raise Refused("nanoGPT's head is its embedding, but this model has a separate head (model.tied = false)")
     weights = _named(tensors, len(tokens))
@@ -196,7 +205,7 @@ def nanogpt_files(
 
 
 def mingpt_files(model: ModelConfig, tensors: Mapping[str, Tensor], tokens: Sequence[bytes], folder: Path) -> None:
-    """Write model.pt and config.json for minGPT: with all biases, its masks, and a separate head."""
+    """Write model.pt and config.json for minGPT, with all biases, minGPT's masks and a separate head."""
     weights = _named(tensors, len(tokens))
     for name in list(weights):
         if name.endswith((*LINEAR_NAMES, "ln_1.weight", "ln_2.weight", "ln_f.weight")):
@@ -211,7 +220,7 @@ def mingpt_files(model: ModelConfig, tensors: Mapping[str, Tensor], tokens: Sequ
 
 
 def _named(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """Return weights under both projects' common names, without the padding rows of the vocabulary."""
+    """Return the weights under the names that nanoGPT and minGPT share, without the vocabulary's padding rows."""
     cut = {
         name: tensor[:rows] if name in ("wte.weight", "lm_head.weight") else tensor for name, tensor in tensors.items()
     }

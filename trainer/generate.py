@@ -1,8 +1,8 @@
-"""Text from a checkpoint: `python -m trainer.generate OUT --data DATA --prompt "Once upon a time"`.
+"""Generates text from a checkpoint: `python -m trainer.generate OUT --data DATA --prompt "Once upon a time"`.
 
-A GPT continues the prompt; a translation model translates it. OUT is a run's out folder, whose newest checkpoint
-is used, or one file of weights in it; DATA has the run's data.json and vocab.json. Prints one JSON line. Exit codes: 0
-written, 2 refused. Nothing is unpickled. A prompt for byte-pair encoding needs tiktoken.
+A GPT continues the prompt; a translation model translates it. OUT is a run's out folder, whose newest checkpoint is
+used, or one file of weights in it; DATA has the run's data.json and vocab.json. The command prints one JSON line. Exit
+codes: 0 written, 2 refused. Nothing is unpickled. A prompt for byte-pair encoding needs tiktoken.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST_SEED = 2**63 - 1
 
 @dataclass(frozen=True)
 class Trained:
-    """A model from one checkpoint, its tokens, and the sampling settings of its recipe."""
+    """A model from a checkpoint, its tokeniser, and the sampling settings and seed of its recipe."""
 
     step: int
     model: GPT | Translator
@@ -51,10 +51,10 @@ class Trained:
 
 
 def open_checkpoint(checkpoint: Path, data: Path, recipe: Path | None = None) -> Trained:
-    """Open a checkpoint, or a folder's newest one; Refused if it is damaged or belongs to other data.
+    """Open a checkpoint, or the newest one of a folder; Refused if it is damaged or belongs to other data.
 
-    Only the needed parts of its recipe are read: a key that was added since gets its default. `recipe` is a JSON file
-    with a recipe to use in place of the checkpoint's.
+    Only the needed tables of its recipe are read, and a key that the recipe lacks gets its default. `recipe` is a JSON
+    file with a recipe to use in place of the checkpoint's.
     """
     opened = open_run_checkpoint(checkpoint, recipe)
     name, recipe_record = opened.weights.name, opened.state["recipe"]
@@ -81,7 +81,7 @@ def open_checkpoint(checkpoint: Path, data: Path, recipe: Path | None = None) ->
 
 
 def encode(prompt: str, tokenizer: Tokenizer) -> list[int]:
-    """Return the prompt's ids; an empty one is the end-of-text token. Refused names the first unknown character."""
+    """Return the ids of the prompt; an empty prompt becomes the end-of-text token. Refused for an unknown character."""
     if not prompt:
         if tokenizer.eot_id is None:
             raise Refused(f"the tokeniser {tokenizer.name} cannot start with an empty prompt; give it a character")
@@ -102,7 +102,7 @@ def encode(prompt: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def _do(given: argparse.Namespace) -> dict[str, Any]:
-    """Run what the command line requests; Refused if the model has no such setting."""
+    """Run what the command line requests; Refused if a setting does not apply to the model."""
     trained = open_checkpoint(given.checkpoint, given.data, given.recipe)
     translates = trained.special is not None
     for name in ("temperature", "top_k", "top_p", "stop", "seed") if translates else ("beams", "length_penalty"):
@@ -113,7 +113,7 @@ def _do(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _translate(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
-    """Return the prompt's translation, and its words that are not in the vocabulary."""
+    """Return the prompt's translation with its figures, and the prompt's words that are not in the vocabulary."""
     if not given.prompt.strip():
         raise Refused("the prompt is empty; there is nothing to translate")
     ids, context, sample = encode(given.prompt.strip(), trained.tokenizer), trained.model.config.context, trained.sample
@@ -135,7 +135,7 @@ def _translate(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
 
 
 def _continue(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
-    """Return the continuation of the prompt."""
+    """Return the continuation of the prompt, with its settings."""
     typed = {name: getattr(given, name) for name in ("tokens", "temperature", "top_k")}
     given_settings = {name: value for name, value in typed.items() if value is not None}
     try:
@@ -153,7 +153,7 @@ def _continue(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
     ids, longest = encode(given.prompt, trained.tokenizer), len((given.stop or "").encode("utf-8", "surrogatepass"))
 
     def is_over(text: Sequence[int]) -> bool:
-        """Return whether the text ends with the stop text, which has at most as many tokens as bytes."""
+        """Return whether the stop text is in the new text's end; it has at most as many tokens as bytes."""
         end = list(text[max(len(ids), len(text) - longest) :])
         return given.stop is not None and given.stop in trained.tokenizer.decode(end)
 

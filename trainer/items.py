@@ -1,4 +1,4 @@
-"""HellaSwag's items in the data folder. No torch: gpurun also reads them at home, before anything is rented.
+"""Reads HellaSwag's items from the data folder. No torch: gpurun also reads them locally, before anything is rented.
 
 `hellaswag.jsonl` has one item per line: {"context": [ids], "endings": [[ids], [ids], [ids], [ids]], "label": 0..3}.
 """
@@ -20,7 +20,7 @@ FILE = "hellaswag.jsonl"
 
 @dataclass(frozen=True)
 class Item:
-    """A context and four endings, as token ids; `label` is the right one."""
+    """A context and four endings, as token ids; `label` is the index of the right ending."""
 
     context: tuple[int, ...]
     endings: tuple[tuple[int, ...], ...]
@@ -42,7 +42,7 @@ def _item(line: str, vocab_size: int) -> Item:
 
 
 def read_items(folder: Path, most: int, vocab_size: int) -> tuple[Item, ...]:
-    """Read the first `most` items (0: none, and no file is needed); Refused names the invalid line."""
+    """Return the first `most` items; with 0, return none and need no file. Refused if a line is not an item."""
     if not most:
         return ()
     items = []

@@ -1,9 +1,9 @@
 """Trains on the GPUs of one machine: `python -m trainer.launch --processes 8 --recipe … --data … --out …`.
 
 This is torchrun, run in this process, so that a signal to its children reaches the training processes. If memory runs
-out in one of them and the step cannot be repeated, all of them end, and it restarts them from the newest checkpoint
+out in one of them and the step cannot be repeated, all of them end. They are then restarted from the newest checkpoint,
 with smaller micro-batches of the same tokens, at most twice. Exit codes: as in trainer/train.py, from the process that
-failed; 1 if none of them is more specific.
+failed; 1 if no process has a more specific code.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from trainer.out_of_memory import BEGINNING, micro_batch_of_restart
 __all__ = ["main"]
 
 PROGRAM = ("-m", "trainer.train")
-"""The command of each process, in torchrun's form."""
+"""The command of each process, as torchrun's arguments."""
 
 
 def _train(processes: int, argv: Sequence[str]) -> int:
     """Run all processes to their end once, and return their most specific exit code."""
     try:
-        # By a numeric address: a Mac's host name often does not resolve, and the processes would wait for one another.
+        # A numeric address, because a Mac's host name often does not resolve, and the processes would wait for one
+        # another.
         options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={processes}"]
         torchrun.run(torchrun.parse_args([*options, *PROGRAM, *argv]))
     except ChildFailedError as error:
@@ -42,13 +43,14 @@ def _train(processes: int, argv: Sequence[str]) -> int:
         if Restart.exit_code in codes:
             return Restart.exit_code
         print(error, file=sys.stderr)
-        # A process that lost its connection to the failed one ends with 1; one that was killed for it ends below 0.
+        # A process that lost its connection to the failed one ends with 1; one that torchrun then killed has a negative
+        # code.
         return next((code for code in codes if code > 1), 1)
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code; a signal is passed on to the processes and ends it, as in torchrun."""
+    """Run the command and return its exit code; as in torchrun, a signal is passed on and ends all processes."""
     description = "Train with several processes on this machine; all other arguments go to trainer.train."
     parser = argparse.ArgumentParser(prog="python -m trainer.launch", description=description, allow_abbrev=False)
     parser.add_argument("--processes", type=int, required=True, help="how many, one for each GPU")

@@ -1,8 +1,8 @@
-"""Cross-entropy of a linear head in fp32, without ever holding the (tokens, vocab) logits.
+"""Computes the cross-entropy of a linear head in fp32, without ever holding the (tokens, vocab) logits.
 
 For GPT-2 124M the logits and their gradient are two thirds of a step's memory. Here the tokens go through the head in
-chunks; each chunk's gradient is computed in the forward pass, while its logits exist, and then they are dropped.
-When compiled, the logits of a chunk stay in 16 bits, are read three times and become their gradient in place
+chunks. Each chunk's gradient is computed in the forward pass, while its logits exist; then the logits are dropped. When
+compiled, the logits of a chunk stay in 16 bits, are read three times, and become their gradient in place
 (tests/bench/count_loss.py counts the memory traffic of both ways).
 """
 
@@ -19,20 +19,24 @@ from torch import Tensor
 __all__ = ["capped", "chunked_cross_entropy"]
 
 CHUNK_BYTES = 256 * 1024 * 1024
-"""The logits of one chunk, in fp32 unless compiled: large enough that summing the weight's gradient costs little."""
+"""The most bytes for the logits of a chunk on a CPU; large enough that summing gradients costs little."""
 CARD_BYTES = 1024 * 1024 * 1024
-"""The same on a GPU: a step takes an H200 2 % less time than with chunks of 256 MiB."""
+"""The same limit on a GPU, if compiled: a step takes an H200 2 % less time than with chunks of 256 MiB."""
 EAGER_BYTES = 2 * 1024 * 1024 * 1024
-"""The same on a GPU without compilation: each operation on a chunk is a launch, so there should be few chunks."""
+"""The same limit on a GPU without compilation: each operation on a chunk is a launch, so there should be few chunks."""
 
 FP16_CHUNK_TOKENS = 8192
-"""The most tokens whose share of the head's gradient is summed in fp16, which ends at 65,504."""
+"""The most tokens of a chunk in fp16: their gradients of the head are summed in fp16, which ends at 65,504."""
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """How to compute a loss: the ignored target, tokens per chunk, the dtype of products, the smoothing, how many of
-    the weight's rows are tokens, the cap of logits and its curve, and whether chunks are compiled."""
+    """How to compute a loss.
+
+    `ignored` is the target without a loss, `chunk` the number of tokens per chunk, and `dtype` that of the products.
+    The first `vocab_size` rows of the weight are tokens. `smoothing` is the label smoothing; `softcap` and `cap_by` are
+    as in `capped`; `compiled` is whether chunks are computed in a compiled kernel.
+    """
 
     ignored: int
     chunk: int
@@ -45,9 +49,9 @@ class _Settings:
 
 
 def capped(logits: Tensor, softcap: float, by: str = "tanh") -> Tensor:
-    """Return logits x within ±`softcap` c: c tanh(x / c) (Gemma Team 2024, arXiv:2408.00118), or c x / sqrt(x² + c²).
+    """Squash logits x smoothly into (-c, c), c being `softcap`; with a cap of 0 they are unchanged.
 
-    With a cap of 0 they are unchanged.
+    `by` is "tanh" for c tanh(x / c) (Gemma Team 2024, arXiv:2408.00118), or "root" for c x / sqrt(x² + c²).
     """
     if not softcap:
         return logits
@@ -55,13 +59,13 @@ def capped(logits: Tensor, softcap: float, by: str = "tanh") -> Tensor:
 
 
 def _cap_slope(bounded: Tensor, softcap: float, by: str) -> Tensor:
-    """Return the derivative of `capped`: the change of a capped logit per change of the logit."""
+    """Return the derivative of `capped`, given its result `bounded`, which is overwritten."""
     slope = 1.0 - (bounded / softcap).square_()
     return slope if by == "tanh" else slope.clamp_(min=0.0).pow_(1.5)
 
 
 def _chunk_tokens(token_bytes: int, dtype: torch.dtype, most_bytes: int = CHUNK_BYTES) -> int:
-    """Return the largest power of two of tokens whose logits stay within `most_bytes`, with sums in `dtype`."""
+    """Return the largest power of two of tokens whose logits fit into `most_bytes`; fp16's sums limit it too."""
     chunk = 1 << max(0, (most_bytes // token_bytes).bit_length() - 1)
     return min(chunk, FP16_CHUNK_TOKENS) if dtype == torch.float16 else chunk
 
@@ -72,9 +76,10 @@ def _products(part: Tensor, head: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _nll(logits: Tensor, targets: Tensor, keep: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of the kept tokens and the sums (n, 1) of the exponentials.
+    """Return the summed loss of the kept tokens, and each token's sum of exponentials (n, 1).
 
-    The fp32 logits (n, rows) become their exponentials relative to each row's largest, in place; padding becomes zero.
+    The fp32 logits (n, rows) are replaced in place by their exponentials relative to each row's largest; padding
+    becomes zero.
     """
     smoothing, vocab_size = settings.smoothing, settings.vocab_size
     logits[:, vocab_size:] = -torch.inf
@@ -89,12 +94,12 @@ def _nll(logits: Tensor, targets: Tensor, keep: Tensor, settings: _Settings) -> 
 def _step_by_step(
     part: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor, keep: Tensor, share: Tensor, settings: _Settings
 ) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of a chunk's kept tokens and the gradient of its logits (n, rows) in the products' dtype.
+    """Return the summed loss of a chunk's kept tokens, and the gradient of its logits (n, rows) in the products' dtype.
 
-    `share` (n, 1) is the weight of a token's loss in the differentiated result. Operations work in place.
+    `share` (n, 1) is the weight of each token's loss in the result that is differentiated. Operations work in place.
     """
     logits, slope = capped(_products(part, head, bias).float(), settings.softcap, settings.cap_by), None
-    if settings.softcap:  # The derivative of the capped logit by the product.
+    if settings.softcap:  # The derivative of the capped logits by the products.
         slope = _cap_slope(logits, settings.softcap, settings.cap_by)
     nll, sums = _nll(logits, targets, keep, settings)
     logits.mul_(share / sums)
@@ -108,9 +113,10 @@ def _in_one_go(
     logits: Tensor, targets: Tensor, keep: Tensor, share: Tensor,
     vocab_size: int, smoothing: float, softcap: float, cap_by: str,
 ) -> Tensor:  # fmt: skip
-    """Return the same as `_step_by_step`; the products (n, rows) become their gradient. Slow unless compiled.
+    """Return the same loss as `_step_by_step`, and replace the products (n, rows) in place by their gradient.
 
-    No large value is named for two uses, or the compiler would write it to memory in fp32.
+    It is slow unless compiled. No large value has a name that is used twice, because the compiler would write that
+    value to memory in fp32.
     """
     places = torch.arange(logits.shape[1], device=logits.device)
     known, aimed_at = places < vocab_size, targets.unsqueeze(1)
@@ -133,13 +139,13 @@ def _in_one_go(
 
 @cache
 def _compiled() -> Callable[..., Tensor]:
-    """Return `_in_one_go` as a kernel: the products stay outside, where torch's own library computes them."""
+    """Return `_in_one_go` as a kernel. The products are not part of it, because torch's own library computes them."""
     return torch.compile(_in_one_go, dynamic=False)
 
 
 @cache
 def _adds_in_fp32(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether a 16-bit product can be added to fp32 there: not every torch and GPU can."""
+    """Return whether a 16-bit product can be added to fp32 on a device; not every torch and GPU can."""
     small = torch.ones(16, 16, dtype=dtype, device=device)
     sums = torch.zeros(16, 16, device=device)
     try:
@@ -150,7 +156,7 @@ def _adds_in_fp32(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _add_product(sums: Tensor, grad: Tensor, part: Tensor) -> None:
-    """Add grad.T @ part to fp32 `sums`; if torch can, within the product itself, which is then not rounded before."""
+    """Add grad.T @ part to the fp32 `sums`. If torch can add within the product, the product is not rounded first."""
     if grad.dtype == sums.dtype:
         sums.addmm_(grad.t(), part)
     elif sums.is_cuda and _adds_in_fp32(sums.device, grad.dtype):
@@ -160,17 +166,17 @@ def _add_product(sums: Tensor, grad: Tensor, part: Tensor) -> None:
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Mean loss; backward only scales what forward has computed."""
+    """The mean loss; backward only scales the gradients that forward has computed."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
     ) -> Any:
-        """Compute the loss and all gradients, chunk by chunk; products run in `dtype`, everything else in fp32."""
+        """Compute the loss and all gradients, chunk by chunk; products are in `dtype`, everything else is in fp32."""
         chunk, dtype = settings.chunk, settings.dtype
         keep = targets != settings.ignored
         safe, count = torch.where(keep, targets, 0), keep.sum()
-        # In fp16, a share of the mean would round to zero: there the products use the gradient of the sum instead.
+        # In fp16, a token's share of the mean would round to zero, so the products use the gradient of the sum.
         whole = dtype == torch.float16
         head, head_bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -193,7 +199,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             _add_product(grad_weight, grad, part)
             if grad_bias is not None:
                 grad_bias += grad.sum(0, dtype=torch.float32)
-            del grad  # or it would exist beside the next chunk's
+            del grad  # Otherwise it would exist beside the next chunk's.
         made = [grad_hidden, grad_weight] + ([] if grad_bias is None else [grad_bias])
         if whole:
             made = [gradient.div_(count) for gradient in made]
@@ -208,7 +214,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _loss_alone(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings) -> Tensor:
-    """Compute the mean loss, for evaluation."""
+    """Return the mean loss without gradients, for evaluation."""
     keep = targets != settings.ignored
     safe, head = torch.where(keep, targets, 0), weight.to(settings.dtype)
     head_bias = None if bias is None else bias.to(settings.dtype)
@@ -236,19 +242,19 @@ def chunked_cross_entropy(
     compiled: bool = False,
     chunk_tokens: int | None = None,
 ) -> Tensor:
-    """Return the mean of cross_entropy(hidden @ weight.T, targets) over targets that are not `ignore_index`, in fp32.
+    """Return the mean of cross_entropy(hidden @ weight.T, targets), in fp32, over targets that are not `ignore_index`.
 
     hidden (n, width), weight (rows, width), targets (n) int64; a `bias` (rows) is added to the logits. The first
-    `vocab_size` rows are tokens (all, if None); the rest is padding, which has no probability and no gradient. Matrix
-    products run in autocast's dtype if it is on. `label_smoothing` e gives the target a probability of 1 - e plus e /
-    vocab_size, and every other token e / vocab_size (Szegedy et al. 2015, section 7). A `softcap` bounds the logits,
-    see `capped`. `compiled`: compute the gradients of chunks in a compiled kernel. NaN if no target is left, like
-    torch's own. Can be differentiated once.
+    `vocab_size` rows are tokens (all rows, if None); the others are padding, which has no probability and no gradient.
+    Matrix products are in autocast's dtype if autocast is on. With `label_smoothing` e, the target has a probability of
+    1 - e plus e / vocab_size, and every other token has e / vocab_size (Szegedy et al. 2015, section 7). `softcap` and
+    `cap_by` limit the logits, see `capped`. With `compiled`, the gradients of chunks are computed in a compiled kernel.
+    Like torch's own function, it returns NaN if no target is left. The result can be differentiated once.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     rows = weight.shape[0]
-    # Step by step, a chunk is in fp32; a cap needs its slope as well, and twice that for a moment.
+    # Without compilation a chunk is in fp32; with a cap, its derivative and two temporary copies are needed as well.
     each = rows * (dtype.itemsize if compiled else 16 if softcap else 4)
     most = CHUNK_BYTES if not hidden.is_cuda else CARD_BYTES if compiled else EAGER_BYTES
     chunk = chunk_tokens or _chunk_tokens(each, dtype, most)

@@ -1,8 +1,8 @@
-"""A GPT, and the blocks of GPT-2: the `faithful` preset, whose losses are comparable with nanoGPT's and llm.c's.
+"""Defines the GPT, and the blocks of the `faithful` preset: GPT-2, with losses comparable to nanoGPT's and llm.c's.
 
-Pre-norm blocks, learned positions, GELU in its tanh form, LayerNorm in fp32, one matrix for embedding and head.
-Tensors are named as in the published GPT-2 files; linear weights are (out, in), while those files hold (in, out).
-The blocks of the `modern` preset are in modern.py; the head, the loss and the counts are the same for both.
+Pre-norm blocks, learned positions, GELU in its tanh form, LayerNorm in fp32, one matrix for embedding and head. Tensors
+are named as in the published GPT-2 files; linear weights are (out, in) here and (in, out) in those files. The blocks of
+the `modern` preset are in modern.py; the head, the loss and the counts are the same for both.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = ["GPT", "with_vocabulary"]
 
 
 def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
-    """Return the shape for a tokeniser's vocabulary; Refused if the recipe's own number is smaller."""
+    """Return the shape with the vocabulary size that the model will have; Refused if the recipe's size is too small."""
     if 0 < config.vocab_size < vocab_size:
         raise Refused(f"model.vocab_size {config.vocab_size} is less than the tokeniser's {vocab_size}")
     return dataclasses.replace(config, vocab_size=padded_vocab(config, vocab_size))
 
 
 class CausalSelfAttention(nn.Module):
-    """Causal self-attention over `heads` heads, by torch's own fused kernel.
+    """Causal self-attention over `heads` heads, by torch's fused kernel.
 
-    On Hopper, cuDNN's comes first from torch 2.11 on. Older versions bring a cuDNN that torch ranks below flash
-    attention on purpose: it reads past its memory at some widths (pytorch#169849).
+    On Hopper GPUs, torch 2.11 and newer prefer cuDNN's kernel. Older versions include a cuDNN that torch deliberately
+    ranks below flash attention, because it reads past its memory at some widths (pytorch#169849).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -44,7 +44,7 @@ class CausalSelfAttention(nn.Module):
         self.resid_dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix the positions of x (batch, time, width); each sees itself and earlier ones."""
+        """Mix the positions of x (batch, time, width); each position sees itself and earlier ones."""
         batch, time, width = x.shape
         # (batch, time, 3 width) -> three of (batch, heads, time, width / heads)
         q, k, v = self.c_attn(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
@@ -78,7 +78,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add to the residual stream, which stays fp32 under autocast."""
+        """Return x plus the results of both parts; this residual stream stays in fp32 under autocast."""
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
 
@@ -86,7 +86,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The whole network; `vocab_size` is the tokeniser's, by default that of `config`.
 
-    Vocabulary rows beyond the tokeniser's own ids are padding, which enters no loss and is never drawn.
+    Vocabulary rows beyond the tokeniser's ids are padding, which is part of no loss and is never drawn.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int | None = None) -> None:
@@ -109,7 +109,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Draw the weights as GPT-2 does: N(0, 0.02), the two projections into the residual stream / sqrt(2 layers)."""
+        """Draw the weights as GPT-2 does: N(0, 0.02), divided by sqrt(2 layers) for projections into the stream."""
         for name, parameter in self.named_parameters():
             if parameter.dim() >= 2:
                 residual = name.endswith("c_proj.weight")
@@ -120,21 +120,22 @@ class GPT(nn.Module):
     compiled = False
     """Whether training compiles the blocks, and with them the loss."""
     collective_methods = ("hidden", "next_token_logits")
-    """The methods called besides `forward`: under full sharding these fetch weights too."""
+    """The methods besides `forward` that are called from outside: under full sharding these fetch weights too."""
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """Return all blocks: the units of sharding."""
+        """Return all blocks; full sharding divides the model into these units."""
         return list(self.h)
 
     def compile_blocks(self, mode: str = "default") -> None:
-        """Compile each block separately, with one kernel for all; `torch.compiler.set_stance` marks where it is unused.
+        """Compile each block separately, with one kernel for all blocks.
 
-        In a single graph, a backward would have all gradients only at its end, too late to send them meanwhile; and
-        compiling it takes several times as long.
+        `torch.compiler.set_stance` marks the code that does not use the kernel. With a single graph for the model, all
+        gradients would be ready only at the end of backward, so they could not be sent while backward runs. Compiling
+        it would also take several times as long.
         """
         self.compiled = True
-        torch._dynamo.config.optimize_ddp = False  # It would split each block's graph again.
+        torch._dynamo.config.optimize_ddp = False  # With this optimisation, torch would split each block's graph again.
         for block in self.h:
             block.forward = torch.compile(block.forward, dynamic=False, mode=mode)
 
@@ -151,7 +152,7 @@ class GPT(nn.Module):
     def hidden(self, ids: Tensor) -> Tensor:
         """Return the head's input (batch, time, width) for token ids (batch, time)."""
         time = ids.shape[1]
-        if self.ln_0 is not None:  # modern: no learned positions; every block rotates its queries and keys
+        if self.ln_0 is not None:  # modern: no learned positions, because every block rotates its queries and keys
             x, first, config = self.drop(self.ln_0(self._streamed(self.wte(ids)))), None, self.config
             turned = rotation(time, config.width // config.heads, ids.device, config.rotary, config.rotary_base)
             for block in self.h:
@@ -165,7 +166,7 @@ class GPT(nn.Module):
         return self.ln_f(x)
 
     def _streamed(self, x: Tensor) -> Tensor:
-        """Return x in the residual stream's dtype: bf16 if the recipe says so and products are bf16, else unchanged."""
+        """Return x in the residual stream's dtype: bf16 if the recipe says so and products are bf16, else as it is."""
         kind = x.device.type
         in_bf16 = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
         return x.bfloat16() if in_bf16 and self.config.stream == "bf16" else x
@@ -189,5 +190,5 @@ class GPT(nn.Module):
         return self.logits(self.hidden(ids)[rows, last])
 
     def flops_per_token(self) -> int:
-        """Return forward and backward flops per token."""
+        """Return the number of flops per token, forward and backward."""
         return flops_per_token(self.config)

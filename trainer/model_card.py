@@ -1,4 +1,4 @@
-"""An exported model's card in Markdown: what it is, what it was trained on, and the figures of its run."""
+"""Writes an exported model's card in Markdown: its shape, its training, and the figures of its run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print(tokenizer.decode(model.generate(ids, max_new_tokens=50)[0]))
 
 
 def model_card(state: Mapping[str, Any], model: ModelConfig, source: str, figures: Mapping[str, Any]) -> str:
-    """Return the card's Markdown; `state` is the checkpoint's, `figures` are shown under their own names."""
+    """Return the card's Markdown. `state` is the checkpoint's; `figures` are shown under the names that they have."""
     recipe, step = state["recipe"], state["step"]
     optim, schedule, train = recipe["optim"], recipe["schedule"], recipe["train"]
     rates = f"learning rate {optim['lr']:g}, weight decay {optim['weight_decay']:g}"
@@ -62,7 +62,7 @@ def _table(rows: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Return a value as one printable line without effect in Markdown and HTML."""
+    """Return a value as one printable line that Markdown and HTML show unchanged."""
     text = " ".join(("unknown" if value is None else str(value)).split())
     shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
     return _MARKS.sub(r"\\\1", shown)

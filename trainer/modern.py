@@ -1,9 +1,10 @@
-"""The blocks of the `modern` preset: improvements since GPT-2 that have proved themselves and need only stock torch.
+"""Defines the blocks of the `modern` preset: proven improvements since GPT-2 that need only stock torch.
 
-Rotary positions (RoPE, Su et al. 2021, arXiv:2104.09864), queries and keys of unit length (QK-norm), ReLU squared
-(So et al. 2021, arXiv:2109.08668), RMSNorm, a separate head. Layers that write into the residual stream or produce the
-logits start at zero, so that the network starts as its embedding alone. Optional, by keys: biases, `gains` of the
-norms, values that are a learned mixture with the first layer's (`value_mix`: Zhou et al. 2024, arXiv:2410.17897).
+Rotary positions (RoPE, Su et al. 2021, arXiv:2104.09864), queries and keys of unit length (QK-norm), ReLU squared (So
+et al. 2021, arXiv:2109.08668), RMSNorm, a separate head. Layers that write into the residual stream or produce the
+logits start at zero, so that the network starts as its embedding alone. Optional, by keys of the recipe: biases,
+`gains` of the norms, and values that are a learned mixture with the first layer's (`value_mix`: Zhou et al. 2024,
+arXiv:2410.17897).
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ EMBEDDING_STD = 0.02
 
 
 def rms_norm(x: Tensor, gains: Tensor | None = None, *, in_bf16: bool = False) -> Tensor:
-    """Return x (…, width) with a mean square of one, times `gains` (width): in fp32, even under autocast or for bf16 x.
+    """Scale x (…, width) to a mean square of one, then multiply by `gains` (width), if given.
 
-    `in_bf16` keeps a bf16 input in bf16, with fp32's epsilon.
+    The result is computed in fp32, even under autocast or for a bf16 x. With `in_bf16`, a bf16 x stays in bf16, with
+    fp32's epsilon.
     """
     if not in_bf16 or x.dtype != torch.bfloat16:
         return F.rms_norm(x.float(), x.shape[-1:], gains)
@@ -32,7 +34,7 @@ def rms_norm(x: Tensor, gains: Tensor | None = None, *, in_bf16: bool = False) -
 
 
 class RMSNorm(nn.Module):
-    """Divides every vector by its root mean square; gains, one per channel, are learned factors."""
+    """Divides each vector by its root mean square; if the recipe has gains, multiplies each channel by its gain."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -40,17 +42,17 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(config.width)) if config.gains else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x (…, width) with a mean square of one, before its gains."""
+        """Scale x (…, width) to a mean square of one, then multiply by the gains."""
         return rms_norm(x, self.weight, in_bf16=self.in_bf16)
 
 
 def rotation(
     time: int, channels: int, device: torch.device, share: float = 1.0, base: float = 10_000.0
 ) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines (time, channels / 2), fp32, by which `channels` of a head rotate at each position.
+    """Return the cosines and sines (time, channels / 2), fp32, of the angles by which a head's channels rotate.
 
-    Only a `share` of the channels rotates; the others do not depend on the position. The slowest pair rotates once in
-    about 2 pi `base` positions.
+    Only a `share` of the channels rotates; the other channels do not depend on the position. The slowest pair of
+    channels rotates once in about 2 pi `base` positions.
     """
     turned = max(2, 2 * round(share * channels / 2))
     frequencies = base ** -(torch.arange(0, turned, 2, device=device, dtype=torch.float32) / turned)
@@ -77,17 +79,18 @@ class ModernAttention(nn.Module):
         self.c_k = nn.Linear(config.width, config.width, bias=config.bias)
         self.c_v = nn.Linear(config.width, config.width, bias=config.bias)
         self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
-        self.mix = nn.Parameter(torch.empty(2)) if config.value_mix else None  # For its own, and the first's.
+        self.mix = nn.Parameter(torch.empty(2)) if config.value_mix else None  # Of its values, and the first layer's.
         self.resid_dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, first: Tensor | None, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Mix the positions of x (batch, time, width); each sees itself and earlier ones.
+        """Mix the positions of x (batch, time, width); each position sees itself and earlier ones.
 
-        `first` are the first layer's values, None in that layer; if they are mixed in, that layer also returns them.
+        `first` is the first layer's values; in the first layer it is None. If values are mixed, that layer also returns
+        its own.
         """
         batch, time, width = x.shape
         kind = x.device.type
-        if torch.is_autocast_enabled(kind):  # once, or each of the three products would cast and keep a copy
+        if torch.is_autocast_enabled(kind):  # once, or each of the three products would cast x and keep a copy
             x = x.to(torch.get_autocast_dtype(kind))
         queries, keys, values = self.c_q(x), self.c_k(x), self.c_v(x)
         passed_on = None
@@ -117,7 +120,7 @@ class ModernMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Transform every position separately."""
         positive = F.relu(self.c_fc(x))
-        # Bit-identical to its square, which autocast on a GPU would compute, and keep, in fp32.
+        # Bit-identical to positive.square(), which autocast on a GPU would compute, and keep, in fp32.
         return self.dropout(self.c_proj(positive * positive))
 
 
@@ -132,7 +135,11 @@ class ModernBlock(nn.Module):
         self.mlp = ModernMLP(config)
 
     def forward(self, x: Tensor, first: Tensor | None, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Add to the residual stream, whose dtype stays under autocast; `first` goes to and comes from attention."""
+        """Return x plus the results of both parts, in the dtype of x, and the values that attention passes to later
+        layers.
+
+        `first` is passed to attention.
+        """
         mixed, passed_on = self.attn(self.ln_1(x), first, cosines, sines)
         x = x + mixed
         return x + self.mlp(self.ln_2(x)), passed_on
@@ -140,9 +147,10 @@ class ModernBlock(nn.Module):
 
 @torch.no_grad()
 def initialise_modern(model: nn.Module, gain: float = 1.0) -> None:
-    """Draw matrices from N(0, `gain` / sqrt(inputs)) and the embedding from N(0, 0.02); nothing else is random.
+    """Draw the embedding from N(0, 0.02) and the matrices with the standard deviation `gain` / sqrt(inputs).
 
-    Head, projections and biases are zero, gains are one, and a mixture of values begins with half of each.
+    Nothing else is random: head, projections and biases are zero, gains are one, and a mixture of values begins with
+    half of each.
     """
     for name, parameter in model.named_parameters():
         if name.endswith(("c_proj.weight", "lm_head.weight", "bias")):

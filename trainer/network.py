@@ -1,10 +1,11 @@
-"""How fast several machines reach one another: measures an all-reduce among all processes that torchrun started.
+"""Measures how fast several machines reach one another, by an all-reduce among all processes that torchrun started.
 
-    torchrun --nproc-per-node=8 --nnodes=2 --node-rank=0 --master-addr=10.0.0.1 trainer/network.py    # and on the other
+    torchrun --nproc-per-node=8 --nnodes=2 --node-rank=0 --master-addr=10.0.0.1 trainer/network.py
 
-The first process prints one line of JSON: each node with its GPUs, and `gigabytes_per_s`, the data that each process
-moved per second (nccl-tests' "busbw"), as the gradients of a step will. If a node has fewer GPUs than processes,
-nothing is measured, and the value is null. It needs torch alone, and nothing else of the trainer.
+The other machine runs the same command with --node-rank=1. The first process prints one line of JSON: each node with
+its GPUs, and `gigabytes_per_s`, the data that each process moved per second (nccl-tests' "busbw"), as a step moves its
+gradients. If a node has fewer GPUs than processes, nothing is measured, and the value is null. The file needs only
+torch, and nothing else of the trainer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 __all__ = ["main"]
 
 ANSWER_S = 120.0
-"""How long the first node waits for the last."""
+"""How many seconds the first node waits for the last one."""
 CARD_BYTES, CPU_BYTES = 256 << 20, 1 << 20
 WARM_UP = 3
 
@@ -38,7 +39,7 @@ def _seen() -> dict[str, Any]:
 
 
 def _measured(device: torch.device, processes: int, seconds: float) -> tuple[float, float]:
-    """Return the bytes per second that each process moves, and for how many seconds that was measured."""
+    """Return the bytes per second that each process moves, and how many seconds the measurement took."""
     size = CARD_BYTES if device.type == "cuda" else CPU_BYTES
     data = torch.zeros(size // 4, device=device)
 
@@ -60,7 +61,7 @@ def _measured(device: torch.device, processes: int, seconds: float) -> tuple[flo
 
 
 def main() -> int:
-    """Run the command and return its exit code; an error if some processes did not arrive in time."""
+    """Run the command and return its exit code; raise an error if some processes did not arrive in time."""
     parser = argparse.ArgumentParser(
         prog="trainer/network.py", description="Measure how fast machines reach each other."
     )

@@ -1,6 +1,7 @@
-"""The optimisers: AdamW as GPT-2 trainers use it, Muon beside it, and the learning rate of every step.
+"""The optimisers: AdamW as GPT-2 trainers use it, and Muon with AdamW; also the learning rate of every step.
 
-Also the reasons to skip a step: an overflow of fp16, or a spike of the loss or the gradient norm.
+This module also decides whether to skip a step: after an overflow of fp16, or at a spike of the loss or the gradient
+norm.
 """
 
 from __future__ import annotations
@@ -34,24 +35,25 @@ __all__ = [
 
 ALONE = Processes()
 STACK_WEIGHTS = 1 << 25
-"""The most elements that Muon orthogonalises at once: it takes six bytes for each."""
+"""The most elements that Muon orthogonalises together: it needs six bytes for each."""
 MOMENTUM, FIRST_MOMENTUM = 0.95, 0.85
 """Muon's momentum, and its initial value if it is warmed up."""
 GROWTH_STEPS = 2000
 """Steps without an overflow after which the scale is doubled."""
 SMALLEST = 1.0
-"""Below this scale fp16 cannot help: an overflow then means divergence."""
+"""An overflow below this scale means divergence, because a smaller scale does not help."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
-"""The state of AdamW and of Muon with its parameter's shape; another optimiser's state may have any shape."""
+"""The state of AdamW and Muon that has its parameter's shape; another optimiser's may have any shape."""
 SPIKE_WINDOW = 128
-"""The number of remembered steps; with fewer, nothing counts as a spike."""
+"""The number of steps that are remembered; before there are so many, nothing counts as a spike."""
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
     """Return the rate of step 0, 1, …: linear warm-up that reaches `lr` at its last step, then the schedule's kind.
 
-    A cosine falls from `lr` right after the warm-up to `min_lr` at step `train.steps`, one beyond the last; a trapezoid
-    stays constant and then falls linearly to it. Noam is `lr` times the formula of Vaswani et al. 2017, section 5.3.
+    A cosine falls from `lr`, right after the warm-up, to `min_lr` at step `train.steps`, which is one after the last
+    step. A trapezoid stays at `lr` and then falls linearly to `min_lr`. Noam is `lr` times the formula of Vaswani et
+    al. 2017, section 5.3.
     """
     peak, schedule, steps = recipe.optim.lr, recipe.schedule, recipe.train.steps
     if schedule.kind == "noam":
@@ -75,7 +77,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def set_rates(optimizer: torch.optim.Optimizer, recipe: Recipe, step: int) -> float:
-    """Set every group's values for step 0, 1, …, including Muon's momentum; return the rate called `lr` in recipes."""
+    """Set every group's values for step 0, 1, …, including Muon's momentum; return the step's learning rate."""
     rate, warmup = learning_rate(recipe, step), recipe.optim.muon_momentum_warmup
     set_learning_rate(optimizer, rate)
     for group in optimizer.param_groups:
@@ -85,17 +87,17 @@ def set_rates(optimizer: torch.optim.Optimizer, recipe: Recipe, step: int) -> fl
 
 
 def decayed(parameter: Tensor) -> bool:
-    """Return whether weight decay acts on it: a matrix or an embedding; biases and gains have their own decay."""
+    """Return whether weight decay acts on a parameter: on matrices and embeddings. Others have their own decay."""
     return parameter.dim() >= 2
 
 
 class Muon(torch.optim.Optimizer):
-    """The same as torch.optim.Muon, with updates scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982).
+    """Muon; with the recipe's default options it is the same as torch.optim.Muon.
 
-    With `muon_scale` "aspect" they are scaled by the root of rows over columns instead, as by Muon's author.
-
-    Matrices of one shape are orthogonalised as a stack, in one launch instead of one for each, and each process
-    does its share of every stack. The moments are those of the weights that a process holds.
+    Its updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982); with `muon_scale` "aspect", by
+    the root of rows over columns instead, as by Muon's author. `cautious` changes the weight decay, and `orthogonal`
+    the iterations. Matrices of one shape are orthogonalised together, as a stack; each process orthogonalises some of
+    its matrices. A process keeps moments only for the weights that it holds.
     """
 
     def __init__(self, matrices: Sequence[Tensor], config: OptimConfig, processes: Processes) -> None:
@@ -115,7 +117,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Move all matrices, each by its gradient."""
+        """Update all matrices, each by its gradient."""
         (group,) = self.param_groups
         for stack in self._stacks:
             for matrix in stack:
@@ -124,13 +126,13 @@ class Muon(torch.optim.Optimizer):
             weights, gradients = [_own(matrix) for matrix in stack], [_own(matrix.grad) for matrix in stack]
             moments = [_own(self.state[matrix]["momentum_buffer"]) for matrix in stack]
             torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
-            # The input keeps no name, because its memory is needed for the output.
+            # The input has no name here, so that its memory can be used for the output.
             made = orthogonalised(self._share(stack, gradients, moments, group["momentum"]), self._polynomials)
             updates = self._shared(stack, made)
             del made
             kept = 1 - group["lr"] * group["weight_decay"]
-            if self._cautious:  # Where a step moves a weight away from zero, decay would only undo part of it.
-                towards_zero = torch.stack(weights).mul_(updates) > 0  # One launch for the stack, not one a matrix.
+            if self._cautious:  # If a step moves a weight away from zero, decay would only undo part of the step.
+                towards_zero = torch.stack(weights).mul_(updates) > 0  # One launch for the stack, not one per matrix.
                 torch._foreach_mul_(weights, torch.where(towards_zero, kept, 1.0).unbind())
             else:
                 torch._foreach_mul_(weights, kept)
@@ -139,16 +141,19 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_add_(weights, updates.float().unbind(), alpha=-group["lr"] * size)
 
     def _share(self, stack: list[Tensor], gradients: list[Tensor], moments: list[Tensor], momentum: float) -> Tensor:
-        """Return the whole updates (share, rows, columns), bf16, that this process orthogonalises."""
+        """Return those whole updates (share, rows, columns), bf16, of the stack that this process orthogonalises.
+
+        Unused places at the end of the last share are zero.
+        """
         each = -(-len(stack) // self._processes.count)
         ours = slice(self._processes.rank * each, min((self._processes.rank + 1) * each, len(stack)))
         share = gradients[0].new_zeros((each, *stack[0].shape), dtype=torch.bfloat16)
-        # Nesterov's momentum: the gradient counts once more.
+        # Nesterov's momentum: the gradient is added once more.
         if hasattr(stack[0], "to_local"):
             halves = [torch.empty_like(gradient, dtype=torch.bfloat16) for gradient in gradients]
             torch._foreach_copy_(halves, torch._foreach_lerp(gradients, moments, momentum))
             for number, (matrix, half) in enumerate(zip(stack, halves, strict=True)):
-                whole = _whole(half, matrix)  # All processes take part in each.
+                whole = _whole(half, matrix)  # All processes take part in each gather.
                 if ours.start <= number < ours.stop:
                     share[number - ours.start] = whole
         elif gradients[ours]:
@@ -157,7 +162,7 @@ class Muon(torch.optim.Optimizer):
         return share
 
     def _shared(self, stack: list[Tensor], share: Tensor) -> Tensor:
-        """Return this process's part of all updates (stack, rows, columns), each process having made a share."""
+        """Return this process's part of all updates (stack, rows, columns); each process has made a `share`."""
         rank, count, rows = self._processes.rank, self._processes.count, stack[0].shape[0]
         if count > 1:
             made = share.new_empty((count * len(share), *share.shape[1:]))
@@ -175,7 +180,7 @@ def _own(tensor: Tensor | None) -> Tensor:
 
 
 def _whole(part: Tensor, like: Tensor) -> Tensor:
-    """Gather a tensor from its parts, which are laid out like those of `like`, a DTensor."""
+    """Gather a tensor from its parts, which are laid out like the parts of `like`, a DTensor."""
     from torch.distributed.tensor import DTensor
 
     assert isinstance(like, DTensor)
@@ -187,9 +192,10 @@ Polynomials = Sequence[tuple[float, float, float]]
 POLYNOMIALS: dict[str, Polynomials] = {
     # Jordan et al. 2024, as torch.optim.Muon has it.
     "newton-schulz": ((3.4445, -4.7750, 2.0315),) * 5,
-    # What the coefficients above sacrifice for speed: singular values that converge to one, in twelve iterations.
+    # The coefficients above trade accuracy for speed; with these, the singular values converge to one, in twelve
+    # iterations.
     "newton-schulz-12": ((2.0, -1.5, 0.5),) * 12,
-    # Amsel et al. 2025 (arXiv:2505.16932), optimal for each iteration; with 2 % of room for bf16's rounding.
+    # Amsel et al. 2025 (arXiv:2505.16932), optimal for each iteration; 2 % smaller, because bf16 rounds.
     "polar-express": (
         (8.156554524902461 / 1.02, -22.48329292557795 / 1.02**3, 15.878769915207462 / 1.02**5),
         (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -198,14 +204,14 @@ POLYNOMIALS: dict[str, Polynomials] = {
         (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
     ),
 }
-"""By their names in recipes: how much of x, x³ and x⁵ each iteration takes of every singular value x."""
+"""The coefficients of x, x³ and x⁵ by which each iteration changes every singular value x, by their name in recipes."""
 
 
 def orthogonalised(x: Tensor, polynomials: Polynomials = POLYNOMIALS["newton-schulz"]) -> Tensor:
-    """Return matrices (n, rows, columns), bf16, with the singular vectors of x and singular values near 1; x is lost.
+    """Return matrices (n, rows, columns), bf16, with the singular vectors of x and singular values near 1.
 
-    The Newton-Schulz result is bit-identical to torch.optim.Muon's if products of one matrix and of a stack are, as on
-    a CPU from 32 rows and columns on.
+    x is overwritten. The Newton-Schulz result is bit-identical to torch.optim.Muon's if a product of one matrix is
+    bit-identical to that of a stack. This is the case on a CPU from 32 rows and columns on.
     """
     norms = torch.stack(torch._foreach_norm(list(x)))
     x.div_(norms.clamp(min=1e-7).view(-1, 1, 1))
@@ -237,15 +243,16 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
 
 def block_matrices(model: nn.Module) -> list[Tensor]:
-    """Return the matrices that map vectors to vectors, so without embeddings and head, which map tokens."""
+    """Return the matrices that map vectors to vectors: all linear weights except the head's, which maps to tokens."""
     named = model.named_modules()
     return [m.weight for name, m in named if isinstance(m, nn.Linear) and not name.endswith("lm_head")]
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig, processes: Processes = ALONE) -> torch.optim.Optimizer:
-    """Return the optimiser, with a group for each rate and decay; AdamW is fused: hundreds of launches fewer.
+    """Return the optimiser, with a group for each rate and decay. AdamW is fused, which saves hundreds of launches.
 
-    Under "muon", Muon gets the matrices inside the blocks. From the same gradient all processes get the same result.
+    With "muon", Muon gets the matrices inside the blocks, and AdamW the rest. From the same gradient, all processes get
+    the same result.
     """
     with_muon = config.kind == "muon"
     matrices = block_matrices(model) if with_muon else []
@@ -268,7 +275,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig, processes: Processes =
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimiser's state by parameter name, as `h.0.mlp.c_fc.weight.exp_avg`; numbers become tensors."""
+    """Return the optimiser's state by parameter and key, as `h.0.mlp.c_fc.weight.exp_avg`; numbers become tensors."""
     return {
         f"{name}.{key}": torch.as_tensor(value)
         for name, parameter in model.named_parameters()
@@ -277,10 +284,10 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Restore the optimiser from what `optimizer_tensors` saved, whatever its keys, each on its parameter's device.
+    """Restore the optimiser's state from what `optimizer_tensors` returned, on the device of each parameter.
 
-    KeyError if a parameter has no state, ValueError if AdamW's or Muon's has another shape. An optimiser that had
-    not moved when it was saved, because every step was skipped, has no tensors: it stays fresh.
+    Raise KeyError if a parameter has no state, and ValueError if AdamW's or Muon's state has another shape. If there
+    are no tensors, because every step before the save was skipped, the optimiser stays as it is.
     """
     if not tensors:
         return
@@ -297,25 +304,26 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
                 expected = parameter.shape if key in MOMENTS else () if key == "step" else value.shape
                 if value.shape != expected:
                     raise ValueError(f"{names[parameter]}.{key} has the shape {list(value.shape)}")
-            # torch needs the step count on the CPU, unless a step is one kernel.
+            # torch needs the step count on the CPU, unless the optimiser's step is a single kernel.
             places = {key: "cpu" if key == "step" and not on_card else parameter.device for key in state}
             optimizer.state[parameter] = {key: value.to(places[key]) for key, value in state.items()}
 
 
 @dataclass
 class LossScale:
-    """The factor of the loss before backward: 1 except in fp16, where small gradients would vanish.
+    """The factor by which the loss is multiplied before backward: 1 except in fp16, where small gradients would vanish.
 
-    The rule is that of torch.amp.GradScaler, which cannot repeat a step once it has unscaled its gradient.
+    The rule is that of torch.amp.GradScaler, which cannot be used here, because it cannot repeat a step once the
+    gradient is unscaled.
     """
 
     in_use: bool
     value: float = 65536.0
     good_steps: int = 0
-    """Steps since the last change."""
+    """Steps since the scale last changed."""
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """Return the loss to differentiate."""
+        """Return the loss times the scale, to differentiate."""
         return loss * self.value if self.in_use else loss
 
     def unscale(self, parameters: Iterable[Tensor]) -> None:
@@ -326,7 +334,7 @@ class LossScale:
                     parameter.grad.div_(self.value)
 
     def update(self, overflowed: bool) -> bool:
-        """Record whether a step overflowed; return False if the scale cannot become smaller."""
+        """Record whether a step overflowed; return False if training has diverged: no scale can help."""
         if not self.in_use:
             return not overflowed
         self.good_steps = 0 if overflowed else self.good_steps + 1
@@ -341,7 +349,7 @@ class LossScale:
         return {"value": self.value, "good_steps": self.good_steps} if self.in_use else None
 
     def restore(self, record: dict[str, float] | None) -> None:
-        """Restore the state of a checkpoint; one that was not made in fp16 has none."""
+        """Restore the state of a checkpoint; None, from a run without fp16, changes nothing."""
         if self.in_use and record is not None:
             self.value, self.good_steps = float(record["value"]), int(record["good_steps"])
 
@@ -349,7 +357,7 @@ class LossScale:
 class SpikeGuard:
     """Detects a spike of the loss or the gradient norm by its z-score among the last steps, like llm.c.
 
-    Spikes are remembered too: a new level counts as a spike only until it has become usual.
+    Spikes are remembered too, so a new level counts as a spike only until most of the remembered steps have it.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -363,7 +371,7 @@ class SpikeGuard:
                 continue
             mean = math.fsum(window) / SPIKE_WINDOW
             spread = math.sqrt(math.fsum((past - mean) ** 2 for past in window) / SPIKE_WINDOW)
-            # Values that hardly differ have no spread to measure with.
+            # If the values hardly differ, their spread is too small to judge by.
             spread = max(spread, 1e-3 * abs(mean), 1e-12)
             score = (value - mean) / spread
             if score > self._threshold:
@@ -372,17 +380,17 @@ class SpikeGuard:
         return None
 
     def remember(self, loss: float, grad_norm: float) -> None:
-        """Add one step's values to the window; an overflow of fp16 has no norm."""
+        """Remember one step's values, except those that are not finite, as the norm after an overflow of fp16."""
         for window, value in zip(self._seen.values(), (loss, grad_norm), strict=True):
             if math.isfinite(value):
                 window.append(value)
 
     def as_record(self) -> dict[str, list[float]]:
-        """Return the window for a checkpoint, so that a resumed run judges alike."""
+        """Return the remembered values for a checkpoint, so that a resumed run judges in the same way."""
         return {name: list(window) for name, window in self._seen.items()}
 
     def restore(self, record: dict[str, Any]) -> None:
-        """Restore the window of a checkpoint."""
+        """Restore the remembered values of a checkpoint."""
         for name, window in self._seen.items():
             window.clear()
             window.extend(float(value) for value in record[name])

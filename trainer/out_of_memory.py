@@ -1,9 +1,10 @@
-"""What happens when a GPU's memory runs out: a checkpoint records which micro-batch fits; before one, a note does.
+"""Handles a GPU that runs out of memory.
 
-A single process repeats the step with smaller micro-batches (`retried`). Among several, the process whose memory ran
-out writes `out/room.json` and ends (`ending`); the others, which may wait for it on their GPUs, see the note and end
-too (`end_with_the_others`). Then trainer/launch.py restarts all from the newest checkpoint, at most twice
-(`micro_batch_of_restart`). Under plain torchrun, which would not restart them, the run ends.
+A checkpoint records which micro-batch fits; before the first checkpoint, a note does. A single process repeats the step
+with smaller micro-batches (`retried`). Among several, the process whose memory ran out writes the note `out/room.json`
+and ends (`ending`). The others, which may wait for it on their GPUs, see the note and end too (`end_with_the_others`).
+Then trainer/launch.py restarts all from the newest checkpoint, at most twice (`micro_batch_of_restart`). Plain torchrun
+would not restart them, so the run ends.
 """
 
 from __future__ import annotations
@@ -31,38 +32,38 @@ __all__ = [
 ]  # fmt: skip
 
 BEGINNING = "TRAINER_BEGINNING"
-"""Set if trainer/launch.py would restart this process; each start of all processes has its own value."""
+"""The variable that trainer/launch.py sets for the processes that it would restart, to a new value at each start."""
 MOST_RESTARTS = 2
-"""If a quarter does not fit, nothing fits."""
+"""If a quarter of the micro-batch does not fit, nothing fits."""
 LOOK_S = 0.5
-"""How often a process looks for another's note."""
+"""How many seconds pass between two looks for a note of another process."""
 LEAVE_S, MOST_WRITING_S = 4.0, 25.0
-"""How long a process trains, and writes a checkpoint, after the note at most: torchrun kills it after 30 s."""
+"""The most seconds that a process trains, and writes, after the note: torchrun kills it after 30 s."""
 _NOTE = "room.json"
 _KEYS = {"planned": int, "fits": int, "step": int, "message": str, "beginning": str}
 T = TypeVar("T")
 
 
 def retried(setup: Setup, state: State, io: RunIO, compute: Callable[[], T]) -> T:
-    """Return the result of `compute`; if memory runs out and this process is alone, retry with smaller ones."""
+    """Return the result of `compute`; if memory runs out in a single process, retry with smaller micro-batches."""
     while True:
         try:
             return compute()
         except torch.OutOfMemoryError:
             if not setup.parallel.retries_a_step:
                 raise
-        # Only here has the error released the tensors that its traceback held.
+        # Only here, after the handler, has the error released the tensors that its traceback held.
         shrink_micro_batch(setup, state, io, smaller(state.plan))
 
 
 def shrink_micro_batch(setup: Setup, state: State, io: RunIO, plan: BatchPlan | None) -> None:
-    """Repeat the step with the smaller plan and the same tokens; raise OutOfMemory if there is none."""
+    """Prepare to repeat the step with the smaller plan and the same tokens; raise OutOfMemory if there is no plan."""
     io.close_feed()
     setup.parallel.clear()
     if plan is None:
         raise _one_sequence_is_too_much(setup)
-    io.reporter.beat(UNKNOWN_S)  # another shape is compiled again
-    gc.collect()  # it is off during training, and the failure may have left cycles that hold tensors
+    io.reporter.beat(UNKNOWN_S)  # Another shape is compiled again.
+    gc.collect()  # It is off during training, and the failure may have left cycles that hold tensors.
     if setup.device.is_cuda:
         torch.cuda.empty_cache()
     message = f"memory ran out in step {state.step + 1}: micro_batch {state.plan.micro_batch} became {plan.micro_batch}"
@@ -72,7 +73,10 @@ def shrink_micro_batch(setup: Setup, state: State, io: RunIO, plan: BatchPlan | 
 
 
 def restore_micro_batch(setup: Setup, state: State, room: Mapping[str, Any]) -> None:
-    """Begin with the micro-batch that fitted, if this is the same GPU and request; else memory would run out again."""
+    """Use the micro-batch that fitted, if the GPU and the planned micro-batch are the same as then.
+
+    Without this, memory would run out again.
+    """
     if room.items() >= setup.planned.items():
         while state.plan.micro_batch > room["fits"] and (plan := smaller(state.plan)):
             state.plan = plan
@@ -83,7 +87,10 @@ def _one_sequence_is_too_much(setup: Setup) -> OutOfMemory:
 
 
 def ending(setup: Setup, state: State, io: RunIO) -> TrainerError:
-    """Return how this process ends after an out-of-memory error that no retry can cure: Restart, if the note exists."""
+    """Return the error that ends this process after it ran out of memory and cannot retry.
+
+    It is Restart if the note exists or could be written, so that all processes start again; else OutOfMemory.
+    """
     micro_batch, smaller_plan = state.plan.micro_batch, smaller(state.plan)
     full = OutOfMemory(
         f"micro_batch {micro_batch} of context {setup.recipe.model.context} does not fit into the card's memory; "
@@ -95,12 +102,12 @@ def ending(setup: Setup, state: State, io: RunIO) -> TrainerError:
         return Restart("memory ran out in another process too")
     if smaller_plan is None:
         return _one_sequence_is_too_much(setup)
-    if io.stop_requested.is_set():  # The launcher does not know of the stop, and there is nothing new to save.
+    if io.stop_requested.is_set():  # The launcher does not know of the stop request, and there is nothing new to save.
         return full
     message = f"memory ran out after step {state.step}: micro_batch {micro_batch} became {smaller_plan.micro_batch}"
     message += f", in {smaller_plan.accumulation} portions; all processes restart from the newest checkpoint"
     room = {"v": 1, **setup.planned, "fits": smaller_plan.micro_batch, "step": state.step, "message": message}
-    # All GPUs may run out at once: each process has its own temporary file, and their notes are equal.
+    # All GPUs may run out of memory together, so each process has its own temporary file; the notes are equal.
     temporary = setup.out / f"{_NOTE}.{os.getpid()}.tmp"
     try:
         temporary.write_text(json.dumps(room | {"beginning": os.environ[BEGINNING]}), encoding="utf-8")
@@ -111,7 +118,7 @@ def ending(setup: Setup, state: State, io: RunIO) -> TrainerError:
 
 
 def read_room(out: Path) -> dict[str, Any]:
-    """Return the note of an out folder; {} if there is none, or an invalid one."""
+    """Return the note of an out folder; {} if there is no valid note."""
     try:
         room = json.loads((out / _NOTE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -121,16 +128,16 @@ def read_room(out: Path) -> dict[str, Any]:
 
 
 def is_restarting(out: Path) -> bool:
-    """Return whether a process of this start has left the note: then all end, and later errors are not causes."""
+    """Return whether a process of this start has written the note; then all end, and later errors are effects."""
     beginning = os.environ.get(BEGINNING)
     return beginning is not None and read_room(out).get("beginning") == beginning
 
 
 def end_with_the_others(out: Path, is_writing: Callable[[], bool]) -> None:
-    """Make this process end soon after a note of this start, wherever it is then; a save under way is waited for.
+    """Start a thread that ends this process soon after a note of this start appears.
 
-    A process that waits for the others on a GPU receives no signal: torchrun would kill it after half a minute of paid
-    time.
+    A save in progress may finish first. This process may wait for the others on a GPU, where it receives no signal.
+    Without the thread, torchrun would kill it only after half a minute of paid time.
     """
 
     def watch() -> None:
@@ -149,9 +156,9 @@ def end_with_the_others(out: Path, is_writing: Callable[[], bool]) -> None:
 def micro_batch_of_restart(out: Path, fits: int, times: int, began_monotonic_s: float) -> int | None:
     """Report that all processes start again, for the `times`-th time, and return the micro-batch from the note.
 
-    Return None, and report the end, if that is not below `fits` or memory has run out too often.
+    Return None, and report the end, if that micro-batch is not below `fits` or memory has run out too often.
     """
-    from trainer.saving import latest_step  # Imports all of the trainer, which is needed only once memory runs out.
+    from trainer.saving import latest_step  # Imports all of the trainer, which is needed only if memory runs out.
 
     room, reporter = read_room(out), Reporter(out, is_first=True, since_monotonic_s=began_monotonic_s)
     is_less = room.get("beginning") == os.environ[BEGINNING] and room["fits"] < fits

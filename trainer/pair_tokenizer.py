@@ -1,4 +1,4 @@
-"""Sentence pairs to token ids: characters, or words, of both languages after three special ids. No torch."""
+"""Turns sentence pairs into token ids: characters, or words, of both languages after three special ids. No torch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ ENDS = 2
 UNKNOWN = b"<unk>"
 MOST_WORDS = 32_000
 RAREST = 2
-"""A word that occurs less often in the training pairs is unknown, as in the annotated Transformer."""
+"""A word that occurs less often in the training pairs counts as unknown, as in the annotated Transformer."""
 
 Pair = tuple[str, str]
 
 
 class WordTokenizer:
-    """One id per word or sign, with the space before it; ids by falling frequency, the first stands for all others."""
+    """A tokeniser with one id per word or sign, including the space before it; frequent words have lower ids.
+
+    The first id stands for all words that are not in the vocabulary.
+    """
 
     _PIECES = re.compile(r" ?\w+| ?[^\w\s]")
 
@@ -37,12 +40,12 @@ class WordTokenizer:
 
     @classmethod
     def pieces(cls, text: str) -> list[str]:
-        """Split a text into pieces that join to the text with single spaces and one before it."""
+        """Split a text into words and signs. Joined, they give the text with single spaces and a space before it."""
         return cls._PIECES.findall(" " + " ".join(text.split()))
 
     @classmethod
     def for_texts(cls, texts: Iterator[str], limit: int = 0) -> WordTokenizer:
-        """Choose the words for a corpus: those seen RAREST times, at most `limit` of them (0: MOST_WORDS)."""
+        """Choose the words for a corpus: those that occur at least RAREST times, up to `limit` ids (0: MOST_WORDS)."""
         counts = Counter(piece for text in texts for piece in cls.pieces(text))
         ranked = sorted((-count, piece) for piece, count in counts.items() if count >= RAREST)
         kept = [piece.encode("utf-8") for _, piece in ranked[: (limit or MOST_WORDS) - 1]]
@@ -54,7 +57,7 @@ class WordTokenizer:
 
 
 class PairTokenizer:
-    """A tokeniser for single sentences, whose ids follow the three special ids."""
+    """A tokeniser of single sentences in two languages; its ids follow the three special ids."""
 
     eot_id = START_ID
 
@@ -64,7 +67,7 @@ class PairTokenizer:
 
     @classmethod
     def for_pairs(cls, name: str, pairs: Sequence[Pair], limit: int = 0) -> PairTokenizer:
-        """Make the vocabulary of some pairs, both languages in one; `limit` includes the special ids."""
+        """Make the tokeniser for some pairs, with one vocabulary of at most `limit` ids for both languages."""
         texts, room = (text for pair in pairs for text in pair), max(0, limit - len(SPECIAL))
         if name == "word-pairs":
             return cls(name, WordTokenizer.for_texts(texts, room))
@@ -72,10 +75,10 @@ class PairTokenizer:
 
     @classmethod
     def from_tokens(cls, name: str, tokens: Sequence[bytes]) -> PairTokenizer:
-        """Return the tokeniser with this whole vocabulary."""
+        """Return the tokeniser with this vocabulary, which includes the special ids."""
         known = tokens[len(SPECIAL) :]
         return cls(name, WordTokenizer(known) if name == "word-pairs" else CharTokenizer(known))
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each text, without start and end."""
+        """Return the ids of each text, without the start and the end."""
         return [ids + np.uint16(len(SPECIAL)) for ids in self._inner.encode(texts)]

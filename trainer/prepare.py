@@ -1,7 +1,8 @@
 """Turns a text file into shards without gpurun: `python -m trainer.prepare TEXT --recipe RECIPE --out DIR`.
 
-Documents are separated by `<|endoftext|>`; the last ones are held out, or the end of a single one. The further features
-of `gpurun data prepare` (folders, rows, duplicates, many cores, resuming) are not here. Exit codes: 0, 2 refused.
+Documents are separated by `<|endoftext|>`. The last ones are held out; of a single document, its end. The other
+features of `gpurun data prepare` (folders, rows, duplicates, many cores, resuming) are not available here. Exit codes:
+0 written, 2 refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Starts from weights: a published GPT-2, a model exported for transformers, or the checkpoint of a run.
+"""Starts a model from weights: a published GPT-2, a model exported for transformers, or the checkpoint of a run.
 
-Only safetensors files and JSON are read, never a pickle. The two kinds of file differ: published GPT-2 files hold the
-linear weights (in, out), and some the causal masks; ours hold them (out, in).
+Only safetensors files and JSON are read, never a pickle. Published GPT-2 files have the linear weights as (in, out),
+and some have the causal masks. The trainer's own files have them as (out, in).
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ AS_PUBLISHED: dict[str, tuple[Any, ...]] = {
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
 }
-"""Values that a config.json must have if it states them: with other values the same tensors are another network."""
+"""Values that a config.json must have if it has these keys; others make another network of the same tensors."""
 
 
 @dataclass(frozen=True)
 class _Source:
-    """The facts in a file of weights."""
+    """The tensors of a file of weights, and what the JSON file beside it states."""
 
     path: Path
     tensors: dict[str, Tensor]
     heads: int | None
-    """No shape reveals it; None if no file beside it does either."""
+    """The number of attention heads, which no tensor's shape shows; None if no file beside the weights states it."""
     tokenizer_sha256: str | None
-    """Known only for a run's checkpoint, and for an export of one."""
+    """The digest of the vocabulary; known only for a run's checkpoint, and for an export of one."""
 
 
 def find_weights(path: Path) -> Path:
-    """Return the file of weights that a path means: the file, a folder's model.safetensors or its newest checkpoint.
+    """Return the file of weights for a path: the file itself, a folder's model.safetensors or its newest checkpoint.
 
-    If there is a manifest, only the files that it lists are checkpoints: others may be left from a death during a save.
+    If there is a manifest, only the checkpoints that it lists are used, because others may be left over from a process
+    that died while saving.
     """
     if not path.is_dir():
         return path
@@ -66,7 +67,7 @@ def find_weights(path: Path) -> Path:
 
 
 def _named(manifest: Path) -> set[str]:
-    """Return the names in a manifest; an empty set if there is none, as for checkpoints that were copied elsewhere."""
+    """Return the names in a manifest; an empty set if it is missing, as beside checkpoints that were copied."""
     try:
         return {entry["name"] for entry in json.loads(manifest.read_text(encoding="utf-8"))["files"]}
     except FileNotFoundError:
@@ -76,11 +77,12 @@ def _named(manifest: Path) -> set[str]:
 
 
 def load_weights(model: GPT, path: Path, *, tokenizer_sha256: str | None = None) -> None:
-    """Set every weight of the model from a file or folder; Refused says why not, and the model is then untouched.
+    """Set every weight of the model from a file or folder; if that is impossible, raise Refused and change nothing.
 
     The file's vocabulary may be smaller than the model's: the added rows are as unlikely as the least likely token. Its
-    context may be longer: the first positions are used. If it has no head and the model needs one, that is the
-    embedding. `tokenizer_sha256` is the data's: a checkpoint, or an export of one, with another vocabulary is refused.
+    context may be longer: the first positions are used. If it has no head and the model needs one, the embedding is
+    used. `tokenizer_sha256` identifies the vocabulary of the data. A checkpoint with another vocabulary is refused, and
+    so is an export of one.
     """
     source = _read(find_weights(path))
     expected = model.state_dict()
@@ -107,12 +109,12 @@ def load_weights(model: GPT, path: Path, *, tokenizer_sha256: str | None = None)
 
 
 def _bias(names: list[str]) -> str:
-    """Return the hint that model.bias should have the other value, if only biases differ."""
+    """Return a hint that model.bias should have the other value, if all the names are of biases, else ""."""
     return "; model.bias must have the other value" if all(name.endswith(".bias") for name in names) else ""
 
 
 def _read(path: Path) -> _Source:
-    """Read a file's tensors, whichever kind it is, under our names and (out, in)."""
+    """Read a file's tensors, of either kind, under the trainer's names and as (out, in)."""
     try:
         tensors = read_tensors(path)
     except TensorFileError as error:
@@ -131,7 +133,10 @@ def _read(path: Path) -> _Source:
 
 
 def _heads_and_tokeniser(path: Path) -> tuple[int | None, str | None]:
-    """Return heads and tokeniser from the JSON file beside the weights: a checkpoint's state, or a config.json."""
+    """Return the number of heads and the tokeniser's digest from the JSON file beside the weights; None if unknown.
+
+    That file is a checkpoint's state, or a config.json. Refused if it describes another model than GPT-2.
+    """
     checkpoint = _CHECKPOINT.fullmatch(path.name)
     beside = path.with_name(f"{checkpoint[1]}.state.json" if checkpoint else "config.json")
     try:
@@ -153,12 +158,12 @@ def _heads_and_tokeniser(path: Path) -> tuple[int | None, str | None]:
 
 
 def _fitted(source: _Source, expected: Mapping[str, Tensor], model: GPT) -> dict[str, Tensor]:
-    """Return the tensors with the model's head, vocabulary and positions, as far as that loses nothing."""
+    """Return the tensors with the model's head, vocabulary and positions, as far as no information is lost."""
     tensors = dict(source.tensors)
     embedding, head = tensors.get("wte.weight"), tensors.get("lm_head.weight")
     if embedding is None:
         raise Refused(f"{source.path} holds no wte.weight: it is not a GPT's file")
-    if not model.config.bias:  # an export has them, all zero
+    if not model.config.bias:  # An export has all biases, as zeros.
         tensors = {name: t for name, t in tensors.items() if not name.endswith(".bias") or t.any()}
     if model.lm_head is None and head is not None:
         if not torch.equal(head, embedding):
@@ -176,12 +181,13 @@ def _fitted(source: _Source, expected: Mapping[str, Tensor], model: GPT) -> dict
 
 
 def _padded(table: Tensor, rows: int, bias: Tensor | None) -> Tensor:
-    """Return a table (n, width) with at least `rows` rows; added ones are as unlikely as possible (zeros are likely).
+    """Return a table (n, width) with at least `rows` rows. Added rows are as unlikely as possible; zeros would be
+    likely.
 
-    The head reads the last LayerNorm's `bias` (width) and varying parts: the row that is least likely by the bias is
+    The head reads the last LayerNorm's `bias` (width) plus parts that vary. The row that is least likely by the bias is
     repeated.
     """
-    if table.dim() != 2 or not 0 < table.shape[0] < rows:  # a tensor of another shape is refused later
+    if table.dim() != 2 or not 0 < table.shape[0] < rows:  # A tensor of another shape is refused later.
         return table
     if bias is None or bias.shape != table.shape[1:]:
         unlikely = table.float().mean(0).to(table.dtype)

@@ -1,8 +1,8 @@
-"""The recipe: the only schema of recipe.toml and recipe.json (docs/FORMATS.md), with every bound and every cross-check.
+"""The recipe: the only schema of recipe.toml and recipe.json (docs/FORMATS.md), with all bounds and cross-checks.
 
-It needs only the standard library: gpurun reads recipes with it before anything is rented, the trainer on the machine.
-A table is a dataclass and a key is a field, whose annotation defines the allowed values; trainer/recipe_rules.py and
-`_conflicts` define which values fit together.
+It needs only the standard library, because gpurun reads recipes with it before anything is rented, and the trainer on
+the machine. A table is a dataclass and a key is a field, whose annotation defines the allowed values.
+trainer/recipe_rules.py and `_conflicts` define which values fit together.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from trainer.recipe_rules import PAIR_TOKENIZERS as PAIR_TOKENIZERS
 
 
 class RecipeError(ValueError):
-    """What is wrong with a recipe, in a sentence without its full stop.
+    """Raised for an invalid recipe; the text is a sentence without its full stop.
 
-    `kind` is "unknown_key", "missing_key", "bad_value" or "does_not_add_up"; `key` is the dotted key, if it concerns
-    one; `known` are the dotted keys of the table that has an unknown one.
+    `kind` is "unknown_key", "missing_key", "bad_value" or "does_not_add_up". `key` is the dotted key, if the error
+    concerns a key. `known` are the dotted keys of the table that has an unknown key.
     """
 
     def __init__(self, kind: str, sentence: str, key: str = "", known: tuple[str, ...] = ()) -> None:
@@ -33,7 +33,7 @@ class RecipeError(ValueError):
 
 @dataclass(frozen=True)
 class Must:
-    """A condition on a value: a test of it, and its description."""
+    """A condition on a value: `holds` tests it, and `be` completes the sentence "it must be …"."""
 
     holds: Callable[[Any], Any]
     be: str
@@ -74,20 +74,20 @@ class ModelConfig:
     layers: Layers
     heads: Layers
     width: Width
-    context: Context  # Tokens that it sees at once; for translation, the longest sentence on either side.
+    context: Context  # Tokens that the model sees together; for translation, the longest sentence on either side.
     vocab_size: Rows = 0  # 0: the tokeniser's, padded up to a multiple of 64.
     dropout: Part = 0.0
     bias: bool = True
     tied: bool = True  # The output head is the token embedding.
-    softcap: NotNegative = 0.0  # No logit is beyond it; 0: off.
+    softcap: NotNegative = 0.0  # The bound of the logits; 0: none.
     softcap_by: Literal["tanh", "root"] = "tanh"  # c tanh(x / c), or c x / sqrt(x^2 + c^2).
     rotary: Turned = 1.0  # The share of a head's channels that is rotated by position.
-    rotary_base: Positive = 10_000.0  # The slowest pair rotates by about one part in this number per position.
+    rotary_base: Positive = 10_000.0  # The slowest pair of channels turns about 1 / rotary_base radians a position.
     attention_scale: NotNegative = 0.0  # The factor of the scores; 0: 1 / sqrt(a head's channels).
     value_mix: bool = False  # Each layer's values include a learned part of the first layer's.
-    gains: bool = False  # Each RMSNorm, and one more after the embedding, has a learned gain a channel.
-    init_gain: Positive = 1.0  # The matrices that read the stream are drawn with this / sqrt(inputs).
-    stream: Literal["fp32", "bf16"] = "fp32"  # Residual stream and norms, where products are in bf16.
+    gains: bool = False  # Each RMSNorm has a learned gain per channel.
+    init_gain: Positive = 1.0  # Standard deviation init_gain / sqrt(inputs) for matrices that read the stream.
+    stream: Literal["fp32", "bf16"] = "fp32"  # The dtype of residual stream and norms, if products are in bf16.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class DataConfig:
     vocab_size: Trained = 0  # Tokens of a vocabulary that is trained on the text ("bpe"); 0: 8,192.
     val_fraction: HeldOut = 0.1
     limit_mb: Count = 0  # 0: all of the text.
-    order: Order = "permuted"  # In which training reads the windows of the text.
+    order: Order = "permuted"  # The order in which training reads the windows of the text.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,23 +107,23 @@ class OptimConfig:
     """AdamW, or Muon for the matrices inside the blocks and AdamW for the rest."""
 
     kind: Literal["adamw", "muon"] = "adamw"
-    lr: Positive  # AdamW's peak, and Muon's where `muon_lr` is 0.
+    lr: Positive  # AdamW's highest rate, and Muon's if `muon_lr` is 0.
     muon_lr: NotNegative = 0.0
-    embed_lr: NotNegative = 0.0  # The peak of the token embedding; 0: `lr`.
-    head_lr: NotNegative = 0.0  # That of an output head of its own; 0: `lr`.
-    gain_lr: NotNegative = 0.0  # That of gains and biases; 0: `lr`.
+    embed_lr: NotNegative = 0.0  # The highest rate of the token embedding; 0: `lr`.
+    head_lr: NotNegative = 0.0  # The highest rate of a separate output head; 0: `lr`.
+    gain_lr: NotNegative = 0.0  # The highest rate of gains and biases; 0: `lr`.
     beta1: Part = 0.9
     beta2: Part = 0.95
     eps: Positive = 1e-8
     weight_decay: NotNegative = 0.1
-    muon_weight_decay: NotNegative = 0.0  # Muon's own; 0: `weight_decay`.
-    embed_weight_decay: NotNegative = 0.0  # The token embedding's; 0: `weight_decay`.
-    gain_weight_decay: NotNegative = 0.0  # That of gains and biases; 0: none.
+    muon_weight_decay: NotNegative = 0.0  # The weight decay of Muon's matrices; 0: `weight_decay`.
+    embed_weight_decay: NotNegative = 0.0  # The weight decay of the token embedding; 0: `weight_decay`.
+    gain_weight_decay: NotNegative = 0.0  # The weight decay of gains and biases; 0: none.
     cautious: bool = False  # Muon's matrices decay only where the step also moves them towards zero.
     orthogonal: Literal["newton-schulz", "newton-schulz-12", "polar-express"] = "newton-schulz"  # Muon's iterations.
     muon_scale: Literal["adamw", "aspect"] = "adamw"  # A step's size: AdamW's, or sqrt(max(1, rows / columns)).
     muon_momentum_warmup: Count = 0  # Steps in which Muon's momentum rises from 0.85 to 0.95.
-    grad_clip: NotNegative = 1.0  # The gradient's largest norm; 0: off.
+    grad_clip: NotNegative = 1.0  # The largest norm of the gradient; 0: no limit.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class ScheduleConfig:
     kind: Literal["cosine", "constant", "trapezoid", "noam"] = "cosine"
     warmup_steps: Count = 0
     min_lr: NotNegative = 0.0
-    cooldown_fraction: Share = 0.0  # The share of the steps, the last ones, in which a trapezoid falls.
+    cooldown_fraction: Share = 0.0  # The share of the steps, at the end, in which a trapezoid falls.
 
     def cooldown_steps(self, steps: int) -> int:
         """Return how many of a run's last steps form the cool-down."""
@@ -145,8 +145,8 @@ class TrainConfig:
     """How long, with which batches, and how precisely to train."""
 
     steps: Steps
-    batch_tokens: BatchTokens  # An optimiser step's, over all processes.
-    micro_batch: Whole  # Sequences a process and micro-step, at most.
+    batch_tokens: BatchTokens  # The tokens of an optimiser step, over all processes.
+    micro_batch: Whole  # The most sequences per process and micro-step.
     seed: Seed = 42
     challenge: Challenge = ""  # A teacher's word and a key's id, which give the seed (`recipe_file.seed_of`).
     loop: Literal["own", "huggingface"] = "own"  # "huggingface": the Hugging Face Trainer, for comparison.
@@ -154,13 +154,13 @@ class TrainConfig:
     compile: bool = False
     compile_mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # Each GPU holds all weights, or a part; auto: all, if they fit.
-    init_from: InsideData = ""  # Weights to start from, a file or folder; empty: freshly drawn ones.
-    spike: Literal["off", "warn", "skip", "stop"] = "warn"  # When loss or gradient jump; "stop" saves before it ends.
+    init_from: InsideData = ""  # Weights to start from, a file or folder; empty: random weights.
+    spike: Literal["off", "warn", "skip", "stop"] = "warn"  # If the loss or the gradient jumps; "stop" saves first.
     spike_z: Positive = 7.0  # How many standard deviations above the last steps' mean a jump is.
-    label_smoothing: Part = 0.0  # The share of a label's probability that goes to all tokens alike.
+    label_smoothing: Part = 0.0  # The share of a label's probability that goes to all tokens equally.
     log_every: Whole = 10
     checkpoint_every: Whole
-    keep_checkpoints: Kept = 0  # Earlier ones that are kept, spread over the run, for replaying it.
+    keep_checkpoints: Kept = 0  # Earlier checkpoints that are kept, spread over the run, to replay it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +183,7 @@ class SampleConfig:
     temperature: NotNegative = 0.8
     top_k: Count = 0
     beams: Whole = 1  # For translation, which searches and never draws; 1: greedy search.
-    length_penalty: NotNegative = 0.6  # The exponent (Wu et al. 2016) by which beams of other lengths are compared.
+    length_penalty: NotNegative = 0.6  # The exponent (Wu et al. 2016) by which beams of different lengths are compared.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +197,7 @@ class HardwareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalConfig:
-    """The values that a rehearsal replaces; they have been applied before the trainer sees the recipe."""
+    """The values that a rehearsal replaces; `recipe_file.laid_over` applies them."""
 
     processes: Whole = 1
     model: Overlay = field(default_factory=dict)
@@ -211,7 +211,7 @@ class RehearsalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A whole recipe; one that `parse_recipe` made has been checked."""
+    """A whole recipe. `parse_recipe` checks it; the constructor does not."""
 
     about: str = ""
     model: ModelConfig
@@ -235,14 +235,14 @@ _WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or 
 _hints = cache(get_type_hints)
 TABLES: dict[str, Any] = {name: kind for name, kind in _hints(Recipe).items() if name not in ("about", "rehearsal")}
 """The tables of recipe.json, in order."""
-MOST_SAMPLES = 9_000  # Per run: each is a file, and a valid manifest has no more of them beside its checkpoints.
+MOST_SAMPLES = 9_000  # Per run, because a valid manifest lists at most so many files besides its checkpoints.
 REHEARSED = tuple(name for name in TABLES if name in _hints(RehearsalConfig))  # What a rehearsal may change.
 
 
 def parse_recipe(record: Any, *, is_whole: bool = True) -> Recipe:
     """Return the recipe from decoded JSON or TOML; raise RecipeError for the first error.
 
-    In a whole one, as in recipe.json, only the rehearsal may be missing; otherwise missing keys get their defaults.
+    With `is_whole`, as for recipe.json, only the rehearsal may be missing; otherwise, missing keys get their defaults.
     """
     recipe: Recipe = read_table(Recipe, record, "", is_whole=is_whole)
     for name in REHEARSED:
@@ -253,7 +253,10 @@ def parse_recipe(record: Any, *, is_whole: bool = True) -> Recipe:
 
 
 def read_table(cls: Any, table: Any, where: str, *, is_whole: bool = True) -> Any:
-    """Return one dataclass from one table, each value within its bounds; raise RecipeError."""
+    """Return an instance of the dataclass `cls` from a table, whose dotted name is `where`.
+
+    Raise RecipeError if a key is unknown or missing, or a value is out of its bounds.
+    """
     if not isinstance(table, dict):
         raise RecipeError("bad_value", f"{where or 'the recipe'} must be a table", where)
     dot = f"{where}." if where else ""
@@ -284,7 +287,7 @@ def unknown_key(key: str, known: tuple[str, ...]) -> RecipeError:
 
 
 def _read(kind: Any, value: Any, where: str, is_whole: bool) -> Any:
-    """Return `value` as `kind`, or refuse; an integer is accepted as a number, but true is not 1 and NaN is refused."""
+    """Return `value` as `kind`, or raise RecipeError. An integer is a number too; true is not 1; NaN is refused."""
     kind, bound = get_args(kind) if get_origin(kind) is Annotated else (kind, None)
     if is_dataclass(kind):
         return read_table(kind, value, where, is_whole=is_whole)
@@ -312,7 +315,7 @@ def _shown(value: Any) -> str:
 
 
 def _conflicts(recipe: Recipe) -> Iterator[str]:
-    """Yield a sentence, without its full stop, for every conflict."""
+    """Yield a sentence, without its full stop, for every two values that do not fit together."""
     model, schedule, train, sample = recipe.model, recipe.schedule, recipe.train, recipe.sample
     each, left = divmod(model.width, model.heads)
     if left:
@@ -351,9 +354,9 @@ def padded_vocab(model: ModelConfig, vocab_size: int) -> int:
 
 
 def parameters_of(model: ModelConfig, vocab_size: int = 0) -> int:
-    """Return the number of parameters, embeddings included; `vocab_size` is the tokeniser's, if the model says 0."""
+    """Return the number of parameters, embeddings included; `vocab_size` is the tokeniser's, if the model's is 0."""
     vocab, width = padded_vocab(model, vocab_size), model.width
-    if model.preset == "modern":  # No positions; with mixed values, two scalars per layer.
+    if model.preset == "modern":  # No learned positions; with mixed values, two scalars per layer.
         layer = 12 * width * width + 2 * model.value_mix + (9 * width if model.bias else 0)
         own = 2 * (model.layers + 1) * width if model.gains else 0
         return 2 * vocab * width + model.layers * layer + own + (vocab if model.bias else 0)

@@ -1,9 +1,9 @@
 """Reads a recipe's file for training: recipe.toml with its defaults, or recipe.json, which has every key.
 
-Its `[rehearsal]` is applied if requested, then every `--set`; gpurun uses the same functions for that. A checkpoint's
-recipe is compared with it. It needs only the standard library, and Python 3.11 only for TOML.
-`python -m trainer.recipe_file --recipe FILE` prints a recipe with every key, and its counts, as JSON:
-this is how gpurun reads the recipes of a changed trainer.
+Its `[rehearsal]` is applied if requested, then every `--set`; gpurun uses the same functions for that. This module also
+compares a checkpoint's recipe with the run's. It needs only the standard library, and Python 3.11 only for TOML.
+`python -m trainer.recipe_file --recipe FILE` prints a recipe with every key, and its counts, as JSON; gpurun reads the
+recipes of a changed trainer in this way.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def add_recipe_words(parser: argparse.ArgumentParser) -> None:
 
 
 def read_recipe(path: Path, *, overrides: Sequence[str] = (), rehearse: bool = False) -> Recipe:
-    """Read a recipe, apply its rehearsal and the overrides, and check the result; raise Refused."""
+    """Read a recipe, apply its rehearsal table if `rehearse` and then the overrides, and check it; raise Refused."""
     is_toml = path.suffix == ".toml"
     try:
         text = path.read_text(encoding="utf-8-sig" if is_toml else "utf-8")
@@ -74,9 +74,9 @@ def read_recipe(path: Path, *, overrides: Sequence[str] = (), rehearse: bool = F
 
 
 def as_planned(recipe: Recipe, most: int | None, parallel: Literal["ddp", "fsdp"] | None) -> Recipe:
-    """Return the recipe with at most `most` sequences at once, and shared as in `parallel` if it leaves that open.
+    """Return the recipe with micro-batches of at most `most` sequences, and with `parallel` in place of "auto".
 
-    The steps and their tokens stay the same.
+    The steps and their tokens stay the same. Refused if `most` is below 1.
     """
     train = recipe.train
     if most is not None and most < 1:
@@ -94,14 +94,17 @@ def parse_toml(text: str) -> dict[str, Any]:
 
     try:
         tables = tomllib.loads(text)
-        repr(tables)  # A dotted key can nest without limit.
+        repr(tables)  # Dotted keys can nest so deeply that other code would fail; this fails first.
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return tables
 
 
 def laid_over(recipe: Recipe, overrides: Sequence[Override], *, rehearse: bool) -> dict[str, Any]:
-    """Return the recipe's record with its rehearsal, if requested, and then the overrides applied; unchecked."""
+    """Return the recipe's record after the rehearsal, if requested, and then the overrides. The record is not checked.
+
+    A challenge sets the seed; RecipeError if an override sets the seed too.
+    """
     tables = deepcopy(recipe.as_record())
     _put(tables, (override for override in overrides if override[0][0] == "rehearsal"))
     if rehearse:
@@ -118,10 +121,10 @@ def laid_over(recipe: Recipe, overrides: Sequence[Override], *, rehearse: bool) 
 
 
 def seed_of(challenge: str, bits: int = 63) -> int:
-    """Return the seed from a challenge: weights, order and masks depend on a word that nobody knew before.
+    """Return the seed of a challenge, so that weights, order and masks depend on a word that was not known before.
 
-    It is the first bits of a hash, as many as an integer of a recipe has, so that a second key or word with the same
-    seed cannot be found. An older gpurun used 32.
+    The seed is the first `bits` bits of a hash. With 63, the most that a recipe's integer has, no second key or word
+    with the same seed can be found. An older gpurun used 32.
     """
     return int.from_bytes(hashlib.sha256(f"gpurun challenge {challenge}".encode()).digest()[:8], "big") >> (64 - bits)
 
@@ -147,7 +150,7 @@ def _put(tables: dict[str, Any], overrides: Iterable[Override]) -> None:
 
 
 def _value_of(value: str, text: str) -> Any:
-    """Return a TOML value, or the word itself."""
+    """Return the value as TOML reads it; a bare word is returned as a string. RecipeError for anything else."""
     try:
         parsed = parse_toml(f"value = {value}")
     except ValueError:
@@ -161,7 +164,7 @@ def _value_of(value: str, text: str) -> Any:
 
 
 def _path_of(name: str) -> tuple[str, ...]:
-    """Return the path of a key: (table, key), or ("rehearsal", …)."""
+    """Return the path of a key: (table, key), or ("rehearsal", …); RecipeError if it is ambiguous or unknown."""
     plain = [(table, key.name) for table, kind in TABLES.items() for key in fields(kind)]
     rehearsed = [("rehearsal", *path) for path in plain if path[0] in REHEARSED]
     paths = {".".join(path): path for path in [*plain, *rehearsed, ("rehearsal", "processes")]}
@@ -176,7 +179,7 @@ def _path_of(name: str) -> tuple[str, ...]:
 
 
 def completed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's recipe with the keys that were added since; their defaults keep the earlier behaviour."""
+    """Return a checkpoint's recipe with the keys that were added since; their defaults keep the old behaviour."""
     defaults = {name: {key.name: key.default for key in fields(kind)} for name, kind in TABLES.items()}
     given = {name: {k: v for k, v in table.items() if v is not MISSING} for name, table in defaults.items()}
     return {**record, **{name: {**table, **record.get(name, {})} for name, table in given.items()}}
@@ -192,8 +195,8 @@ _MAY_CHANGE = {
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys in which two recipe records would train differently.
 
-    The frequency of logging, saving and sampling, the micro-batch, and the requested hardware may differ; so may the
-    policy for a spike, or a run that stopped at one would stop there again. Steps may be added.
+    Samples, hardware and the keys in `_MAY_CHANGE` may differ, and steps may be added. The policy for a spike may
+    differ, because otherwise a run that stopped at a spike would stop there again.
     """
     tables = [(name, completed(old)[name], new.get(name, {})) for name in TABLES if name not in ("sample", "hardware")]
     every = [(f"{name}.{key}", was.get(key), now.get(key)) for name, was, now in tables for key in sorted({*was, *now})]

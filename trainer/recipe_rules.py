@@ -1,4 +1,4 @@
-"""Which values of a recipe's keys another key's value allows: a table, which trainer/recipe.py reads."""
+"""Defines which values of a recipe's key another key's value allows, in a table for trainer/recipe.py."""
 
 from __future__ import annotations
 
@@ -60,4 +60,7 @@ ONLY: tuple[tuple[str, tuple[Any, ...], Mapping[str, tuple[Any, ...]], str], ...
     (_LOOP, _HF, {"train.precision": ("auto", "bf16", "fp32")}, 'train.loop {} has only "fp32" and "bf16"'),
     (_LOOP, _HF, {"train.parallel": ("auto", "ddp")}, "train.loop {} trains in one process"),
 )  # fmt: skip
-"""If the first key has one of these values, each other key must have one of those; the last entry says why."""
+"""Each row: if the first key has one of the values, each key of the mapping must have one of the values beside it.
+
+The last entry of a row is the reason.
+"""

@@ -1,11 +1,11 @@
 """Recomputes what a checkpoint claims: `python -m trainer.replay OUT --data DATA`.
 
-OUT is a run's out folder, whose newest checkpoint is used, or one file of weights in it. The validation loss
-is computed from the weights alone. With `--again FROM:TO` the steps from that checkpoint of the same folder, or from 0,
-are repeated; if there is also a checkpoint of step TO, all its weights are compared: whether they are `equal`, their
-largest difference (`most`), and how `alike` they moved from step FROM (the cosine of the two changes). Prints one
-JSON line; exit codes: 0 computed, 2 refused. Nothing is unpickled; only a folder of links is written, and removed
-afterwards.
+OUT is a run's out folder, whose newest checkpoint is used, or one file of weights in it. The validation loss is
+computed from the weights alone. With `--again FROM:TO`, the steps from FROM to TO are repeated, beginning at the
+checkpoint of step FROM in the same folder, or at 0. If the folder has a checkpoint of step TO, its weights are compared
+with the result: whether they are `equal`, their largest difference (`most`), and how `alike` they moved from step FROM
+(the cosine of the two changes). The command prints one JSON line. Exit codes: 0 computed, 2 refused. Nothing is
+unpickled; only a folder of links is written, and removed afterwards.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def replay_steps(
 ) -> dict[str, Any]:
     """Return the validation loss of a checkpoint, and the result of repeating each span of steps.
 
-    Refused if it is invalid, belongs to another recipe or other data, or a step cannot be taken.
+    Refused if the checkpoint is invalid or belongs to other data, or a step cannot be repeated.
     """
     opened = open_run_checkpoint(checkpoint, recipe)
     if opened.weights != _of_step(opened.weights, opened.state["step"]):
@@ -66,7 +66,7 @@ def replay_steps(
 
 
 def _steps_again(opened: RunCheckpoint, span: tuple[int, int], data: Path, recipe: Path | None) -> dict[str, Any]:
-    """Repeat the steps of a span; `most` is the largest difference of a weight at its end, None if there is none."""
+    """Repeat a span of steps; in the result, `most` is the largest difference of a weight; None if not compared."""
     first, until = span
     if not 0 <= first < until <= opened.state["step"]:
         raise Refused(f"steps {first} to {until} are not before step {opened.state['step']}")
@@ -110,7 +110,10 @@ def _cosine(pairs: Sequence[tuple[Tensor, Tensor]]) -> float | None:
 
 
 def _run_at(opened: RunCheckpoint, step: int, data: Path, recipe: Path | None) -> TrainingRun:
-    """Return the run as it was after a step (0: as the seed drew it), silent, and without a folder to save in."""
+    """Return the run as it was after a step; step 0 is the start, with the weights that the seed gives.
+
+    The run reports nothing, and its out folder no longer exists.
+    """
     first = open_run_checkpoint(_of_step(opened.weights, step), recipe) if step else opened
     believed = _recipe_of(first)
     with tempfile.TemporaryDirectory(prefix="gpurun-replay-") as own:

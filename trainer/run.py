@@ -1,5 +1,7 @@
-"""What one training process holds: `Setup` never changes, `State` is the part of a checkpoint besides the tensors,
-`RunIO` connects to files and signals. trainer/start.py builds them.
+"""Holds the parts of one training process, which trainer/start.py builds.
+
+`Setup` never changes, `State` is the part of a checkpoint besides the tensors, and `RunIO` connects to files and
+signals.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["RunIO", "Setup", "State", "StepResult", "TrainingRun", "machine_kind", "watch_for_stop"]
 
 LAUNCHER_EVERY_S = 1.0
-"""How often a process checks that torchrun still runs: without it, the end of training would go unnoticed."""
+"""How many seconds pass between two checks that torchrun still runs; without it, no process would end the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +112,9 @@ class RunIO:
     feed: Generator[tuple[Tensor, ...], None, None] | None = None
     saved_step: int | None = None
     unreported: dict[str, float] = field(default_factory=dict)
-    """The figures of the last step, until they are reported,"""
+    """The figures of the last step, until they are reported."""
     durations: list[float] = field(default_factory=list)
-    """and the seconds of all steps since the last report."""
+    """The seconds of each step since the last report."""
 
     def close_feed(self) -> None:
         """End the thread that reads ahead."""

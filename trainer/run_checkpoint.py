@@ -37,7 +37,8 @@ class RunCheckpoint:
     def tensors(self, build: Callable[[], nn.Module]) -> dict[str, Tensor]:
         """Return the weights by name; Refused unless they are finite and match the module that `build` makes.
 
-        The module is made without memory, because a state may describe one that is larger than any machine.
+        That module is built without memory for its weights, because a state may describe a model that is larger than
+        any machine.
         """
         with torch.device("meta"):
             expected = {name: list(tensor.shape) for name, tensor in build().state_dict().items()}

@@ -1,8 +1,8 @@
 """Saves while training continues, and resumes from the newest intact checkpoint, on any number of processes.
 
-A save is a copy in the host's memory, then a thread that writes it to disk. To resume, the first process reads and
-decides; the others, which may be on other machines, are sent what it found: its own checkpoint, or one that came with
-the data.
+To save, tensors are copied to the host's memory, and a thread writes the copy to disk. To resume, the first process
+reads and decides: it uses its own checkpoint, or one that came with the data. It sends the content to the others, which
+may be on other machines.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _UNFIT = (KeyError, TypeError, AttributeError, ValueError, RuntimeError)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a checkpoint of this moment: live tensors by name, which come one after another and only once.
+    """The content for a checkpoint of the current step: live tensors by name, which can be iterated over only once.
 
-    A distributed tensor is gathered when its turn comes, so a loop over them can release each at once.
+    A distributed tensor is gathered when the iteration reaches it, so that a loop can release each tensor before the
+    next.
     """
 
     step: int
@@ -52,15 +53,15 @@ class Snapshot:
     state: dict[str, Any]
 
     def drop(self) -> None:
-        """Take part where all processes must, and keep nothing."""
+        """Iterate over all tensors and keep none, because all processes must take part in gathering each of them."""
         collections.deque(itertools.chain(self.model, self.optimizer), maxlen=0)
 
 
 def _host_memory_for(tensor: Tensor) -> Tensor:
-    """Return memory for a copy, pinned if the tensor is on a GPU: then it is transferred at full speed."""
+    """Return memory for a copy; it is pinned if the tensor is on a GPU, so that the transfer has full speed."""
     try:
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    except RuntimeError:  # no more memory can be pinned: a slower copy is better than none
+    except RuntimeError:  # No more memory can be pinned; a slower copy is better than none.
         return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
@@ -75,7 +76,7 @@ class CheckpointWriter:
         self._waited_s = 0.0
 
     def store(self) -> CheckpointStore:
-        """Return the store once the save under way has ended, because two threads must not use it at once."""
+        """Return the store after the current save has ended, because two threads must not use it at the same time."""
         began = time.perf_counter()
         if self._thread is not None:
             self._thread.join()
@@ -90,7 +91,7 @@ class CheckpointWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def check(self) -> None:
-        """Raise an error of the thread, once."""
+        """Raise the thread's error if there is one, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -98,8 +99,8 @@ class CheckpointWriter:
     def save(self, live: Snapshot, val_loss: float | None, compile_cache: NamedBytes | None = None) -> None:
         """Copy a snapshot, whose tensors may change afterwards, and write the copy in a thread.
 
-        A compile cache is written first, so that the same manifest lists it.
-        The event comes when it is on disk; `stall_s` is how long training waited for the save before and for the copy.
+        A compile cache is written first, so that the same manifest lists it. The checkpoint is reported when it is on
+        disk; `stall_s` is how many seconds training waited for earlier saves and for the copy.
         """
         self.store()
         began = time.perf_counter()
@@ -111,7 +112,7 @@ class CheckpointWriter:
         self._then(lambda: self._write(copy, val_loss, compile_cache, began, stall_s))
 
     def write_samples(self, step: int, samples: Sequence[tuple[str, str]]) -> None:
-        """Write samples (a prompt, its text) once the save under way has ended, and report them then."""
+        """Write samples, each a prompt and its text, after the current save has ended, and then report them."""
 
         def write() -> None:
             names = self._store.write_samples(step, [text for _, text in samples])
@@ -121,7 +122,7 @@ class CheckpointWriter:
         self._then(write)
 
     def _then(self, write: Callable[[], None]) -> None:
-        """Write something in a thread, after the current write; nothing more after an error."""
+        """Call `write` in a thread after the current write has ended; after an error, nothing more is written."""
         before = self._thread
 
         def work() -> None:
@@ -144,7 +145,7 @@ class CheckpointWriter:
             if kept is None:
                 kept = self._copies[prefix + name] = _host_memory_for(tensor)
             copies[name] = kept.copy_(tensor.detach(), non_blocking=True)
-            del tensor  # or it would still exist while the next one is gathered
+            del tensor  # Otherwise it would still exist while the next one is gathered.
         return copies
 
     def _write(
@@ -202,9 +203,10 @@ def latest_step(out: Path) -> int:
 def restore_model(
     model: nn.Module, recipe: Recipe, tokens: TokenData, data: Path, out: Path, processes: Processes, reporter: Reporter
 ) -> tuple[CheckpointWriter | None, Restored | None]:
-    """Restore the model from the newest intact checkpoint, if any; also return the first process's writer.
+    """Restore the model from the newest intact checkpoint, if any; return the writer and the rest of the checkpoint.
 
-    A checkpoint in `out` is used first; if there is none, one of an earlier run in the folder `data`.
+    A checkpoint in `out` is used first, else that of an earlier run in the folder `data`. Only the first process has a
+    writer.
     """
     found: list[Checkpoint] = []
     writers: list[CheckpointWriter] = []
@@ -251,9 +253,9 @@ def restore_optimizer(
     device: torch.device,
     restore_state: Callable[[Mapping[str, Any]], None],
 ) -> None:
-    """Restore the optimiser, each tensor sent from the first process to where it belongs; then the rest of the state.
+    """Restore the optimiser, whose tensors the first process sends to all, and then the rest of the state.
 
-    Raise Refused in every process if the tensors or the state are not this model's.
+    Raise Refused in every process if the tensors or the state do not fit this model.
     """
     tensors: dict[str, Tensor] = {}
     for name, (dtype, shape) in restored.layout.items():

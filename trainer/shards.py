@@ -1,7 +1,8 @@
 """Writes and reads the token files of `data/`, and refuses any file that would make training meaningless.
 
 Three kinds of shard, all uint16: llm.c's `.bin` (a header of 1,024 bytes), nanoGPT's headerless `.bin`, NumPy's `.npy`.
-Only llm.c's are written. It needs numpy, and nothing else of trainer but its errors: gpurun prepares data with it.
+Only llm.c's are written. The module needs numpy, and of the trainer only its errors, because gpurun prepares data with
+it.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ _MAGIC, _VERSION, _HEADER_BYTES = 20240520, 1, 1024
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 _SCAN_TOKENS = 1 << 22
 SHARD_TOKENS = 100_000_000
-"""The most tokens in a file, as in llm.c's."""
+"""The most tokens in a file, as in the files of llm.c."""
 _CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """The memory limit in control groups of version 2, and of version 1 on older hosts."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The bytes of every token id."""
+    """A vocabulary: its name and digest, the end-of-text id (None: none), and the bytes of each token id."""
 
     name: str
     sha256: str
@@ -62,7 +63,7 @@ class Tokenizer:
         return len(self.tokens)
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of token ids; a character that the last token leaves incomplete becomes U+FFFD."""
+        """Return the text of token ids; an incomplete character becomes U+FFFD."""
         return b"".join(self.tokens[i] for i in ids).decode("utf-8", errors="replace")
 
 
@@ -137,7 +138,7 @@ def _get(record: Any, key: str, kind: type | tuple[type, ...], where: str) -> An
 
 
 def load_tokenizer(folder: Path, manifest: Any, expected: str) -> Tokenizer:
-    """Read vocab.json and check it against data.json: shards of another tokeniser would train without any error."""
+    """Read vocab.json and check it against data.json: training on another tokeniser's shards would show no error."""
     described, vocab = _get(manifest, "tokenizer", dict, "data.json"), read_json(folder / "vocab.json")
     name, sha256 = (_get(described, key, str, "data.json") for key in ("name", "sha256"))
     try:
@@ -177,7 +178,8 @@ def _npy_offset(path: Path, tokens: int) -> int:
 def _bin_offset(path: Path, size: int, tokens: int) -> int:
     """Return where the tokens of a .bin file begin: after llm.c's header, or at the start.
 
-    A headerless file cannot look like one with a header: the magic's lower half as a token is 55432, past GPT-2's last.
+    A headerless file cannot be mistaken for one with a header: the lower half of the magic number would be token 55432,
+    which is above GPT-2's last id.
     """
     header = np.fromfile(path, dtype="<i4", count=min(256, size // 4))
     if len(header) == 0 or header[0] != _MAGIC:
@@ -215,7 +217,7 @@ def _open_shard(folder: Path, entry: Any) -> Shard:
 
 
 def _load_prompts(folder: Path, expected: tuple[str, ...], tokenizer: Tokenizer) -> tuple[Prompt, ...]:
-    """Look the recipe's prompts up in prompts.json; an empty one starts from the end-of-text token."""
+    """Return the recipe's prompts with their ids in prompts.json; an empty prompt becomes the end-of-text token."""
     known: dict[str, list[int]] = {}
     for entry in read_json(folder / "prompts.json") if expected else []:
         known[_get(entry, "text", str, "prompts.json")] = _get(entry, "ids", list, "prompts.json")
@@ -231,9 +233,9 @@ def _load_prompts(folder: Path, expected: tuple[str, ...], tokenizer: Tokenizer)
 
 
 def open_data(folder: Path, tokenizer: str, prompts: tuple[str, ...], *, shards_in: Path | None = None) -> TokenData:
-    """Open the data folder for a recipe with this tokeniser and these prompts.
+    """Open the data folder for a recipe with this tokeniser and these prompts; Refused if anything does not fit.
 
-    `shards_in` is the folder of the shards, if it is another one: before the upload, the other files may be elsewhere.
+    `shards_in` is the folder of the shards, if that is another folder, as it may be before the upload.
     """
     manifest = read_json(folder / "data.json")
     if (manifest.get("v") if isinstance(manifest, dict) else None) != 1:
@@ -255,9 +257,9 @@ def open_data(folder: Path, tokenizer: str, prompts: tuple[str, ...], *, shards_
 
 
 def windows_in(tokens: int, context: int, name: str) -> int:
-    """Return how many windows of `context` tokens a split of `tokens` has; Refused if there is none.
+    """Return how many windows of `context` tokens a split of `tokens` has; Refused if it has none.
 
-    A window needs one token more than the context: the last one is only a target.
+    A window needs one token more than the context, because its last token is only a target.
     """
     windows = (tokens - 1) // context
     if windows < 1:
@@ -266,10 +268,11 @@ def windows_in(tokens: int, context: int, name: str) -> int:
 
 
 class ShardWriter:
-    """Writes the tokens of one split, a new file every `shard_tokens`; `entries` lists finished ones as in data.json.
+    """Writes the tokens of one split, a new file every `shard_tokens`; `entries` are the finished files, as in
+    data.json.
 
     llm.c numbers held-out files from 0 and training files from 1; `number` sets another first number. A file's header
-    holds its length, so the header is written last.
+    contains its length, so the header is written last.
     """
 
     def __init__(
@@ -308,7 +311,7 @@ class ShardWriter:
         return self._folder / f"{self._split}_{self._number:06d}.bin"
 
     def _finish(self) -> None:
-        """Write the header, make the file durable, and list it."""
+        """Write the header, flush the file to disk, and list it."""
         if self._file is None:
             return
         header = np.zeros(_HEADER_BYTES // 4, dtype="<i4")
@@ -337,7 +340,7 @@ def manifest_of(
 
 
 def write_json(path: Path, record: Any) -> None:
-    """Write a JSON file durably, completely or not at all."""
+    """Write a JSON file completely or not at all, and flush it to disk."""
     half = path.with_name(f".{path.name}-{os.getpid()}")
     with open(half, "w", encoding="utf-8") as file:
         json.dump(record, file)
@@ -349,7 +352,7 @@ def write_json(path: Path, record: Any) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Flush the names in a folder to disk, so that a rename survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -367,7 +370,7 @@ def sha256_of_file(path: Path) -> str:
 
 
 def spare_memory_bytes() -> int:
-    """Return how much memory is still available: what the machine has left, or the container's limit if less."""
+    """Return how many bytes of memory are available: what the machine has left, or the container's limit if less."""
     limit = 1 << 62
     for path in _CONTAINER_LIMITS:
         with contextlib.suppress(OSError, ValueError):  # another version; "max"

@@ -91,7 +91,7 @@ def open_run(
 
 
 def _open_task(recipe: Recipe, folder: Path, sequences: int, processes: Processes) -> Task:
-    """Open the data folder, of which every machine has a copy; its processes share the reading of the shards."""
+    """Open the data folder, of which each machine has a copy; a machine's processes divide the check of shards."""
     data = open_data(folder, recipe.data.tokenizer, recipe.sample.prompts)
     for shard in (*data.train, *data.val)[processes.local_rank :: processes.local_count]:
         shard.check_ids(data.tokenizer.vocab_size)
@@ -129,7 +129,7 @@ def _announce(setup: Setup, state: State, io: RunIO, is_loaded: bool | None) -> 
     }
     say = io.reporter.say
     io.reporter.start(state.step, facts)
-    if recipe.train.loop != "huggingface":  # whose blocks and loss are another library's
+    if recipe.train.loop != "huggingface":  # Its blocks and loss are another library's.
         say(f"code: {source_map(setup.task.landmarks(setup.model))}")
     each = f"{plan.micro_batch} x {recipe.model.context} tokens x {count} processes"
     say(f"tokens per step: {recipe.train.batch_tokens:,} ({each} x {plan.accumulation} micro-steps)")
@@ -144,7 +144,7 @@ def _announce(setup: Setup, state: State, io: RunIO, is_loaded: bool | None) -> 
 
 
 def _shortcomings(setup: Setup) -> Iterator[tuple[str, str]]:
-    """Yield the code and the sentence of each shortcoming."""
+    """Yield the code and the sentence of each way in which the run falls short of the recipe."""
     recipe, task, device = setup.recipe, setup.task, setup.device
     if device.is_cuda and recipe.train.precision == "auto" and device.precision == "fp16":
         message = f"{device.cuda_name} has no bf16; training uses fp16, where each overflow costs a step"

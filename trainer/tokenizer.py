@@ -1,7 +1,7 @@
-"""Text to token ids: by character, or by byte-pair encoding (GPT-2's or a trained one); and vocab.json.
+"""Turns text into token ids, by character or by byte-pair encoding (GPT-2's or a trained one); also reads vocab.json.
 
-It needs numpy, for byte-pair encoding tiktoken, and nothing else of trainer but its errors: gpurun prepares data with
-it.
+The module needs numpy, tiktoken for byte-pair encoding, and of the trainer only its errors, because gpurun prepares
+data with it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _DOWNLOAD_S = 5.0
 
 
 class TextTokenizer(Protocol):
-    """What the shards need from a tokeniser: `tokens[i]` are the bytes of id i."""
+    """What the writer of shards needs from a tokeniser; `tokens[i]` are the bytes of id i."""
 
     @property
     def name(self) -> str: ...
@@ -78,7 +78,7 @@ def sha256_of_tokens(tokens: Iterable[bytes]) -> str:
 
 
 class CharTokenizer:
-    """One id per character, in the order of code points; the last one, U+FFFD, stands for all others.
+    """A tokeniser with one id per character, in the order of code points; the last one, U+FFFD, stands for all others.
 
     A vocabulary that was made elsewhere may lack U+FFFD: then other characters are refused.
     """
@@ -99,8 +99,8 @@ class CharTokenizer:
     def for_counts(cls, counts: np.ndarray, limit: int = 0) -> CharTokenizer:
         """Choose the characters for a corpus from `counts[code point]`: all of them, and U+FFFD if there is room.
 
-        If there are more than `limit` (0: MOST_CHARACTERS), the most frequent are kept, equal ones by code point, and
-        U+FFFD.
+        If there are more than `limit` (0: MOST_CHARACTERS), U+FFFD and the most frequent ones are kept; of equally
+        frequent characters, those with the lower code points.
         """
         room, unknown = min(limit or MOST_CHARACTERS, MOST_CHARACTERS), ord(REPLACEMENT)
         present = np.flatnonzero(counts)
@@ -146,10 +146,10 @@ def _codes(text: str) -> np.ndarray:
 
 
 class BpeTokenizer:
-    """Byte-level BPE after GPT-2's pattern, rebuilt from the bytes of its tokens, whose order is that of the merges.
+    """Byte-level BPE with GPT-2's pattern, rebuilt from the bytes of its tokens, which are in the order of the merges.
 
-    The last token is the end of text. Which two tokens were merged need not be recorded: neighbours that form a token
-    together are merged, the earliest token first.
+    The last token is the end of text. Which two tokens were merged need not be recorded: neighbours that together form
+    a token are merged, the earliest token first.
     """
 
     name = "bpe"
@@ -171,7 +171,7 @@ class BpeTokenizer:
         )
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each text, using as many threads as this tokeniser was given."""
+        """Return the ids of each text, using the threads that this tokeniser was given."""
         if self._threads == 1:
             return [self._ids(text) for text in texts]
         with ThreadPoolExecutor(self._threads) as pool:
@@ -217,14 +217,17 @@ def shipped_gpt2_tokens(path: Path = GPT2_MERGES) -> list[bytes]:
 
 
 def printable_bytes() -> dict[int, str]:
-    """Return how GPT-2's files write every byte, in the order of ids: as itself if printable, else from 256 on."""
+    """Return the character that GPT-2's files write for each byte, in the order of ids.
+
+    A printable byte is written as itself, another as a character from 256 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
 def _from_tiktoken() -> list[bytes] | None:
-    """Return the tokens from tiktoken itself; None if it fails or takes more than a few seconds."""
+    """Return the tokens from tiktoken's cache or its download; None if that fails or takes more than a few seconds."""
     tiktoken = _tiktoken()
     found: list[bytes] = []
 
@@ -233,9 +236,9 @@ def _from_tiktoken() -> list[bytes] | None:
             encoding = tiktoken.get_encoding("gpt2")
             found.extend([*map(encoding.decode_single_token_bytes, range(GPT2_EOT_ID)), GPT2_EOT])
         except (OSError, ValueError, AssertionError, ImportError):
-            return  # Offline, or a damaged cache that could not be downloaded again: the caller has another source.
+            return  # Offline, or a damaged cache that could not be downloaded again; the caller has another source.
 
-    # The cache answers at once. The download has no time limit, so it runs in a thread that can be abandoned.
+    # The cache answers immediately. The download has no time limit, so it runs in a thread that can be abandoned.
     thread = threading.Thread(target=load, daemon=True)
     thread.start()
     thread.join(_DOWNLOAD_S)
@@ -274,8 +277,8 @@ def read_vocabulary(folder: Path) -> list[bytes]:
 def cut_for_encoding(text: str, most_chars: int = PIECE_CHARS) -> Iterator[str]:
     """Split a long text where GPT-2's encoding splits too, so that the tokens of the pieces are those of the whole.
 
-    That is before a line end that follows a visible character, or else before such a space. A text without any is split
-    at the limit.
+    A split is before a line end that follows a visible character; if there is none, before a space that follows a
+    visible character; if there is none either, at the limit.
     """
     start = 0
     while len(text) - start > most_chars:
@@ -286,7 +289,7 @@ def cut_for_encoding(text: str, most_chars: int = PIECE_CHARS) -> Iterator[str]:
 
 
 def _last_gap(text: str, low: int, high: int) -> int:
-    """Return the last place in (low, high] after a visible character and before a line end, else a space, or `high`."""
+    """Return the last place in (low, high] between a visible character and a line end, else a space; `high` if none."""
     for gap in "\n ":
         place = text.rfind(gap, low + 1, high + 1)
         while place > low and text[place - 1].isspace():

@@ -1,9 +1,9 @@
-"""The memory that a recipe's step needs on one GPU, traced without a GPU: `python -m trainer.traced_memory`.
+"""Traces the memory that a recipe's step needs on one GPU, without a GPU: `python -m trainer.traced_memory`.
 
-torch's MemTracker follows the real step on fake tensors, which have a shape but no content. They claim to be on
-the CPU; where a GPU behaves differently, the GPU's choice is made: the fused AdamW, and flash attention, which on a CPU
-has no dropout. With `--recipe FILE --micro-batch 1 --micro-batch 16` it prints one JSON line: the model's parameter
-count, and the most bytes of tensors at each micro-batch, for a step in two portions. Nothing is compiled.
+torch's MemTracker follows the real step on fake tensors, which have a shape but no content. They claim to be on the
+CPU. Where a GPU behaves differently, its behaviour is used: the fused AdamW, and flash attention, which on a CPU has no
+dropout. With `--recipe FILE --micro-batch 1 --micro-batch 16` it prints one JSON line: the model's parameter count, and
+the most bytes of tensors at each micro-batch, for a step in two portions. Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def traced_step(
 ) -> tuple[int, int]:
     """Return the model's parameter count, and the most bytes of tensors in one process during a step of the recipe.
 
-    `share` is how `processes` share the model; no data is sent between them.
+    `share` returns the strategy by which `processes` share the model; no data is sent between them.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -75,13 +75,13 @@ def traced_step(
 
 
 class _Tokens:
-    """Stands in for a corpus."""
+    """A stand-in for a corpus, whose ids are all zero."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._config, self.train_samples = config, self
 
     def read(self, first: int, count: int) -> tuple[Tensor, ...]:
-        """Return inputs and targets (count, context), int64; for a parallel text source, target, labels and weight."""
+        """Return inputs and targets (count, context), int64; for sentence pairs, source, target, labels and weight."""
         in_pairs = self._config.preset == "encoder-decoder"
         ids = [torch.zeros(count, self._config.context, dtype=torch.int64) for _ in range(2 + in_pairs)]
         return (*ids, torch.ones(())) if in_pairs else tuple(ids)
@@ -119,11 +119,11 @@ def _fused(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Return the result of the GPU's kernel: flash attention or, with a mask, the kernel with a bias."""
+    """Return the result of the GPU's kernel: flash attention or, with a mask, memory-efficient attention."""
     kernels = torch.ops.aten
     if attn_mask is None:
         return kernels._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
-    # A boolean mask is first converted to numbers, of its own size; every head reads the same ones.
+    # torch first converts a boolean mask to numbers, in the mask's own size; every head reads the same numbers.
     bias = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
     bias = bias.expand(*q.shape[:3], k.shape[2])
     return kernels._scaled_dot_product_efficient_attention(q, k, v, bias, True, dropout_p, False)[0]
@@ -145,12 +145,12 @@ def _as_on_a_card() -> Iterator[None]:
 
 class _Arrived:
     def wait(self) -> None:
-        """Return at once."""
+        """Return immediately: nothing is sent."""
 
 
 @contextlib.contextmanager
 def _with_nothing_in_it() -> Iterator[None]:
-    """Let the step read and send numbers of tensors without content."""
+    """Replace the functions that need the content of fake tensors: those that read numbers and those that send them."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     with (

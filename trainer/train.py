@@ -6,9 +6,9 @@ checkpoint in the out folder (of the first machine). Exit codes: 0 done, or stop
 data refused; 3 NaN or infinity; 4 out of memory; 5 stopped at a spike, after a save; 6 trainer/launch.py should restart
 it; 1 anything else.
 
-The loop, from top to bottom: `train` takes the steps; after each it does what is due: a line, an evaluation, a
-checkpoint with samples, or the end. `main` is the command, and trainer/run.py has the three parts that every function
-here takes: the setup, the state, and the input and output.
+The loop, from top to bottom: `train` takes the steps. After each step it does what is due: a line, an evaluation, a
+checkpoint with samples, or the end. `main` is the command. trainer/run.py has the three parts that every function here
+takes: the setup, the state, and the input and output.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from trainer.start import open_run
 __all__ = ["main", "train"]
 
 LEAST_PATIENCE_S = 120.0
-"""The shortest limit for a step before the trainer counts as stuck."""
+"""The fewest seconds that a step may take before the trainer counts as stuck."""
 LONGEST_SAMPLES_S = COLLECTIVE_LIMIT_S / 4
-"""How long the others may wait while only the first process answers the prompts."""
+"""How many seconds the other processes may wait while only the first one answers the prompts."""
 
 
 def train(setup: Setup, state: State, io: RunIO) -> str:
     """Train to the end and return why it ended: "done" or "signal"."""
     io.reporter.begin_training()
-    io.reporter.beat(UNKNOWN_S)  # the first step compiles
+    io.reporter.beat(UNKNOWN_S)  # The first step compiles.
     try:
         catch_up_after_resume(setup, state, io)
         reason = take_steps(setup, state, io)
@@ -73,7 +73,7 @@ def train(setup: Setup, state: State, io: RunIO) -> str:
             io.finish_saving()
         raise full from error
     except BaseException:
-        # Let a checkpoint under way reach the disk; the reason why the loop ended matters more than a failure of that.
+        # Let a save in progress reach the disk; the reason why the loop ended matters more than an error of the save.
         with contextlib.suppress(Exception):
             io.finish_saving()
         raise
@@ -85,7 +85,7 @@ def train(setup: Setup, state: State, io: RunIO) -> str:
 
 def take_steps(setup: Setup, state: State, io: RunIO) -> str:
     """Take all remaining steps, and after each do what is due; return why they ended."""
-    # The first step may compile for minutes: a person who requested a stop before it should not pay for that.
+    # The first step may compile for minutes; if a person requested a stop before, those minutes should not be paid for.
     if setup.processes.any(io.stop_requested.is_set(), setup.device.torch):
         return "signal"
     steps = own_steps
@@ -143,7 +143,7 @@ def take_step(setup: Setup, state: State, io: RunIO) -> tuple[dict[str, float], 
 def gradient(setup: Setup, state: State, io: RunIO) -> tuple[float, float, float]:
     """Compute the batch's clipped gradient; return (loss, processes asked to stop, norm before clipping)."""
     loss_sum = retried(setup, state, io, lambda: accumulate(setup, state, io))
-    # Filled on the GPU: a tensor made here would be copied there, and the copy would wait for the whole backward.
+    # Filled on the GPU: a tensor made on the CPU would be copied, and the copy would wait for the whole backward.
     stop_flag = torch.full_like(loss_sum, float(io.stop_requested.is_set()))
     totals = setup.processes.summed(torch.stack([loss_sum / setup.processes.count, stop_flag]))
     state.scale.unscale(setup.model.parameters())
@@ -174,7 +174,7 @@ def accumulate(setup: Setup, state: State, io: RunIO) -> Tensor:
 
 
 def should_step(setup: Setup, state: State, io: RunIO, loss: float, norm: float) -> bool:
-    """Judge a step before the optimiser moves."""
+    """Return whether the optimiser should take this step; raise NonFinite or Spiked as `take_step` describes."""
     policy, number = setup.recipe.train.spike, state.step + 1
     overflowed = math.isfinite(loss) and not math.isfinite(norm)
     if not math.isfinite(loss) or not state.scale.update(overflowed):
@@ -192,7 +192,7 @@ def should_step(setup: Setup, state: State, io: RunIO, loss: float, norm: float)
 def finish_step(setup: Setup, state: State, io: RunIO, result: StepResult) -> bool:
     """Count a step that was taken and do what is due; return whether all must end because of a signal.
 
-    A person who requests a stop must not wait long: then there is neither an evaluation nor a sample.
+    A person who requests a stop must not wait long, so then there is neither an evaluation nor a sample.
     """
     io.durations.append(result.seconds)
     io.reporter.beat(max(LEAST_PATIENCE_S, 5 * result.seconds))
@@ -222,12 +222,12 @@ def checkpoint_is_due(setup: Setup, state: State) -> bool:
 
 
 def evaluation_is_due(setup: Setup, state: State) -> bool:
-    """Return whether an evaluation is due: a checkpoint is evaluated when it is made, so that the best one is known."""
+    """Return whether an evaluation is due: at each checkpoint, to know the best one, and every `eval.every` steps."""
     return checkpoint_is_due(setup, state) or state.step % setup.recipe.eval.every == 0
 
 
 def report_step(setup: Setup, state: State, io: RunIO) -> None:
-    """Report the last step, unless that was done: a checkpoint is always of a reported step."""
+    """Report the last step, unless it was reported already."""
     if not io.unreported:
         return
     step_s, batch_tokens = statistics.median(io.durations), setup.recipe.train.batch_tokens
@@ -242,10 +242,10 @@ def report_step(setup: Setup, state: State, io: RunIO) -> None:
     io.unreported = {}
 
 
-# Compiled code is for the shapes of training; torch has no types for this decorator.
+# Compiled code is only for the shapes of training; torch has no types for this decorator.
 @torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
 def evaluate(setup: Setup, state: State, io: RunIO) -> bool:
-    """Evaluate, record and report; return False if a stop was requested before the end."""
+    """Evaluate, record and report; return False if a stop was requested before the evaluation ended."""
     io.reporter.beat(UNKNOWN_S)
     began, task, right = time.perf_counter(), setup.task, None
     device, processes, stopping = setup.device, setup.processes, io.stop_requested.is_set
@@ -288,7 +288,7 @@ def save(setup: Setup, state: State, io: RunIO) -> None:
 
 @torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
 def write_samples(setup: Setup, state: State, io: RunIO) -> None:
-    """Answer the prompts, write and report the texts; only the first process does, unless a forward needs them all."""
+    """Answer the prompts, and write and report the texts; only the first process does, unless a forward needs all."""
     together, prompts, sample = setup.parallel.is_collective, setup.task.data.prompts, setup.recipe.sample
     if io.writer is None and not together:
         return
@@ -299,7 +299,7 @@ def write_samples(setup: Setup, state: State, io: RunIO) -> None:
         return io.stop_requested.is_set() or time.monotonic() > until_s
 
     samples: list[tuple[str, str]] = []
-    at_once = max(1, state.plan.micro_batch // sample.beams)  # No more rows than are known to fit into memory.
+    at_once = max(1, state.plan.micro_batch // sample.beams)  # At most as many rows as are known to fit into memory.
     setup.model.eval()
     for first in range(0, len(prompts), at_once):
         io.reporter.beat(UNKNOWN_S)
@@ -321,7 +321,7 @@ def write_samples(setup: Setup, state: State, io: RunIO) -> None:
 
 
 def catch_up_after_resume(setup: Setup, state: State, io: RunIO) -> None:
-    """Evaluate the checkpoint resumed from and make its samples, if its process ended before they were due."""
+    """Evaluate the checkpoint resumed from and write its samples, if the earlier process had not done so."""
     step, store = state.step, io.writer.store() if io.writer is not None else None
     is_here = store is not None and store.latest == step
     if step and evaluation_is_due(setup, state) and state.val_loss is None:
@@ -338,7 +338,7 @@ def catch_up_after_resume(setup: Setup, state: State, io: RunIO) -> None:
 
 @torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
 def score_core(setup: Setup, state: State, io: RunIO) -> None:
-    """Answer CORE's tasks after the last step; a stop before their end causes a warning."""
+    """Answer CORE's tasks after the last step; if a stop is requested before their end, report a warning."""
     from trainer.core_score import FILE, as_record, core_score
 
     began = time.perf_counter()
@@ -360,7 +360,7 @@ def _run(arguments: argparse.Namespace, processes: Processes, reporter: Reporter
     recipe = as_planned(recipe, arguments.micro_batch, arguments.parallel)
     device = choose_device(recipe.train.precision, processes.local_rank, processes.local_count)
     if recipe.hardware.on_cpu != "as_written" and not device.is_cuda:
-        # A rented GPU that torch cannot see would be paid for while the processor crawls.
+        # A rented GPU that torch cannot see would be paid for while the CPU trains slowly.
         raise Refused(f'hardware.on_cpu is "{recipe.hardware.on_cpu}": this form needs CUDA, and torch finds none')
     with joined(processes, device.torch):
         run = open_run(
@@ -370,7 +370,8 @@ def _run(arguments: argparse.Namespace, processes: Processes, reporter: Reporter
         try:
             reason = train(*run)
         except (NonFinite, Spiked):
-            # All processes come here, the first once it has saved: torchrun kills it 30 s after any other has left.
+            # All processes wait here for the first, which saves: torchrun would kill it 30 s after another process has
+            # ended.
             processes.agree(lambda: None)
             raise
     reporter.stop(state.step, reason, "", reporter.train_s(), state.loss)
@@ -394,7 +395,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _run(arguments, processes, reporter, state)
         return 0
     except TrainerError as error:
-        # An error of the recipe, the data or the loss is the same in all processes.
+        # Errors of the recipe, the data or the loss are the same in all processes.
         alone = not isinstance(error, Refused | NonFinite | Spiked)
         code, reason, message = error.exit_code, error.reason, str(error)
     except Exception as error:  # noqa: BLE001  reported by the event, the traceback and the exit code
@@ -402,7 +403,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         alone = True
         code, reason, message = 1, "error", f"{type(error).__name__}: {error}"
     if is_restarting(arguments.out):
-        # This is not the end, nor are the errors of a process that lost a peer without memory a cause.
+        # The run has not ended, and the error of a process that lost a peer is not its cause.
         return Restart.exit_code
     with contextlib.suppress(OSError):  # a full disk must not change the exit code
         reporter.stop(state.step, reason, message, reporter.train_s(), state.loss, alone=alone)

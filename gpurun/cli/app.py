@@ -1,4 +1,4 @@
-"""Define the command tree. A command's module is imported only to run the command or to show its help."""
+"""Defines the command tree. A command's module is imported only to run the command or to show its help."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ GROUPS = {
 
 
 def module_of(verb: str) -> str:
-    """Return the name of a command's module: hyphens become underscores; one is added to a Python keyword."""
+    """Return the name of a command's module: hyphens become underscores, and a Python keyword ends with one."""
     return verb.replace("-", "_") + ("_" if keyword.iskeyword(verb) else "")
 
 
@@ -100,7 +100,7 @@ OTHER_WORDS = {
 
 
 class LazyVerbs(TyperGroup):
-    """Show the VERBS in groups, and import each command's module only when it is needed."""
+    """A group of commands that shows the VERBS under headings, and imports a module only when it is needed."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given | {"commands": dict.fromkeys(VERBS)})  # Click suggests these names in "Did you mean".
@@ -122,7 +122,7 @@ class LazyVerbs(TyperGroup):
 
 
 def build_app() -> typer.Typer:
-    """Build the whole command line."""
+    """Build and return the whole command line."""
     app = typer.Typer(
         name="gpurun",
         cls=LazyVerbs,
@@ -192,7 +192,7 @@ def main() -> None:
     """Run the command line and exit with its code."""
     os.environ.setdefault(
         "PYDANTIC_DISABLE_PLUGINS", "__all__"
-    )  # Searching for plugins would take longer than most commands.
+    )  # pydantic would search for plugins, which takes longer than most commands.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # The terminal may not be UTF-8, or a file name may not be valid text.
     code = run_app(build_app())

@@ -1,4 +1,4 @@
-"""Build the rows of the budgets for `budget` and `mandate show`."""
+"""Builds the rows of the budgets for `budget` and `mandate show`."""
 
 from __future__ import annotations
 

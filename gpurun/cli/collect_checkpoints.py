@@ -1,4 +1,4 @@
-"""Download a run's finished files, and list which files are downloaded and which exist only on its machine."""
+"""Downloads a run's finished files, and lists which files are downloaded and which exist only on its machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from gpurun.remote.messages import Manifest, ManifestFile
 from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.view.number_format import format_bytes, format_files
 
-# In these phases the machine may have finished files. Before it has none, and afterwards it is being destroyed.
+# In these phases the machine may have finished files. In earlier phases it has none; later it is being destroyed.
 _ALIVE = (Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED, Phase.HELD)
 _NO_FILES_YET = (Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY)
 _TELL_S = 5.0
@@ -56,7 +56,10 @@ def copy_result_files(result: Result, sight: Sight, place: Path) -> Result:
 
 
 def download_checkpoints(session: Session, sight: Sight, only: Only) -> Result:
-    """Download the requested files if the machine is alive; list which files are here and which are not."""
+    """Download the requested files from the machine if it is alive, else from the bucket; list which files are here.
+
+    The result also lists the files that are not here.
+    """
     name, phase = sight.folder.name, sight.state.phase
     if phase in _NO_FILES_YET:
         hint = f"gpurun attach {name} shows how far it is."
@@ -150,7 +153,7 @@ def _held_lines(sight: Sight) -> list[str]:
 
 
 def _collect_ended(session: Session, sight: Sight, only: Only) -> Result:
-    """Collect from a run that has ended: download from the bucket the files that are missing here."""
+    """Return the files of a run that has ended; download missing files from the bucket, if the run used a bucket."""
     collected = last_brought(sight.records)
     # The last known state of a lost machine may be old; the bucket may have newer checkpoints.
     is_old = collected is None or (isinstance(collected, CollectObserved) and collected.remembered)
@@ -166,7 +169,10 @@ def _collect_ended(session: Session, sight: Sight, only: Only) -> Result:
 
 
 def _step_at_home(collected: FilesBrought, only: Only) -> int | None:
-    """Return the step of the newest or best checkpoint if it was downloaded completely."""
+    """Return the step of the requested checkpoint, the newest or the best, if all its files are here.
+
+    None if a file is missing, or if all checkpoints were requested.
+    """
     step = collected.latest if only == "last" else (collected.best or {}).get("step")
     weights = [file["name"] for file in collected.files if (file["kind"], file["step"]) == ("weights", step)]
     lost = {_stem(name) for name in collected.missing}
@@ -174,7 +180,7 @@ def _step_at_home(collected: FilesBrought, only: Only) -> int | None:
 
 
 def _stem(name: str) -> str:
-    """Return the common prefix of the names of a checkpoint's files."""
+    """Return the part of a file's name that all files of its checkpoint share."""
     return name.partition(".")[0]
 
 
@@ -195,7 +201,7 @@ def _place_of(sight: Sight) -> str:
 
 
 def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBrought | None = None) -> Result:
-    """Download the requested files from the bucket; the first failure is raised.
+    """Download the requested files from the bucket; raise the first failure.
 
     If a checkpoint on this computer is newer or better than the bucket's, nothing is downloaded.
     """
@@ -251,7 +257,10 @@ def _listed(collected: FilesBrought, folder: RunFolder) -> Manifest:
 
 
 def _verify_downloaded(sight: Sight, only: Only, collected: FilesBrought | None) -> Result:
-    """Verify the downloaded files of a run that has ended, and list the files that were lost."""
+    """Verify the downloaded files of a run that has ended, and list the files that were lost.
+
+    VerificationFailed if a file was removed or changed after the download.
+    """
     name, inventory = sight.folder.name, Inventory(sight.folder)
     if collected is None:
         hint = f"To see why: gpurun receipt {name}. The files in {inventory.artifacts} were not all checked."
@@ -275,7 +284,10 @@ def _verify_downloaded(sight: Sight, only: Only, collected: FilesBrought | None)
 
 
 def _chosen_of_whole(manifest: Manifest, not_here: Set[str], only: Only, name: str) -> list[ManifestFile]:
-    """Return the requested files; if the newest checkpoint is incomplete, the newest complete one is used."""
+    """Return the requested files. For "last" these belong to the newest complete checkpoint.
+
+    UsageError if no checkpoint, or not the best one that was requested, is complete.
+    """
     lost = {_stem(name) for name in not_here}
     weights = [file for file in manifest.files if file.kind == "weights" and _stem(file.name) not in lost]
     whole = {file.step for file in weights}

@@ -1,4 +1,4 @@
-"""Define the flags of `gpurun run`, and build the Request of a command from them."""
+"""Defines the flags of `gpurun run`, and builds the Request of a command from them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from gpurun.core.run_plan import Request
 
 _ALONE = (".py", ".ipynb")
-"""The kinds of script that are uploaded without their folder, unless --upload names one."""
+"""The kinds of script that are uploaded without their folder, unless --upload names a folder."""
 _SIGNALS = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 _OUTPUT_ROOTS = ("~/", "/workspace/", "/root/", "/home/")
-"""Where outputs may be outside the command's folder; the machine replaces ~ by its own home."""
+"""The only folders outside the command's folder where outputs may be; the machine replaces ~ by its own home."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -58,7 +58,7 @@ def command_request(session: Session, **typed: Any) -> Request:
 
 
 def _command(typed: dict[str, Any]) -> Command:
-    """Return the command that was typed."""
+    """Return the Command that the typed words and flags define."""
     from gpurun.core.command import EVERYTHING, Command
     from gpurun.core.errors import UsageError
 
@@ -109,10 +109,10 @@ def _folder(argv: Sequence[str], upload: str) -> str:
 
 
 def parse_globs(flag: str, typed: Sequence[str], *, is_wide: bool = False) -> tuple[str, ...]:
-    """Return the globs in a flag's values, which may be separated by commas; UsageError outside the command's folder.
+    """Return the globs in a flag's values, which may be separated by commas.
 
-    With `is_wide`, globs below the machine's home or /workspace are also allowed. If the local shell has expanded `~`
-    to this computer's home, that is reverted.
+    UsageError if a glob is outside the command's folder; with `is_wide`, globs below the machine's home or /workspace
+    are also allowed. If the local shell has expanded `~` to this computer's home, that is reverted.
     """
     from gpurun.core.errors import UsageError
 

@@ -1,4 +1,4 @@
-"""Find the folder and the JupyterLab of a dev box."""
+"""Finds the folder and the JupyterLab of a dev box."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the flags of `gpurun dev`, and build the request for a dev box from them."""
+"""Defines the flags of `gpurun dev`, and builds the request for a dev box from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _ADDRESS = re.compile(r"(https?|git|ssh|file)://[^\s]+|[A-Za-z0-9._-]+@[A-Za-z0-9._-]+:[^\s]+")
 _WITH_SECRET = re.compile(r"https?://[^/\s]*@|//[^/@\s]*:[^/@\s]*@")
-"""Matches a password, or a token used as the user name."""
+"""Matches an address with a password, or with a user name, which may be a token."""
 _NOT_HERE = ("stage", "log_to", "silent", "dry_run")
 """The renting flags that `gpurun dev` does not have; their defaults apply."""
 
@@ -80,7 +80,7 @@ def _demand_one_folder(typed: dict[str, Any]) -> None:
 
 
 def _folder(typed: dict[str, Any]) -> str:
-    """Return the folder to upload: --upload, else the working folder; "" if the machine gets its files elsewhere."""
+    """Return the folder to upload: --upload, else the working folder; "" if the files come from --git or --from."""
     if typed["git"] or typed["continues"] is not None:
         return ""
     place = Path(typed["upload"] or ".").expanduser().absolute()
@@ -90,7 +90,7 @@ def _folder(typed: dict[str, Any]) -> str:
 
 
 def _address(text: str) -> str:
-    """Return a public repository's address after checking that it has no password, because the plan stores it."""
+    """Return a public repository's address; UsageError if it has a password, because the plan stores the address."""
     if text and not _ADDRESS.fullmatch(text):
         what = f"--git {text!r} is not the address of a repository."
         raise UsageError(

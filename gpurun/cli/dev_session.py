@@ -1,4 +1,4 @@
-"""Serve the user of a dev box: show commands, open a shell and a tunnel to JupyterLab, and ask before the end."""
+"""Serves the user of a dev box: shows commands, opens a shell and a tunnel to JupyterLab, and asks before the end."""
 
 from __future__ import annotations
 
@@ -88,7 +88,10 @@ def work_there(session: Session, folder: RunFolder, on_interrupt: str, heard: In
 
 @dataclass(frozen=True)
 class _Place:
-    """How to reach a dev box; `doors` has its folder, and `way` is None if the box is this machine."""
+    """How to reach a dev box. `doors` has its folder and its JupyterLab.
+
+    `way` is None if the box is this computer, or if no way to the box was found; `why_not` then says why.
+    """
 
     sight: Sight
     doors: Doors
@@ -150,7 +153,7 @@ class _Place:
         return [*lines, f"  gpurun stop {self.run}   download files, end machine, receipt"]
 
     def data(self) -> dict[str, object]:
-        """Return the same information as data, without JupyterLab's token."""
+        """Return the information of `lines` as data, without JupyterLab's token."""
         lab = self.doors.jupyter
         fields = {"run": self.run, "folder": str(self.sight.folder.path), "there": self.doors.folder}
         return {**fields, "host": None if self.is_here else alias_of(self.run), "editor": self.editor,
@@ -188,7 +191,7 @@ def _ready_line(session: Session, sight: Sight) -> str:
 
 @contextmanager
 def _tunnel(session: Session, place: _Place) -> Iterator[None]:
-    """Keep a tunnel to JupyterLab if the box has one, and print its link; a failed tunnel does not end the shell."""
+    """Keep a tunnel to JupyterLab open if the box has one, and print its link. A failure does not end the shell."""
     lab = place.doors.jupyter
     if lab is None or place.is_here or (place.way is not None and place.way.job):
         yield
@@ -279,7 +282,10 @@ def confirm_loss(session: Session, run: str, unsaved: Unsaved | None) -> bool:
 
 
 def confirm_stop_of_box(session: Session, sight: Sight) -> bool | None:
-    """Ask before `gpurun stop` ends a dev box; return None if the user could not be asked, False for a no."""
+    """Ask before `gpurun stop` ends a dev box; True if nothing is lost or the user agrees, False after a no.
+
+    None if the user cannot be asked, the box is not in use, or it does not respond.
+    """
     if not (session.interactive and sight.state.phase is Phase.TRAINING):
         return None
     unsaved = unsaved_of(session, sight)

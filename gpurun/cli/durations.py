@@ -1,4 +1,4 @@
-"""Parse durations (`90s`, `10m`, `1h`, `2d`), and check the limits of each flag that has a duration."""
+"""Parses durations (`90s`, `10m`, `1h`, `2d`), and checks the limits of each flag that has a duration."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def until_wall(text: str, now: float) -> float:
 
 
 def limit_s(text: str) -> int:
-    """Return the seconds of --time: a duration, or the formats of sbatch: MINUTES, H:MM:SS, D-HH:MM:SS."""
+    """Return the seconds of --time, which is a duration, or a time as for sbatch: MINUTES, H:MM:SS, D-HH:MM:SS."""
     wrong = f"--time {text!r} is out of range: a job may take from 1m to a year."
     found = re.fullmatch(r"(?:([0-9]{1,3})-)?([0-9]{1,4}):([0-9]{2})(?::([0-9]{2}))?", text)
     if found:
         days, first, second, third = (None if part is None else int(part) for part in found.groups())
         hours = first or 0, second or 0, third or 0
-        # Like sbatch: D-HH:MM and H:MM:SS, but MM:SS without days.
+        # As in sbatch: after days, two parts are HH:MM; without days, two parts are MM:SS and three are H:MM:SS.
         seconds = 60 * hours[0] + hours[1] if days is None and third is None else 3600 * hours[0] + 60 * hours[1]
         text = f"{86400 * (days or 0) + seconds + hours[2]}s"
     span = f"{text}m" if text.isascii() and text.isdigit() else text
@@ -83,7 +83,7 @@ def silent_s(text: str) -> int:
 
 
 def hold_s(text: str) -> int:
-    """Return the seconds of --hold-on-failure: minutes, a duration, or 0 for `off`."""
+    """Return the seconds of --hold-on-failure, which is a number of minutes or a duration; 0 for `off`."""
     wrong = f"--hold-on-failure {text!r} is out of range: a machine can be held from 1m to a day."
     span = f"{text}m" if text.isascii() and text.isdigit() else text
     hint = "Write --hold-on-failure 15m, or off."
@@ -111,7 +111,7 @@ def _within(text: str, least_s: int, most_s: int, code: str, wrong: str, hint: s
 
 
 def day_wall(text: str) -> float | None:
-    """Return the time when a local day begins, or None for ""."""
+    """Return the wall time at which a local day begins; None for an empty text."""
     from datetime import datetime
 
     from gpurun.core.errors import UsageError

@@ -1,4 +1,4 @@
-"""Suggest how to fix a failed job, from the agent's observations and the end of the log."""
+"""Suggests how to fix a failed job, from the agent's observations and the end of the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHARED_MEMORY = re.compile(r"out of shared memory|/dev/shm|shared memory object
 
 
 def failure_hint(sight: Sight, on: str = "") -> str:
-    """Return a hint for a failed job: how to fix each recognised cause, then `on`, or where its log and files are."""
+    """Return a hint for a failed job: how to fix each recognised cause; then `on`, else where its log and files are."""
     folder, name = sight.folder, sight.folder.name
     saved = f" Files that were saved before are in {folder.artifacts}." if _has_files(folder) else ""
     return " ".join((*filter(None, _cures(sight)), on or f"To read its output: gpurun logs {name}.{saved}"))

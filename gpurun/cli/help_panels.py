@@ -1,4 +1,4 @@
-"""Show the flags of a command in named panels, the most common flags first."""
+"""Shows the flags of a command in named panels, the most common flags first."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class PanelledCommand(TyperCommand):
 
 
 def make_verb_group(usual: str = "--help") -> type[TyperGroup]:
-    """Return a class for a group of commands that runs the command `usual` if none is typed."""
+    """Return a class for a group of commands; if no command is typed, the group runs the command `usual`."""
 
     class Group(TyperGroup):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`export --to hf --push OWNER/NAME`: upload an exported model to the hub with the user's own login."""
+"""`export --to hf --push OWNER/NAME`: uploads an exported model to the hub with the user's own login."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
 def require_push_setup(name: str) -> None:
-    """Raise an error, before anything is written, if --push lacks a valid name, its package or a login."""
+    """Raise an error if --push has no valid name, or huggingface_hub or its login is missing; nothing is written."""
     if not _NAME.fullmatch(name):
         raise UsageError("export.push_name", f"--push {name!r} is not the name of a model.", hint="Write OWNER/NAME.")
     if not _library().get_token():

@@ -1,4 +1,4 @@
-"""Handle Ctrl-C, a closed terminal or a cancelled CI job; the effect depends on the run's phase, and is announced."""
+"""Handles Ctrl-C, a closed terminal or a cancelled CI job; the effect depends on the run's phase, and is announced."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from gpurun.view.event_text import HEARD, SILENT
 _HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BEFORE_TRAINING = (Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED)
 ATTACHED = "attached"
-"""The value for `attach`: a signal ends only the view, unless the user answers that the run must stop."""
+"""The value of `on_interrupt` for `attach`: a signal ends only the view, unless the user chooses to stop the run."""
 RESUMED = "resumed"
-"""The value for `resume`: a signal ends only the view before training; during training it may stop the run."""
+"""The value of `on_interrupt` for `resume`: before training, a signal ends only the view; later it may stop the run."""
 _GIVES_UP = ("ask", "stop")
 _STOPPING = {
     True: "Stopping: saving a checkpoint, downloading it, then destroying the instance.",
@@ -59,7 +59,7 @@ class Interrupts:
 
 
 def react_to_signal(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
-    """React to a signal; return whether the viewer should leave the run. The supervisor carries out any request.
+    """React to a signal; return whether the viewer should leave the run. A stop is only requested from the supervisor.
 
     `on_interrupt` is `ask`, `detach` or `stop`, or ATTACHED or RESUMED for a view of a run that another command began.
     """
@@ -77,7 +77,7 @@ def react_to_signal(session: Session, sight: Sight, number: int, on_interrupt: s
         session.say("Training has not started, so the instance is being destroyed.")
         ask_to_stop(sight.folder, "now", by="signal", reason="interrupted before training", signal=_name(number))
         return False
-    if phase in (Phase.SHIPPED, Phase.TRAINING):  # In SHIPPED it may have begun too.
+    if phase in (Phase.SHIPPED, Phase.TRAINING):  # In the phase SHIPPED, training may have begun too.
         return _while_training(session, sight, number, on_interrupt)
     if phase is Phase.TRAINED:
         session.say(f"The {sight.plan.job.terms.files} are being downloaded; that continues without this terminal.")
@@ -93,9 +93,10 @@ def react_to_signal(session: Session, sight: Sight, number: int, on_interrupt: s
 
 
 def _while_training(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
-    """Ask if the user can answer; else stop the run, unless --on-interrupt is detach.
+    """React to a signal during training; return whether the viewer should leave the run.
 
-    Without a user, nothing would resume the run.
+    If the user can answer, ask. Otherwise stop the run, because no user would resume it; with `detach` or ATTACHED,
+    only leave the run.
     """
     if number == signal.SIGINT and on_interrupt in ("ask", ATTACHED, RESUMED) and session.interactive:
         wish = _ask(session, sight)
@@ -114,7 +115,7 @@ def _name(number: int) -> str:
 
 
 def costs_on(sight: Sight, now: float) -> str:
-    """Return the hourly cost of a run and its deadline; "" if it costs nothing."""
+    """Return a phrase with the hourly cost of a run and its deadline; "" if the run costs nothing."""
     if waits_for_machine(sight.state):
         return "$0.00/h while it waits for a machine"
     rate, deadline = sight.plan.offer.rate_micros_per_hour, sight.state.deadline_wall

@@ -1,4 +1,4 @@
-"""Read keys during a live view without showing them on the screen."""
+"""Reads keys during a live view without showing them on the screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find free ports on the loopback of this computer."""
+"""Finds free ports on the loopback of this computer."""
 
 from __future__ import annotations
 

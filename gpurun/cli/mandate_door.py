@@ -1,4 +1,4 @@
-"""Allow only some commands under a mandate: commands that read, and commands that start and end its own runs."""
+"""Allows only some commands under a mandate: those that read, and those that start or end the mandate's own runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serve an agent's tools over standard input and output with the official SDK of the Model Context Protocol.
+"""Serves an agent's tools over standard input and output with the official SDK of the Model Context Protocol.
 
 Only this module imports the SDK, and only `gpurun mcp` imports this module.
 """
@@ -45,7 +45,7 @@ _RECEIPT, _PAGE = "gpurun://receipts/", "gpurun://docs/ANY-SCRIPT"
 
 
 def serve(desk: AgentDesk) -> None:
-    """Serve until standard input ends."""
+    """Serve the tools of a mandate until standard input ends."""
     anyio.run(partial(_serve, desk))
 
 
@@ -101,7 +101,7 @@ def _resources(desk: AgentDesk) -> ListResourcesResult:
 
 
 def _read(desk: AgentDesk, uri: str) -> ReadResourceResult:
-    """Return a page or a receipt; UsageError for anything else."""
+    """Return the content of a page, or of a receipt of the mandate's runs; MCPError for anything else."""
     try:
         if uri == _PAGE:
             text = read_regular(page("ANY-SCRIPT.md")).decode()

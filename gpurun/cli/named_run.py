@@ -1,4 +1,7 @@
-"""Resolve `gpurun run NAME`: show the name's command, ask before using an unapproved table, and apply typed flags."""
+"""Resolves `gpurun run NAME`, for a name that a table in gpurun.toml defines.
+
+The name's command is shown, a table that was not approved needs the user's yes, and typed flags take precedence.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,9 @@ _ROWS = {
 
 
 def with_named(session: Session, typed: dict[str, Any], flags: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """Return the typed values, with the name replaced by the flags in its table; typed flags take precedence.
+    """Return the typed values; if the command is a name, replace it by the flags in the name's table.
 
-    A word with a `/` or a dot is always a file, and words after `--` are always a command.
+    Typed flags take precedence. A word with a `/` or a dot is always a file, and words after `--` are always a command.
     """
     first, *more = typed["command"] or [""]
     is_command = sys.argv[-len(more) - 2 :][:1] == ["--"]
@@ -91,7 +94,7 @@ def _lowered_cap(session: Session, named: NamedCommand) -> dict[str, str]:
 
 
 def _require_within_bounds(named: NamedCommand, values: dict[str, Any], flags: Mapping[str, tuple[Any, Any]]) -> None:
-    """Raise UsageError for a number that is outside the flag's bounds."""
+    """Raise UsageError for a number in the name's table that is outside the bounds of its flag."""
     for name, value in values.items():
         option = get_args(flags[name][0])[1]
         if (option.min is not None and value < option.min) or (option.max is not None and value > option.max):
@@ -106,7 +109,7 @@ def _flag_names(flags: Mapping[str, tuple[Any, Any]]) -> set[str]:
     options = (get_args(kind)[1] for group in groups for kind, _ in group.values())
     words = (
         str(word) for option in options for word in (option.default, *(option.param_decls or ()))
-    )  # Typer's names.
+    )  # The names as Typer stores them.
     return {word.removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
 
 
@@ -134,7 +137,7 @@ def _show_and_ask(session: Session, named: NamedCommand, typed: dict[str, Any], 
 
 
 def _screen(session: Session, named: NamedCommand, typed: dict[str, Any], own: Sequence[str]) -> list[Line]:
-    """Return lines with what would be run, uploaded, installed and passed on; variables only by name."""
+    """Return lines with what would be run, uploaded, installed and passed on; only the names of variables are shown."""
     from gpurun.view.styled_text import Span, line
     from gpurun.view.table import fields
 
@@ -163,7 +166,7 @@ def _values(named: NamedCommand, keys: Sequence[str]) -> Iterator[str]:
 
 
 def _typed(name: str, typed: dict[str, Any], named: NamedCommand) -> str:
-    """Return a typed flag and the table's value that it overrides; variables only by name."""
+    """Return a typed flag and the table's value that it overrides; only the names of variables are shown."""
     flag = f"--{name.replace('_', '-')}"
     if name in _ADDED:
         return f"{flag} {', '.join(word.partition('=')[0] for word in typed[name])}"

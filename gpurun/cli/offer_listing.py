@@ -1,4 +1,4 @@
-"""List live prices of each cloud with a key; without keys, list the packaged catalogue's prices and say so."""
+"""Lists live prices of each cloud with a key; without keys, lists the packaged catalogue's prices and says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check the clouds for `gpurun doctor --online`: whether the key works, what it permits, and what is left over.
+"""Checks the clouds for `gpurun doctor --online`: whether the key works, what it permits, and what is left over.
 
 Each provider is asked in its own thread with a time limit. Nothing is changed.
 """
@@ -56,7 +56,7 @@ def check_online(session: Session, names: Sequence[str], *, limit_s: float = LIM
 
 
 def _in_thread(session: Session, name: str) -> Future[Checked]:
-    """Check a provider in a daemon thread, so that a hanging provider does not block the command."""
+    """Check a provider in a daemon thread, so that it cannot block the command; return the future result."""
     future: Future[Checked] = Future()
 
     def work() -> None:
@@ -70,7 +70,7 @@ def _in_thread(session: Session, name: str) -> Future[Checked]:
 
 
 def online_code(checked: Sequence[Checked]) -> ExitCode:
-    """Return 9 if something may be billing without an owner, 4 if a key or provider has a problem, else 0."""
+    """Return 9 if something may be billing that no supervisor drives, 4 if a key or provider has a problem, else 0."""
     if any(check.billing for check in checked):
         return ExitCode.MAY_BE_BILLING
     bad = any(finding.level == "bad" for check in checked for finding in check.findings)

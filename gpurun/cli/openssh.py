@@ -1,4 +1,4 @@
-"""Build the arguments and environment for the system's OpenSSH with gpurun's own entries."""
+"""Builds the arguments and environment for the system's OpenSSH with gpurun's own entries."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def tunnel_into_job(config: Path, way: WayIn, pairs: Iterable[tuple[int, int]], 
 
 
 def ssh_environment() -> dict[str, str]:
-    """Return the environment for ssh: only the agent and the terminal."""
+    """Return the environment for ssh; of the user's variables, only those of ssh-agent, its prompt and the terminal."""
     return child_environment({name: os.environ[name] for name in _PASSED_ON if name in os.environ})

@@ -1,4 +1,4 @@
-"""Define the flags that several commands share, and build a Request from them."""
+"""Defines the flags that several commands share, and builds a Request from them."""
 
 from __future__ import annotations
 
@@ -275,9 +275,10 @@ _BESIDE_PLAN = ("recipe", "max_cost", "dry_run", "accept_weak_lease")
 
 
 def _request_in_plan_file(session: Session, **typed: Any) -> Request:
-    """Return the request in a plan file; only the cap, the consent and the rehearsal can be set by flags.
+    """Return the request in a plan file; flags can change only the cap, the consent to a weak lease, and the rehearsal.
 
-    The file may come from a stranger, so its cap is not used: the cap is --max-cost, else that in the user's settings.
+    The cap is --max-cost, else the lower of the user's cap and the file's: a file from a stranger cannot raise the
+    user's cap.
     """
     from gpurun.core.errors import UsageError
     from gpurun.core.money import parse_usd

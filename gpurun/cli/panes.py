@@ -1,4 +1,4 @@
-"""Show a run's new records and events: as a redrawn view on a terminal, as lines, as JSON Lines, or not at all."""
+"""Shows a run's new records and events: as a redrawn view on a terminal, as lines, as JSON Lines, or not at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpurun.view.style import probe
 
 
 class Pane(Protocol):
-    """Shows the news of a run."""
+    """Shows the new records and events of a run."""
 
     def show(self, news: News, now: float) -> None: ...
 
@@ -67,7 +67,7 @@ class SilentPane:
     """Shows nothing; for verbs that print a single envelope."""
 
     def show(self, news: News, now: float) -> None:
-        """Say nothing."""
+        """Do nothing: this pane shows nothing."""
 
     def close(self) -> None:
         """Do nothing: this pane does not change the terminal."""
@@ -88,11 +88,11 @@ class PlainPane(SilentPane):
         self._view = PlainView(plan.job.terms, unicode=probe(sys.stderr).unicode)
 
     def show(self, news: News, now: float) -> None:
-        """Print what is new."""
+        """Print lines about the new records and events."""
         self._say(self._view.update(news.records, news.events, now, news.moving))
 
     def close(self) -> None:
-        """Print the lines that were held back."""
+        """Print the lines that were not printed yet."""
         self._say(self._view.rest(self._session.clock.wall()))
 
     def _say(self, lines: list[str]) -> None:
@@ -110,7 +110,7 @@ class JsonPane(SilentPane):
         self._session = session
 
     def show(self, news: News, now: float) -> None:
-        """Print what is new."""
+        """Print the new records and events."""
         from gpurun.view.envelope import event_json, record_json
 
         try:
@@ -125,12 +125,12 @@ class JsonPane(SilentPane):
 
 
 def _leave() -> None:
-    """End the view, as if the terminal had been closed, because the reader of the output has closed the pipe."""
+    """End the view as if the terminal had been closed, because standard output or error can no longer be written."""
     signal.raise_signal(signal.SIGHUP)
 
 
 def open_pane(session: Session, plan: Plan, *, stream: bool) -> Pane:
-    """Return the pane that fits this session."""
+    """Return the pane for this session; with --json, a pane that prints JSON Lines if `stream`, else a silent one."""
     if session.json:
         return JsonPane(session) if stream else SilentPane()
     live = probe(sys.stderr, color=session.color).redraw and not (session.no_progress or session.quiet)

@@ -1,4 +1,4 @@
-"""Show the progress of long work on standard error: a redrawn line, or a line every few seconds."""
+"""Shows the progress of long work on standard error: a redrawn line, or a line every few seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN_PERIOD_S = 10.0
 
 
 class ProgressBar:
-    """Redraws a line on a terminal; elsewhere prints one every few seconds. Prints nothing with --json or --quiet."""
+    """Redraws a line on a terminal; elsewhere prints a line every few seconds. Silent with --json or --quiet."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

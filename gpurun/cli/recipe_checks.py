@@ -1,4 +1,4 @@
-"""Check a recipe or a modified trainer by rehearsing it on this computer, before anything is rented.
+"""Checks a recipe or a modified trainer by rehearsing it on this computer, before anything is rented.
 
 The rehearsal is the same as with `--dry-run`: shards, supervisor, agent, trainer, collection, receipt. It uses a
 temporary home, so that the user's runs and receipts are not affected; only the cache of tokenised text is shared.
@@ -115,7 +115,7 @@ def _shortened(rehearsal: Request) -> Request | None:
 
 
 def _planned(name: str, plan: Plan) -> CheckRow:
-    """Return a row with the time and cost on the cheapest offer that finishes the recipe; empty if there is none."""
+    """Return a row with the time and cost on the cheapest offer that finishes the recipe; only a name if none does."""
     fitting = [
         candidate for candidate in plan.candidates if candidate.finishes and candidate.expected_micros is not None
     ]
@@ -145,7 +145,7 @@ def _rehearse_command(name: str) -> str:
 
 
 def _rehearse(home: Home, folder: RunFolder, clock: Clock) -> Sight:
-    """Drive the run until it is closed or its supervisor ends; its lease limits the time.
+    """Start the run's supervisor, and wait until the run is closed or the supervisor ends; the lease limits the time.
 
     On an interrupt, end the run before raising KeyboardInterrupt, so that no trainer keeps running in a deleted folder.
     """

@@ -1,4 +1,4 @@
-"""Render a Result: data or text on standard output, errors and the next command on standard error.
+"""Renders a Result: data or text on standard output, errors and the next command on standard error.
 
 Writing to standard output can fail, because its reader has closed the pipe or the disk is full.
 """

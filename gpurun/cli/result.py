@@ -1,4 +1,4 @@
-"""Define the result that a command returns instead of printing."""
+"""Defines the result that a command returns instead of printing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Share the steps of commands that act on a run: find it, request its end, and ensure that it has a supervisor."""
+"""Provides the steps that commands on a run share: find it, request its end, ensure that it has a supervisor."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def find_meant_run(session: Session, run: str | None) -> Sight:
 
 
 def confirm_resume_here(session: Session, sight: Sight) -> None:
-    """Ask before resuming a run that another computer started, because its supervisor may still run there; Declined."""
+    """Ask before resuming a run that another computer started, because its supervisor may still run there.
+
+    Declined after a no.
+    """
     opened = opened_of(sight.records).machine if sight.records else ""
     if not opened or opened == machine_id() or sight.owner is not None:
         return
@@ -68,9 +71,10 @@ def log_in_again(session: Session, sight: Sight) -> None:
 
 
 def ensure_supervisor(session: Session, sight: Sight, *, to_its_end: bool = False) -> None:
-    """Ensure that an unfinished run has a supervisor. A run that must not continue gets one only `to_its_end`.
+    """Ensure that an unfinished run has a supervisor; with `to_its_end`, also a run that must only be ended.
 
-    VerificationFailed for a run with a damaged journal, which cannot have a supervisor.
+    Otherwise raise the error of `_not_driven`, as MayBeBilling if the run may be billing. A run with a damaged journal
+    can never have a supervisor.
     """
     from gpurun.lifecycle.supervisor import start_supervisor
 
@@ -103,7 +107,7 @@ def _not_driven(sight: Sight, *, to_its_end: bool) -> VerificationFailed | None:
 def stop_run(
     session: Session, sight: Sight, how: How, reason: str, *, same_account: bool = False, leaves: bool = False
 ) -> Result:
-    """Request a stop and watch the run until it is closed; a closed run is only shown.
+    """Request a stop and watch the run until it ends; for a run that has ended, only say so.
 
     With `leaves`, the user has agreed to lose the files that are not downloaded.
     """
@@ -137,7 +141,10 @@ def stop_run(
 
 
 def _is_begun(session: Session, sight: Sight) -> bool:
-    """Return whether, within ANSWER_S, the supervisor begins to destroy the machine or there is no machine."""
+    """Return whether the supervisor begins to destroy the machine within ANSWER_S seconds.
+
+    Also True while the machine is being created, and if nothing may be billed.
+    """
     from gpurun.ledger.run_state import WORKING
     from gpurun.ledger.runs import look_at_run
 

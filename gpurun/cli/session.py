@@ -1,4 +1,4 @@
-"""Define the context of one command: the home, the clock, the settings, and the output style."""
+"""Defines the context of one command: the home, the clock, the settings, and the output style."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Session:
 
     @cached_property
     def settings(self) -> dict[str, Setting]:
-        """Load the settings of this home and folder."""
+        """Return the settings of this home and of the working folder."""
         from gpurun.core.settings import load_settings
 
         return load_settings(self.home, project=Path.cwd(), environment=os.environ)
@@ -56,7 +56,7 @@ class Session:
         return Bounds(mandate, MandateBudget(self.home, self.clock, mandate.id), self.home) if mandate else None
 
     def desk(self, run: str) -> Desk:
-        """Return the desk, which has what is needed to plan a run of this name."""
+        """Return the Desk with which a run of this name is planned."""
         from gpurun.planning.place import Desk
 
         return Desk(run, self.home, self.clock, self.talk_when_slow(), self.interactive, self.bounds)

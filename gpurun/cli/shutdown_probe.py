@@ -1,4 +1,4 @@
-"""Check whether the user's own box still answers after a run, and describe the signed statement about it."""
+"""Checks whether the user's own box still answers after a run, and describes the signed statement about it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def try_to_connect(host: str, port: int, patience_s: float = PATIENCE_S) -> str:
 
 
 def _greeting_of(line: socket.socket) -> str:
-    """Describe the first line that a box sends. If it sends none, it may be busy: that does not show that it is off."""
+    """Describe what a box sends first. A box that sends nothing may be busy; that does not show that it is off."""
     heard = b""
     try:
         for _ in range(_MOST_PARTS):

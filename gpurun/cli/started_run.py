@@ -1,4 +1,4 @@
-"""Show a plan, ask, start the run and follow it; `train`, `run`, `dev` and `sweep` share this."""
+"""Shows a plan, asks, starts the run and follows it, for `train`, `run`, `dev` and `sweep`."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _ask_about_this_machine(session: Session, plan: Plan, *, yes: bool) -> None:
 
 
 def ask_to_upload(session: Session, name: str) -> bool | None:
-    """Ask whether to upload a template that is named like a key file; None if the user cannot be asked."""
+    """Ask whether to upload a file that is named like a key but has no key in it; None if the user cannot be asked."""
     if not session.interactive:
         return None
     question = f"Upload {name}? Its name suggests a key, but its content does not look like one. [y/N]"

@@ -1,4 +1,4 @@
-"""Define the flags of `gpurun sweep`, and build a Request for a recipe, a command or a name in gpurun.toml."""
+"""Defines the flags of `gpurun sweep`, and builds a Request for a recipe, a command or a name in gpurun.toml."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _table_of(session: Session, name: str) -> dict[str, Any] | None:
 
 
 def _space_in(table: Mapping[str, Any]) -> dict[str, Axis]:
-    """Return a table's settings by name; each is a list of values, or a text in the syntax of --set."""
+    """Return the settings in a table by name, each given as a list of values or as a text in the syntax of --set."""
     from gpurun.core.sweep import axis_of, parse_axis
 
     found: dict[str, Axis] = {}

@@ -1,4 +1,4 @@
-"""Run a remote program at this terminal over gpurun's own SSH connection, for use if OpenSSH is not installed."""
+"""Runs a remote program at this terminal over gpurun's own SSH connection, for use if OpenSSH is not installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BLOCK = 32 << 10
 
 
 class _Channel(Protocol):
-    """The methods of an SSH channel that send to a program's terminal."""
+    """An SSH channel, with the methods that send to the program at its other end."""
 
     def sendall(self, s: bytes) -> object: ...
 
@@ -94,7 +94,7 @@ def _send(channel: _Channel, changed: int) -> None:
 
 @contextmanager
 def _raw_terminal() -> Iterator[None]:
-    """Make the terminal deliver each key at once, even Ctrl-C; restore it at the end."""
+    """Make the terminal deliver each key immediately, even Ctrl-C; restore it at the end."""
     keys = sys.stdin.fileno()
     before = termios.tcgetattr(keys)
     tty.setraw(keys, termios.TCSADRAIN)  # TCSADRAIN keeps keys that were typed before.

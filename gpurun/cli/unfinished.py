@@ -1,4 +1,4 @@
-"""Print a line about unfinished runs without a supervisor, before any unrelated command."""
+"""Prints a line about unfinished runs without a supervisor, before any unrelated command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turn a function into a command: add the common flags, call the function, and render its result.
+"""Turns a function into a command: adds the common flags, calls the function, and renders its result.
 
 Errors have the same output format: with `--json`, even a wrong flag prints the envelope.
 """
@@ -140,7 +140,7 @@ def _session(common: dict[str, Any], typed: frozenset[str] = frozenset()) -> Ses
 
 
 def _usual_color(home: Home) -> str:
-    """Return the colour setting; unreadable settings must not prevent `destroy`."""
+    """Return the colour setting; `auto` if the settings cannot be read, because that must not prevent `destroy`."""
     if os.environ.get("NO_COLOR"):  # Only the flag overrides NO_COLOR.
         return "auto"
     try:

@@ -1,4 +1,4 @@
-"""Watch a run until it is closed. The run does not depend on the view: its supervisor is another process."""
+"""Shows a run to the user until it ends. The run does not depend on the view: its supervisor is another process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LONGEST_TURN_S = 60.0  # A longer turn means that this computer slept.
 
 
 class Viewer:
-    """Shows a run to the user until it ends."""
+    """Shows a run to the user until it ends or the user leaves."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Viewer:
         self._silent_s, self._turn_mono = 0.0, session.clock.monotonic()
 
     def follow(self, heard: Interrupts | None = None) -> Result:
-        """Show the run until it is closed or the user leaves; handle the signals in `heard` first."""
+        """Show the run until it ends or the user leaves; handle the signals in `heard` first."""
         with nullcontext(heard) if heard is not None else Interrupts() as interrupts:
             try:
                 while True:
@@ -93,7 +93,7 @@ class Viewer:
         if not news.is_empty:
             self._ring()
             return None
-        if owned and self._is_unseen:  # The search may last until the deadline, so do not wait.
+        if owned and self._is_unseen:  # The supervisor's search for the machine may last until the deadline.
             return result_without_supervisor(
                 look_at_run(self._session.home, self._folder.name), self._session.clock.wall()
             )
@@ -143,7 +143,7 @@ class Viewer:
         return None
 
     def _answer(self, number: int) -> Result | None:
-        """React to a signal while the terminal is restored."""
+        """Restore the terminal, react to a signal, and draw again; return a Result if the view should end."""
         sight = look_at_run(self._session.home, self._folder.name)
         if sight.state.phase is Phase.DESTROYING:
             if self._warned_while_destroying:
@@ -170,7 +170,7 @@ def follow_run(
     stream: bool = True,
     heard: Interrupts | None = None,
 ) -> Result:
-    """Show a run until it is closed or the user leaves, and return a Result with the run's exit code.
+    """Show a run until it ends or the user leaves, and return a Result with the run's exit code.
 
     With `--json`, each record and event is printed as a line, unless `stream` is false. `heard` are the signals that
     this process has received since it started the run.

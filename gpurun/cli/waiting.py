@@ -1,4 +1,4 @@
-"""Wait for a run: for its machine (`train --detach`) or for its end (`wait`)."""
+"""Waits for a run: for its machine (`train --detach`) or for its end (`wait`)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class _UntilEnd(Viewer):
 
 
 def wait_until_ready(session: Session, folder: RunFolder, on_interrupt: str, heard: Interrupts) -> Result:
-    """Wait until a run's machine is ready and its supervisor drives it, and return 0; if the run ends, its result.
+    """Wait until a run's machine is ready and its supervisor drives it; if the run ends before that, return its result.
 
     If the supervisor died, the exit code is 8, or 9 if the run may be billing.
     """

@@ -59,7 +59,10 @@ def adopt(folder: Path, tokenizer: str, out: Path, say: Say, *, eot: str = "") -
 
 
 def _shards(folder: Path) -> dict[Path, str]:
-    """Return the split of each shard in a folder; UsageError if there are none, or not all are by the same maker."""
+    """Return the shards in a folder, with the maker of each.
+
+    UsageError if there are none, if they have different makers, or if a shard's split is unclear or a split is missing.
+    """
     if not folder.is_dir():
         raise UsageError("data.missing", f"There is no folder {folder}.", hint="Name the folder with the shards.")
     found = foreign_shards(folder)

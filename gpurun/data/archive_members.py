@@ -22,7 +22,7 @@ from gpurun.data.packing import BLOCK_BYTES, MAGIC_BYTES, cut_short, naming_faul
 from gpurun.data.refusals import MOST_ROW_BYTES
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst")
-"""The suffixes of archives, which a packing's suffix may follow; a folder's files with other names are not opened."""
+"""The suffixes of archives, which a packing's suffix may follow. In a folder, no other files are opened as archives."""
 MOST_MEMBERS = 1_000_000
 _MOST_DIRECTORY_BYTES = 128 << 20
 """The limit for a zip archive's list of files, which is held in memory."""

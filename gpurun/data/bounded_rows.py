@@ -110,7 +110,7 @@ def _parse_value(text: _Text, path: Path, number: int) -> Any:
                 raise bad_row(path, where, f"it is not JSON: {error.msg}") from None
         except RecursionError:
             raise bad_row(path, where, "it is nested too deeply") from None
-        except ValueError:  # A number of thousands of digits.
+        except ValueError:  # Python refuses a number of thousands of digits.
             raise bad_row(path, where, "it has a number that is too long") from None
         if len(text.text) - text.at > MOST_ROW_BYTES:
             raise too_long(path, where)

@@ -122,7 +122,7 @@ def _member_text(files: zipfile.ZipFile, name: str) -> str:
 
 def _tasks(files: zipfile.ZipFile) -> Iterator[_Task]:
     """Yield the tasks that core.yaml lists, each with its baseline."""
-    import yaml  # Only for a bundle.
+    import yaml  # Only a bundle needs it.
 
     try:
         entries = yaml.safe_load(_member_text(files, "core.yaml"))["icl_tasks"]
@@ -186,7 +186,7 @@ def _items(
 def _item(kind: str, rows: list[list[int]], label: int | None) -> dict[str, Any]:
     """Return an item: its rows, the length of their common beginning, and how many ids at each row's end are scored."""
     if kind == "language_modeling":
-        same = len(_common_prefix(rows))  # The whole context, unless tokens merge at the seam.
+        same = len(_common_prefix(rows))  # The whole context, unless tokens merge where the continuation begins.
         rows, counts = rows[1:], [len(rows[1]) - same]
     elif kind == "schema":
         same = len(_common_prefix([row[::-1] for row in rows]))

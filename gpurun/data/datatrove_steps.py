@@ -1,10 +1,10 @@
 """Provides the first and last step of a datatrove pipeline, for a corpus that needs several machines.
 
-    order = Order("/shared/texts", "gpt2", Path("/shared/out"))
-    begun = begin(order, print)                                        # looks at the source, once
+    order = PrepareOrder("/shared/texts", "gpt2", Path("/shared/out"))
+    begun = begin_preparing(order, print)                              # inspects the source, once
     steps = [TaskReader(begun.left, order.layout), Doing(begun.writer, begun.left)]
     SlurmPipelineExecutor(steps, tasks=len(begun.left), time="04:00:00", partition="cpu", logging_dir="/logs").run()
-    finish(order, begin(order, print), print)                          # when all of them have ended
+    finish_preparing(order, begin_preparing(order, print), print)      # when all tasks have ended
 
 datatrove's own filters can be put between the two steps. A task's documents become the same shards on every executor,
 and a finished task is not repeated. All machines must use the same folder (docs/DATA.md shows the whole program).

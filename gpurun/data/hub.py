@@ -48,7 +48,7 @@ def _is_pattern(folder: str) -> bool:
 
 
 def _download(hub: ModuleType, dataset: str, folder: str, revision: str | None, say: Callable[[str], None]) -> Path:
-    """Return the data set's folder in the hub's cache: the hub's current version, or else an earlier download."""
+    """Download the current version, and return its folder; if the hub is unreachable, an earlier download's folder."""
     patterns = [f"{folder}/**/*{suffix}" if folder else f"**/*{suffix}" for suffix in _SUFFIXES]
     patterns += [f"{folder}/*{suffix}" if folder else f"*{suffix}" for suffix in _SUFFIXES]
     patterns = [folder] if _is_pattern(folder) else patterns

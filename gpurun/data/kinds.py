@@ -146,6 +146,6 @@ def _of_array(path: Path, start: bytes) -> tuple[Kind | None, str]:
 
 def _is_object(line: bytes) -> bool:
     try:
-        return isinstance(json.loads(line.decode("utf-8", "replace")), dict)  # Reading it reports invalid UTF-8.
+        return isinstance(json.loads(line.decode("utf-8", "replace")), dict)  # Invalid UTF-8 is reported later.
     except (ValueError, RecursionError):
         return False

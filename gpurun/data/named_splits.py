@@ -35,7 +35,7 @@ def named_splits(names: Sequence[str]) -> dict[str, str]:
     if "train" not in kinds:
         rows = [name for name, split in splits.items() if split and _suffix(name) in _ROWS]
         same = {_suffix(name) for name in rows} & {_suffix(name) for name, split in splits.items() if not split}
-        # Files of rows with such names, beside other files without: the others are not used for training.
+        # Some files of rows are called test or val, and others are not: the others are for training.
         return {name: splits[name] if name in rows else "train" for name in names} if same else {}
     if kinds == {"train"}:
         return {}

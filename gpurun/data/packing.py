@@ -20,7 +20,7 @@ from gpurun.data.refusals import unreadable
 BLOCK_BYTES = 1 << 20
 MAGIC_BYTES = 6
 _PACKED_BLOCK_BYTES = 1 << 10
-"""The packed bytes that are unpacked at once; unpacking can make a block thirty thousand times as large."""
+"""The packed bytes that one call unpacks; the output can be thirty thousand times as large."""
 _MOST_WINDOW_BYTES = 160 << 20
 """The memory limit for unpacking xz, whose largest usual window is 64 MB."""
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\x00": "xz"}

@@ -13,7 +13,7 @@ from gpurun.data.parquet_pages import MOST_PAGE_BYTES, largest_page
 from gpurun.data.refusals import MOST_ROW_BYTES, no_column, too_long, unreadable
 
 _ROWS = 1024
-"""The bytes of a row group that are read at once; pyarrow also keeps the surrounding pages in memory."""
+"""The most rows of a row group that are read together; pyarrow also keeps the surrounding pages in memory."""
 
 
 def group_bytes(path: Path, columns: Sequence[str]) -> tuple[int, ...]:

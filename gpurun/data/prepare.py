@@ -69,10 +69,10 @@ Progress = Callable[[dict[str, int]], None]
 
 @dataclass(frozen=True)
 class PrepareOrder:
-    """A request to prepare data: the output bytes depend on all fields except those in the last line (docs/DATA.md).
+    """A request to prepare data; `request` returns the fields on which the output bytes depend (docs/DATA.md).
 
     `vocab_size` is the size of a tokeniser that is trained on the corpus (0: the default), `limit_bytes` the amount of
-    text to use (0: all).
+    text to use (0: all). Fewer tokens than `least_train_tokens` or `least_val_tokens` are refused.
     """
 
     source: str

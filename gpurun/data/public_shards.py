@@ -227,7 +227,7 @@ def _hub_set(name: str, say: Callable[[str], None]) -> _Set:
 
 
 def _tree(url: str, name: str) -> Iterator[Any]:
-    """Yield the files below a folder on the hub, which lists them in pages."""
+    """Yield the entries below a folder on the hub, which lists them in pages."""
     page = f"{url}?recursive=true"
     while page:
         raw, headers = _fetch(page, {}, name)

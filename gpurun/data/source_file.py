@@ -72,7 +72,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """A part of a file: row groups of Parquet, else bytes of content. A document belongs to where it begins."""
+    """A part of a file: row groups of Parquet, else bytes. A document belongs to the part where it begins."""
 
     file: SourceFile
     start: int

@@ -23,7 +23,7 @@ _PIECES_HELD_OUT = 4
 """The least number of pieces in the held-out part of a text, so that the fraction is accurate to a quarter."""
 _WHOLE_BYTES = 16 << 20
 _WHOLE_SHARE = 100
-"""A text remains one document if it is not larger than this, and not more than this fraction of its source."""
+"""A text remains one document if it has at most _WHOLE_BYTES, and at most 1 / _WHOLE_SHARE of its source's text."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def bound_for_few(documents: Iterable[tuple[int, int]], fraction: float, source:
 
 
 def _misses(sizes: dict[int, int], keys: list[int], target: float) -> list[float]:
-    """Return the error in bytes for each n > 0, if the first n keys are held out."""
+    """Return for each n by how many bytes the first n keys miss the target; infinity for n = 0."""
     held, misses = 0, [float("inf")]
     for key in keys:
         held += sizes[key]

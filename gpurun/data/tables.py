@@ -26,13 +26,13 @@ _SUFFIXES = (".csv", ".tsv", ".tab", ".psv")
 _HEAD_BYTES = 64 << 10
 """The limit for the first row of a file that is not named like a table, because a text may be one line of gigabytes."""
 _FEW_ROWS, _MANY_ROWS = 3, 50
-"""With a header, at least so many rows must agree; without a header, so many rows cannot agree by chance."""
+"""The least number of rows that proves a table: with the requested columns in its header, and otherwise."""
 _NAME_CHARS, _NAME_WORDS = 40, 3
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """The result of reading a file with one delimiter: the number of rows that agree, and why reading stopped early."""
+    """The result of reading a file with one delimiter: the number of valid rows, and why reading stopped early."""
 
     table: Table
     first: tuple[str, ...]
@@ -43,7 +43,7 @@ class _Reading:
     """The error if a row is too long or is not UTF-8."""
 
     def breaks_off(self, layout: Layout) -> bool:
-        """Return whether a fault follows so many rows that agree that the file is not a text."""
+        """Return whether a fault follows enough valid rows to show that the file is a table, not a text."""
         is_named = set(layout.columns) <= set(self.first) and self.rows >= _FEW_ROWS
         return bool(self.fault) and (is_named or (self.rows >= _MANY_ROWS and not self.has_empty_column))
 

@@ -79,7 +79,7 @@ def _cut(raw: bytes, least: int) -> int:
 
 
 def marked_documents(span: FileSpan) -> Iterator[Document]:
-    """Yield the texts between marks whose mark begins in the span; each is read to its end, even after the span."""
+    """Yield each text that begins the file or follows a mark in the span, up to the next mark, even after the span."""
     file, is_owned, place, held = span.file, span.start == 0, span.start, b""
     with open_content(file.path, place) as stream:
         while block := stream.read(BLOCK_BYTES):

@@ -1,1 +1,1 @@
-"""The clouds, and what is treated like one: each has six verbs, one file and one line in the registry."""
+"""Provides the clouds, and other places that are used like a cloud: each has six verbs, a file and a registry line."""

@@ -84,7 +84,7 @@ class Gap:
         self._turn_mono(is_taken=True)
 
     def _turn_mono(self, *, is_taken: bool = False) -> float:
-        """Reserve the next turn and return its time. Without a usable file, only this process is counted."""
+        """Reserve the next turn and return its time. Without a usable file, only the turns of this process count."""
         if self._path is not None:
             with suppress(OSError):
                 make_private(self._path.parent)
@@ -204,7 +204,7 @@ class _Limit:
         self._timer.cancel()
 
     def watch(self, sock: socket.socket) -> None:
-        """Watch a connected socket. Raises TimeoutError if the time is over, before anything is sent."""
+        """Take the connected socket to shut down; TimeoutError if the time is over already, before anything is sent."""
         self._sock = sock
         if self.over:
             raise TimeoutError

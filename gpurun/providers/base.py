@@ -61,7 +61,7 @@ class Throttled(Unknown):
 
 
 class EndsBy(StrEnum):
-    """What ends a machine at its deadline if the laptop does not."""
+    """What ends a machine at its deadline if this computer does not."""
 
     PROVIDER = "provider"
     """The provider's own time limit, whatever runs on the machine."""
@@ -170,10 +170,10 @@ class Guarded(Protocol):
 
 @runtime_checkable
 class LetsIn(Protocol):
-    """A provider with a firewall that admits only this laptop's address, which may change."""
+    """A provider with a firewall that admits only this computer's address, which may change."""
 
     def let_in(self, instance: Instance) -> None:
-        """Admit this laptop's present address to an instance; cheap to repeat."""
+        """Admit this computer's present address to an instance; cheap to repeat."""
         ...
 
 

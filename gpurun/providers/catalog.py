@@ -1,6 +1,6 @@
 """Reads the packaged, dated catalogue of offers (catalog.toml), and parses the names of GPUs.
 
-The catalogue is for plans and rehearsals. A cap never rests on it, because the live price is read before a create.
+The catalogue is for plans and rehearsals. A cap never depends on it, because the live price is read before a create.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GPU = re.compile(r"(?:(\d{1,4})\s*[x×*]\s*)?([a-z][a-z0-9 ]*?|\d{4}(?: ?ada)?)
 _BY_NAME_ONLY = {"GH200": "aarch64"}
 """Cards in machines that are not x86_64. They are offered only if requested by name."""
 _TIERS = ("secure", "community")
-"""RunPod's two clouds. They take the place of a region, because its prices do not depend on one."""
+"""RunPod's two clouds. They are given in place of a region, on which RunPod's prices do not depend."""
 
 
 @dataclass(frozen=True)
@@ -352,7 +352,7 @@ def _requested_offers(offers: list[Offer], request: Request) -> list[Offer]:
     clouds, region = _clouds(request), request.choices.region
     here = [offer for offer in offers if not clouds or offer.provider in clouds]
     here = [offer for offer in here if region is None or offer.region in (region, "any")]
-    # Of machine types that differ only in their name, the user is offered the first.
+    # Some machine types differ only in their name; only the first of them is offered.
     found: dict[tuple[object, ...], Offer] = {}
     for offer in here:
         found.setdefault((offer.provider, offer.label, offer.place, offer.rate_micros_per_hour), offer)

@@ -1,7 +1,7 @@
 """Uses this machine as a free provider: an instance is a folder and every process that carries the instance's mark.
 
-It takes no short cuts that a cloud does not allow. The create may be lost, the token finds the instance, only the agent
-has access to it, and reading it back proves its end.
+It follows the rules of a cloud, without short cuts: the answer of a create may be lost, an instance is found by its
+token, only the agent has access to it, and only a read-back proves its end.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class LocalProvider:
         return str(self._folder_of(instance.id))
 
     def _clean_up(self, token: str) -> Rejected | Unknown:
-        """Clean up after a guard that ended at once. Return Rejected if nothing is left, else Unknown."""
+        """Clean up after a guard that ended immediately. Return Rejected if nothing is left, else Unknown."""
         log = self._folder / f"{token}.log"
         words = log.read_text(errors="replace").strip()[-300:] if log.exists() else ""
         self.destroy(token)

@@ -116,12 +116,12 @@ def key_source(name: str, home: Home) -> str | None:
 
 
 def ready_providers(home: Home) -> list[str]:
-    """Return the clouds for which this home has a key."""
+    """Return the clouds for which a key is found."""
     return [name for name in CLOUDS if key_source(name, home)]
 
 
 def known_here(home: Home) -> list[str]:
-    """Return the default providers: clouds with a key, the clusters of config.toml, and this machine.
+    """Return the default providers: clouds for which a key is found, the clusters of config.toml, and this machine.
 
     The user's own boxes are not included, because gpurun keeps no list of them.
     """

@@ -1,4 +1,4 @@
-"""The steps that train.py takes if `train.loop` is "huggingface"."""
+"""Takes the steps for train.py if `train.loop` is "huggingface"."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.run import RunIO, Setup, State, StepResult
 __all__ = ["steps"]
 
 LEAST_TRANSFORMERS = (5, 6)
-"""Up to 5.5.0 the gradient of a step in portions is divided twice by their number; before 5.2 settings are missing."""
+"""Until 5.5.0, the gradient of a step in portions is divided twice by their number; 5.1 lacks settings."""
 
 
 def steps(setup: Setup, state: State, io: RunIO) -> Generator[StepResult, None, None]:
@@ -37,7 +37,7 @@ def steps(setup: Setup, state: State, io: RunIO) -> Generator[StepResult, None, 
 
 
 def _check(setup: Setup) -> None:
-    """Refuse what only this machine reveals; everything else has been refused with the recipe."""
+    """Refuse what only this machine shows: several processes, or fp16. Other settings were refused with the recipe."""
     if setup.processes.several:
         here = f"this run has {setup.processes.count} processes"
         raise Refused(f'train.loop is "huggingface", which trains in one process; {here}')

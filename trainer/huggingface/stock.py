@@ -24,9 +24,11 @@ __all__ = ["stock_steps"]
 
 
 def stock_steps(setup: Setup, state: State, io: RunIO, folder: str) -> Generator[StepResult, None, None]:
-    """Take the remaining steps with their Trainer, one whenever the next is requested; the files it writes are scratch.
+    """Take the remaining steps with Hugging Face's Trainer, each on request; its files in `folder` are not needed
+    later.
 
-    Their loop calls us, not the reverse: so it runs in a thread, which waits until each step has been handled.
+    Its loop calls our code, not the reverse. Therefore it runs in a thread, which waits after each step until that has
+    been handled.
     """
     transformers.utils.logging.set_verbosity_error()
     io.reporter.say(f"loop: the Hugging Face Trainer, transformers {transformers.__version__}")
@@ -53,7 +55,7 @@ def stock_steps(setup: Setup, state: State, io: RunIO, folder: str) -> Generator
 
 
 def _arguments(setup: Setup, state: State, folder: str) -> transformers.TrainingArguments:
-    """Return their settings that correspond to the recipe's."""
+    """Return Hugging Face's settings that correspond to the recipe's."""
     optim, train, cuda = setup.recipe.optim, setup.recipe.train, setup.device.is_cuda
     arguments = transformers.TrainingArguments(
         output_dir=folder, max_steps=train.steps - state.step,
@@ -64,19 +66,22 @@ def _arguments(setup: Setup, state: State, folder: str) -> transformers.Training
         logging_steps=1, logging_nan_inf_filter=False, report_to="none", save_strategy="no", disable_tqdm=True,
         remove_unused_columns=False, dataloader_pin_memory=cuda, seed=train.seed % 2**32,
     )  # fmt: skip
-    # One process trains on its one GPU: otherwise their Trainer would replicate over every visible GPU.
+    # One process trains on one GPU; Hugging Face's Trainer would otherwise use every visible GPU.
     arguments._n_gpu = 1
     return arguments
 
 
 def _dividing(plan: BatchPlan) -> BatchPlan | None:
-    """Return the next smaller plan whose portions divide the current ones, which their loader keeps giving."""
+    """Return the next smaller plan, or None.
+
+    The Trainer's loader still yields the current micro-batches, so the size of the smaller ones divides theirs.
+    """
     part = smaller(BatchPlan(plan.sequences, plan.micro_batch, 1))
     return part and BatchPlan(plan.sequences, part.micro_batch, part.accumulation * plan.accumulation)
 
 
 class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """The remaining samples, in the order in which the other loop takes them."""
+    """The remaining samples, in the order in which the trainer's own loop takes them."""
 
     def __init__(self, setup: Setup, state: State) -> None:
         self._samples, each = setup.task.train_samples, state.plan.sequences
@@ -87,19 +92,19 @@ class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         ids, targets = self._samples.read(self._first + index, 1)
-        # GPT-2 shifts labels itself, and would leave out the last target; shifted labels are used unchanged.
+        # GPT-2 shifts `labels` itself and would leave out the last target; it uses `shift_labels` unchanged.
         return {"input_ids": ids[0], "labels": ids[0], "shift_labels": targets[0]}
 
 
 class _Trainer(transformers.Trainer):
-    """Their Trainer, with our schedule, our seeds of the dropout masks, and checks for a finite loss and gradient."""
+    """Hugging Face's Trainer with the recipe's rates and dropout seeds, and checks for a finite loss and gradient."""
 
     optimizer: torch.optim.Optimizer  # Always set before use, although their type allows None.
 
     def __init__(self, setup: Setup, state: State, io: RunIO, folder: str) -> None:
         self._setup, self._state, self._io = setup, state, io
         self._twin = Twin(setup.gpt)
-        # What their loop and ours pass to each other in turn: a step (None: the end), and whether to take another.
+        # The two loops pass these in turn: a step that was taken (None at the end), and whether to take another.
         self.taken: queue.SimpleQueue[StepResult | BaseException | None] = queue.SimpleQueue()
         self.is_next_wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._first = state.step
@@ -112,7 +117,7 @@ class _Trainer(transformers.Trainer):
         self.remove_callback(transformers.trainer_callback.PrinterCallback)
 
     def create_optimizer(self, *given: Any) -> torch.optim.Optimizer:
-        """Make theirs, with the state that the run was restored to."""
+        """Make Hugging Face's optimiser, with the state that the run was restored to."""
         optimizer = super().create_optimizer(*given)
         self._twin.give_state(self._setup.optimizer, optimizer)
         return optimizer
@@ -127,7 +132,7 @@ class _Trainer(transformers.Trainer):
         return rates
 
     def training_step(self, model: nn.Module, inputs: Any, *given: Any) -> Tensor:
-        """Run one micro-step; if memory runs out, repeat this step's with smaller portions."""
+        """Run one micro-step; if memory runs out, repeat the step's micro-steps so far with smaller portions."""
         self._inputs.append(inputs)
         waiting, loss = [inputs], None
         while waiting:
@@ -144,7 +149,7 @@ class _Trainer(transformers.Trainer):
         return loss
 
     def _in_portions(self, model: nn.Module, inputs: Mapping[str, Tensor], *given: Any) -> Tensor | None:
-        """Add the gradient of one of their micro-steps and return its loss; None if memory ran out."""
+        """Add the gradient of one micro-step of Hugging Face's loop, and return its loss; None if memory ran out."""
         step, plan, losses = self._state.step, self._state.plan, []
         rows = len(inputs["input_ids"])
         try:
@@ -162,7 +167,7 @@ class _Trainer(transformers.Trainer):
         return loss
 
     def result(self, logs: Mapping[str, float], seconds: float) -> StepResult:
-        """Return the step that was taken; the run's own optimiser then holds what a checkpoint needs."""
+        """Return the step that was taken, and give its state to the run's own optimiser, for a checkpoint."""
         self._twin.take_state(self._setup.optimizer, self.optimizer)
         lr = learning_rate(self._setup.recipe, self._state.step)
         figures = {"loss": float(logs["loss"]), "lr": lr, "grad_norm": float(logs["grad_norm"])}
@@ -170,7 +175,7 @@ class _Trainer(transformers.Trainer):
 
 
 class _Judge(transformers.TrainerCallback):
-    """Judges a step before the weights move, and passes it on once it has been taken."""
+    """Checks each step before the weights move, and passes it on after it has been taken."""
 
     def __init__(self, trainer: _Trainer, state: State) -> None:
         self._trainer, self._state = trainer, state
@@ -183,7 +188,7 @@ class _Judge(transformers.TrainerCallback):
             raise NonFinite(f"step {self._state.step + 1} has no finite gradient; the weights did not move")
 
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Pass on the step: their log event follows every step, with its loss and the norm before clipping."""
+        """Pass on the step. Hugging Face's log event follows every step, with its loss and its norm before clipping."""
         logs: Mapping[str, float] = given["logs"]
         if "grad_norm" not in logs:
             return  # the summary at the end

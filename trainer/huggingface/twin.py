@@ -1,4 +1,4 @@
-"""GPT2LMHeadModel in the memory of our GPT: two models with one set of weights."""
+"""Builds GPT2LMHeadModel in the memory of gpurun's GPT: two models with one set of weights."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ __all__ = ["Twin"]
 
 
 def _turned(name: str, tensor: Tensor) -> Tensor:
-    """Return a view in the other model's layout: linear weights are (out, in) in ours and (in, out) in theirs."""
+    """Return a view in the other model's layout: linear weights are (out, in) in gpurun's GPT and
+    (in, out) in GPT-2.
+    """
     return tensor.t() if name.endswith(LINEAR_NAMES) and tensor.dim() == 2 else tensor
 
 
 def _without_padding(vocab_size: int, head: nn.Module, given: tuple[Tensor, ...], logits: Tensor) -> None:
-    """Set the probability of the vocabulary's padding to zero, in place: no loss includes it."""
+    """Set the probability of the vocabulary's padding to zero, in place, so that no loss includes it."""
     logits[..., vocab_size:] = -torch.inf
 
 
 class Twin:
-    """Their model, whose every weight is a view of ours; and AdamW's state of each, for either side."""
+    """GPT2LMHeadModel with weights that are views of gpurun's; it also passes AdamW's state between both optimisers."""
 
     def __init__(self, ours: GPT) -> None:
         shape = ours.config
@@ -44,12 +46,12 @@ class Twin:
         assert not theirs, f"GPT2LMHeadModel has tensors that ours has not: {sorted(theirs)}"
 
     def give_state(self, ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
-        """Start their optimiser from the state that ours was restored to; a fresh one has no state."""
+        """Give Hugging Face's optimiser the state that the run's own was restored to; a new optimiser has no state."""
         for name, parameter, twin in self._pairs:
             if ours.state[parameter]:
                 theirs.state[twin] = {key: _turned(name, value) for key, value in ours.state[parameter].items()}
 
     def take_state(self, ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
-        """Give our optimiser the current state of theirs, for a checkpoint."""
+        """Give the run's own optimiser the current state of Hugging Face's, for a checkpoint."""
         for name, parameter, twin in self._pairs:
             ours.state[parameter] = {key: _turned(name, value) for key, value in theirs.state[twin].items()}

@@ -14,7 +14,7 @@ __all__ = ["Batch", "SpecialTokens", "collate", "source_mask", "target_mask"]
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The ids that stand for no text."""
+    """The ids of padding, start and end, which have no text."""
 
     pad_id: int
     start_id: int
@@ -22,7 +22,7 @@ class SpecialTokens:
 
 
 def source_mask(source: Tensor, pad_id: int) -> Tensor:
-    """Return (batch, 1, 1, source) bool: true where a token is real and may be attended to."""
+    """Return (batch, 1, 1, source) bool, true for each real token, to which positions may attend."""
     return (source != pad_id)[:, None, None, :]
 
 

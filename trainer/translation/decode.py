@@ -32,7 +32,7 @@ def length_penalty(length: Tensor, alpha: float) -> Tensor:
 
 
 class _Reader:
-    """The model as a search uses it: the log-probabilities of the next token, given some encoded sources."""
+    """The model as a search uses it: returns the log-probabilities of the next token, for encoded sources."""
 
     def __init__(self, model: Translator, source: Tensor, special: SpecialTokens, copies: int) -> None:
         self._model, self.vocab = model, model.vocab_size
@@ -44,7 +44,7 @@ class _Reader:
         self._banned[[special.pad_id, special.start_id]] = True
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Return (rows, vocab) for the ids (rows, time) so far, start included."""
+        """Return log-probabilities (rows, vocab) of the token after the ids (rows, time), start included."""
         logits = self._model.next_token_logits(ids, self._memory, self._mask)
         return logits.masked_fill(self._banned, -torch.inf).log_softmax(dim=-1)
 
@@ -54,7 +54,7 @@ def _limit(model: Translator, most: int | None) -> int:
 
 
 def _hypothesis(ids: Tensor, log_probability: Tensor, length: Tensor) -> Hypothesis:
-    """Return the first `length` ids after the start."""
+    """Return the hypothesis with the first `length` ids after the start."""
     return Hypothesis(tuple(ids[1 : 1 + int(length)].tolist()), float(log_probability))
 
 
@@ -67,10 +67,10 @@ def greedy_search(
     most: int | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> list[Hypothesis]:
-    """Translate each row of source ids (batch, source) by the likeliest next token, while the context has room.
+    """Translate each row of source ids (batch, source) by the likeliest next token.
 
-    A translation has at most `most` tokens, including its end. The model must be in evaluation mode. `stopping`
-    is checked before each token.
+    A translation has at most `most` tokens, including its end, and no more than the context allows. The model must be
+    in evaluation mode. `stopping` is checked before each token.
     """
     rows = source.shape[0]
     read = _Reader(model, source, special, 1)
@@ -100,8 +100,9 @@ def beam_search(
 ) -> list[Hypothesis]:
     """Translate each row of source ids (batch, source), keeping the `beams` best hypotheses after every token.
 
-    The best are chosen by `Hypothesis.score(alpha)`; a finished hypothesis keeps its place while it is among them. A
-    beam may lose what greedy search finds, so both are compared at the end: no result scores below greedy search's.
+    The best have the highest `Hypothesis.score(alpha)`; a finished hypothesis is kept while it is one of the best. A
+    beam search may miss what greedy search finds, so both results are compared: no result has a lower score than greedy
+    search's.
     """
     greedy = greedy_search(model, source, special, most=most, stopping=stopping)
     if beams == 1:
@@ -117,7 +118,7 @@ def _best_of_beams(
     """Return the best hypothesis of each row's beam."""
     vocab, device = read.vocab, read.device
     ids = torch.full((rows, beams, 1), special.start_id, dtype=torch.int64, device=device)
-    # All beams start equal: only the first of them counts until they differ.
+    # All beams start equal, so only the first of them counts until they differ.
     total = torch.full((rows, beams), -torch.inf, device=device)
     total[:, 0] = 0.0
     lengths = torch.zeros(rows, beams, device=device)
@@ -137,5 +138,5 @@ def _best_of_beams(
         total = candidates.flatten(1).gather(1, best)
         lengths, done = grown.gather(1, origin), done.gather(1, origin) | (chosen == special.end_id)
         ids = torch.cat([ids.gather(1, origin[..., None].expand_as(ids)), chosen[..., None]], dim=2)
-    # The beam is sorted: its first is its best.
+    # The beam is sorted, so its first hypothesis is its best.
     return [_hypothesis(*row) for row in zip(ids[:, 0], total[:, 0], lengths[:, 0], strict=True)]

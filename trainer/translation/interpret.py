@@ -1,4 +1,4 @@
-"""Turns token ids into translations and those into text: everything that a trained model needs besides itself."""
+"""Turns token ids into translations, and translations into text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["UNKNOWN", "Interpreter"]
 UNKNOWN = {"word-pairs": b"<unk>", "char-pairs": "\ufffd".encode()}
 """The token of each tokeniser that stands for everything outside its vocabulary."""
 _UNSAID = {"word-pairs": " \u2047".encode(), "char-pairs": "\u2047".encode()}
-"""Its replacement in a reference, as one word or sign."""
+"""The replacement of the unknown token in a reference, as one word or sign."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """The vocabulary of both languages, and which of its tokens have no text."""
+    """The vocabulary of both languages, with the special ids, which have no text."""
 
     tokenizer: Tokenizer
     special: SpecialTokens
@@ -36,8 +36,8 @@ class Interpreter:
     def reference(self, ids: Sequence[int]) -> str:
         """Return the text of a reference's ids, for comparison with translations.
 
-        Text outside the vocabulary is lost from it, and becomes a sign that no translation contains: otherwise a
-        translation with "unknown" in its place would count as correct.
+        The unknown token, which stands for text outside the vocabulary, becomes a sign that no translation contains.
+        Otherwise a translation with the unknown token in the same place would count as correct.
         """
         name, tokens = self.tokenizer.name, self.tokenizer.tokens
         silent, unknown = (self.special.pad_id, self.special.start_id, self.special.end_id), UNKNOWN.get(name)
@@ -54,9 +54,9 @@ class Interpreter:
         most: int | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> list[Hypothesis]:
-        """Translate sources, given as plain token ids, into at most `most` tokens (None: as the context allows).
+        """Translate sources, given as token ids, into at most `most` tokens (None: as many as the context allows).
 
-        One beam is greedy search. The model keeps its mode.
+        One beam is greedy search. The model's mode, training or evaluation, is the same afterwards.
         """
         special = self.special
         rows = [np.array([special.start_id, *ids, special.end_id]) for ids in sources]

@@ -79,7 +79,7 @@ class EncoderBlock(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Add to the stream of the source."""
+        """Return x, the stream of the source, plus the results of both parts."""
         y = self.norm_1(x)
         x = x + self.dropout(self.attention(y, y, mask))
         return x + self.dropout(self.feed_forward(self.norm_2(x)))
@@ -96,7 +96,7 @@ class DecoderBlock(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor, mask: Tensor) -> Tensor:
-        """Add to the stream of the target; `memory` is the encoder's output."""
+        """Return x, the stream of the target, plus the results of the three parts; `memory` is the encoder's output."""
         y = self.norm_1(x)
         x = x + self.dropout(self.attention(y, y, mask))
         x = x + self.dropout(self.source_attention(self.norm_2(x), memory, memory_mask))
@@ -104,7 +104,7 @@ class DecoderBlock(nn.Module):
 
 
 class Translator(nn.Module):
-    """The whole network: `config.layers` blocks on each side; `vocab_size` is the tokeniser's, as for a GPT."""
+    """The whole network: `config.layers` blocks on each side; `vocab_size` is the tokeniser's (default: config's)."""
 
     positions: Tensor
 
@@ -134,11 +134,11 @@ class Translator(nn.Module):
                 nn.init.zeros_(parameter)
 
     collective_methods = ("encode", "decode", "next_token_logits")
-    """The methods called besides `forward`: under full sharding these fetch weights too."""
+    """The methods besides `forward` that are called from outside: under full sharding these fetch weights too."""
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """Return all blocks: the units of sharding."""
+        """Return all blocks; full sharding divides the model into these units."""
         return [*self.encoder, *self.decoder]
 
     def _embed(self, ids: Tensor) -> Tensor:
@@ -174,10 +174,10 @@ class Translator(nn.Module):
         return loss * weight
 
     def next_token_logits(self, target: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
-        """Return the logits (batch, vocab_size) after the last position, in fp32."""
+        """Return the logits (batch, vocab_size), fp32, of the token after the last position."""
         hidden = self.decode(target, memory, memory_mask)[:, -1]
         return F.linear(hidden, self.embedding.weight)[:, : self.vocab_size].float()
 
     def flops_per_token(self) -> int | None:
-        """Return None: sentences differ in length, so the positions of a step do not determine its work."""
+        """Return None: sentences differ in length, so the number of positions does not determine a step's work."""
         return None

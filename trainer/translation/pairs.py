@@ -1,7 +1,7 @@
 """Reads the shards of a parallel text, and chooses the pairs of every step.
 
-In the shards a pair is: start, source, end, target, end. There is no index: the positions of pairs are found, and
-verified, in one pass over the tokens.
+In the shards a pair is: start, source, end, target, end. There is no index; one pass over the tokens finds the
+positions of the pairs, and verifies them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.translation.batch import Batch, SpecialTokens, collate
 __all__ = ["PairRow", "PairSamples", "read_special_tokens"]
 
 PAD_MULTIPLE = 8
-"""Batches are as wide as their longest sentence, rounded up to this: it suits tensor cores, and shapes are few."""
+"""A batch's width is rounded up to a multiple of this, which suits tensor cores and gives few shapes."""
 
 
 def read_special_tokens(folder: Path, vocab_size: int) -> SpecialTokens:
@@ -49,7 +49,7 @@ def _positions(shards: Sequence[Shard], token: int) -> np.ndarray:
 
 
 class PairRow:
-    """The pairs of a split."""
+    """The pairs of a split, read from its shards."""
 
     def __init__(
         self, shards: Sequence[Shard], special: SpecialTokens, context: int, name: str, processes_here: int = 1
@@ -66,7 +66,7 @@ class PairRow:
             raise Refused(f"the {name} shards are not pairs of the form start, source, end, target, end")
         self.source_lengths = self._middles - self._starts + 1
         self.target_lengths = self._ends - self._middles
-        """Real labels: the target's tokens and its end."""
+        """The number of real labels of each pair: the target's tokens and its end."""
         for side, lengths in (("source", self.source_lengths), ("target", self.target_lengths)):
             longest = int(lengths.argmax())
             if lengths[longest] > context:
@@ -95,8 +95,8 @@ class PairRow:
 class PairSamples(Samples):
     """The pairs of a split in an order that the seed decides: sample i of the run is pair p[i % pairs], as in Samples.
 
-    The `sequences` samples of one step are sorted by length before they are divided into micro-batches, to keep padding
-    small. A step has the same pairs, in the same order, whatever its micro-batch and the number of processes.
+    The `sequences` samples of a step are sorted by length before they are divided into micro-batches, which reduces
+    padding. A step has the same pairs, in the same order, for any micro-batch and any number of processes.
     """
 
     def __init__(self, row: PairRow, sequences: int, seed: int) -> None:
@@ -121,13 +121,13 @@ class PairSamples(Samples):
         return self._of_step
 
     def step_tokens(self, step: int) -> int:
-        """Return the number of real labels in a step, over all processes; each computes it without communication."""
+        """Return the number of real labels in a step over all processes, which each computes without communication."""
         return int(self._pairs.target_lengths[self.step_pairs(step)].sum())
 
     def read(self, first: int, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return source, target, labels and weight of samples first … first + count - 1, all of one step.
+        """Return source, target, labels and weight of samples first … first + count - 1, which belong to one step.
 
-        The weight is the number of their real labels over that of an average `count` samples of the step.
+        The weight is their number of real labels, divided by the average number for `count` samples of the step.
         """
         step, offset = divmod(first, self._sequences)
         pairs = self.step_pairs(step)[offset : offset + count]

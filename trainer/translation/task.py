@@ -1,7 +1,7 @@
-"""What a training loop needs for translation: the data, the model, and translations of prompts and held-out text.
+"""Provides what a training loop needs for translation: the data, the model, and translations.
 
-The loop itself is that of trainer/train.py: it reads `train_samples` and `val_samples` as there, and passes them to
-`model`. Everything is a function of the recipe, the data folder and the position alone.
+The translations are of prompts and of held-out text. The loop is that of trainer/train.py: it reads `train_samples` and
+`val_samples`, and passes them to `model`. Everything depends only on the recipe, the data folder and the position.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TranslationTask(Interpreter):
     train_samples: PairSamples
     val_samples: PairSamples
     eval_windows: int
-    """How many held-out pairs an evaluation uses: `val_samples` has them all in its step 0."""
+    """How many held-out pairs an evaluation uses; `val_samples` has all of these in its step 0."""
 
     @classmethod
     def open(
@@ -72,13 +72,13 @@ class TranslationTask(Interpreter):
         return Translator(recipe.model, vocab_size, pad_id=self.special.pad_id, label_smoothing=smoothing)
 
     def bytes_of_ids(self) -> None:
-        """Return None: bits per byte are for one text, and here are two."""
+        """Return None: bits per byte are defined for one text, but a pair has two."""
 
     def answers(
         self, model: nn.Module, prompts: Sequence[Prompt], sample: SampleConfig, seeds: Sequence[int],
         stopping: Callable[[], bool],
     ) -> list[str]:  # fmt: skip
-        """Return each prompt's translation: a search, which draws nothing."""
+        """Return each prompt's translation, found by a search without drawing."""
         assert isinstance(model, Translator)
         ids, settings = [prompt.ids for prompt in prompts], {"beams": sample.beams, "most": sample.tokens}
         found = self.translate(model, ids, alpha=sample.length_penalty, stopping=stopping, **settings)
@@ -92,7 +92,7 @@ class TranslationTask(Interpreter):
     def translate_held_out(
         self, model: Translator, pairs: int, *, beams: int, alpha: float, at_once: int = 64
     ) -> tuple[list[str], list[str]]:
-        """Return (translations, references) of `pairs` held-out pairs, or of all if there are fewer: a fixed draw."""
+        """Return (translations, references) of the same `pairs` held-out pairs each time, or of all if fewer."""
         chosen = [self.val_samples.pair(sample) for sample in range(min(pairs, len(self.val)))]
         translations: list[str] = []
         for start in range(0, len(chosen), at_once):

@@ -88,7 +88,7 @@ def audit(
     if (replay or require_replay) and not (runs or since or every) and planned_runs(session.home):
         runs = ["@last"]  # Replaying all runs would take hours, so the last run is the default.
     names = [find_run(session.home, run) for run in runs] or None
-    # Look this up before the audit, which takes minutes: a run that is driven now may have ended by then.
+    # See who is driven before the audit, which takes minutes: a driven run may have ended by then.
     unclosed = (folder.name for folder in session.home.folders() if not folder.is_closed)
     driven = {name for name in unclosed if _is_driven(session, name)}
     report = audit_home(session.home, names, since=day_wall(since), expected_head=head, public_key=_key(key))
@@ -113,7 +113,7 @@ def _audit_result(
     *,
     strict: bool,
 ) -> Result:
-    """Show the table and its notes; `driven` are the runs that had a supervisor when their journals were read."""
+    """Return the table, its notes and the exit code; `driven` are the runs that had a supervisor before the audit."""
     from gpurun.view.audit_table import audit_screen
 
     problems = [*report.problems, *(problem for row in report.rows for problem in row.problems)]
@@ -190,7 +190,7 @@ def _with_bill(session: Session, row: AuditRow, bill: Bill | None) -> AuditRow:
 
 
 def _cards_shown(session: Session, rows: list[CardRow], csv: str, *, strict: bool) -> Result:
-    """Show a folder of cards; exit 10 if a card has a problem or, with `strict`, a note."""
+    """Return the table of a folder of cards; the exit code is 10 if a card has a problem or, with `strict`, a note."""
     from gpurun.cli.render import write_file
     from gpurun.view.evidence_card import roster_csv, roster_screen
 
@@ -211,7 +211,7 @@ def _cards_shown(session: Session, rows: list[CardRow], csv: str, *, strict: boo
 
 
 def _bills(session: Session, report: AuditReport) -> dict[str, Bill]:
-    """Return the bill of each run that rented something."""
+    """Ask the providers for the bill of each run that cost something, and return the bills that they have."""
     from gpurun.lifecycle.charges import bill_of
     from gpurun.planning.own_box import login_to
     from gpurun.providers.registry import open_provider
@@ -267,7 +267,7 @@ def _is_driven(session: Session, run: str) -> bool:
 
 
 def _why_not_proven_gone(session: Session, run: str) -> str:
-    """Return why the run's machine could not be proven gone, as `ps` shows it; "" if this was not tried."""
+    """Return why the supervisor could not prove that the machine is gone, as `ps` shows it; "" if it has not failed."""
     from gpurun.ledger.runs import gave_up, look_at_run
 
     try:

@@ -190,7 +190,7 @@ def _row(session: Session, name: str) -> KeyRow:
 
 
 def _aws_row() -> KeyRow:
-    """Return the row of AWS, from environment and files; only the SDK knows whether the keys work."""
+    """Return the row for AWS: where the environment or the files have keys. Whether the keys work is not checked."""
     from gpurun.view.key_table import KeyRow
 
     return KeyRow("aws", aws_source(), about="found by the AWS SDK itself")

@@ -1,4 +1,4 @@
-"""`gpurun aws setup`."""
+"""`gpurun aws setup`: create the role with which AWS ends a machine at its deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpurun confirm-shutdown`: check that you have shut down your own box, and sign that."""
+"""`gpurun confirm-shutdown`: check that your own box no longer answers, and sign a statement of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Implements `gpurun data`: makes shards from a corpus before renting, and checks a folder of shards."""
+"""Implements `gpurun data`: makes shards from a corpus before a machine is rented, and checks a folder of shards."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def prepare(
     require_known_executor(executor)
     if similarity is not None and "near" not in dedupe.split(","):
         raise _similarity_error(dedupe)
-    # The header of a shard counts tokens in 32 bits, and a shard may exceed its size by a row group.
+    # The header of a shard counts tokens in 32 bits, and a shard may exceed --shard-tokens by a row group.
     for name, value, least, most in (("workers", workers, 0, 10_000), ("shard-tokens", shard_tokens, 1000, 10**9)):
         if not least <= value <= most:
             what = f"--{name} {value} is too {'few' if value < least else 'many'}."
@@ -127,7 +127,7 @@ def prepare(
 def _prepared(
     session: Session, recipe: str, *, source: str, out: str, choices: Mapping[str, Any], how: Mapping[str, Any]
 ) -> Result:
-    """Make or resume the folder of shards, and return a result that shows its content."""
+    """Prepare the shards, or continue an interrupted preparation, and return a result that describes them."""
     from gpurun.cli.progress_bar import ProgressBar
     from gpurun.data.prepare import prepare as prepare_text
     from gpurun.data.run_shards import order_for
@@ -163,7 +163,7 @@ def _prepared(
 
 
 def _similarity_error(dedupe: str) -> UsageError:
-    """Return the error for --similarity if near duplicates are not dropped; the user probably expects that they are."""
+    """Return the error for --similarity without near duplicates in --dedupe, where it would have no effect."""
     kinds = "near" if dedupe == "none" else f"{dedupe},near"
     what = f"--similarity applies only to near duplicates, but --dedupe is {dedupe}."
     return UsageError("usage.similarity", what, hint=f"Add --dedupe {kinds}, or leave --similarity out.")

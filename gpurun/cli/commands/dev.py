@@ -1,4 +1,4 @@
-"""`gpurun dev`: rent a machine to work on, with the same cap, proof and receipt."""
+"""`gpurun dev`: rent a machine to work on, with a cap, a proof of death and a receipt, as for a run."""
 
 from __future__ import annotations
 

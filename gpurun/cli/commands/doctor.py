@@ -98,7 +98,7 @@ def _unfinished(session: Session) -> tuple[list[Finding], bool]:
 
 
 def _keys(session: Session, names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
-    """Yield, for each cloud, whether it has a key; the clouds are not asked."""
+    """Yield each cloud with a finding on whether it has a key, without asking the cloud."""
     from gpurun.providers.registry import CLOUDS, key_source
 
     for name in names:

@@ -90,7 +90,7 @@ def forward(
 
 
 class _Tunnel:
-    """Runs an ssh that forwards ports, and reads its messages."""
+    """A process of ssh that forwards ports; a thread reads its messages."""
 
     def __init__(self, session: Session, process: subprocess.Popen[bytes], run: str, link: str = "") -> None:
         self._session, self._process, self._run, self._link = session, process, run, link

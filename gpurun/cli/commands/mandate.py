@@ -154,7 +154,7 @@ def _words(text: str) -> list[str]:
 
 
 def _providers(session: Session, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the providers after checking that each is a cloud, or a cluster in config.toml."""
+    """Return the providers; UsageError unless each is a cloud, or a cluster in config.toml."""
     from gpurun.core.places import place_facts
     from gpurun.core.settings import find_cluster
     from gpurun.providers.registry import require_known

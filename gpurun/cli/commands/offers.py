@@ -81,7 +81,7 @@ def offers(
 
 
 def _cluster(providers: Sequence[str]) -> str | None:
-    """Return the name of the requested cluster, "" for the only one, or None if the request is not for a cluster."""
+    """Return the cluster in --provider; "" if it names the provider without a cluster; None if it is not a cluster."""
     from gpurun.core.places import place_facts
 
     name, _, cluster = providers[0].partition(":") if len(providers) == 1 else ("", "", "")

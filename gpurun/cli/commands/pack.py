@@ -78,7 +78,7 @@ def _listing(session: Session, seen: Survey) -> Result:
 
 
 def _write(pack: Pack, output: str) -> int:
-    """Write the pack to a new file that appears only when it is complete, and return its size."""
+    """Write the pack to standard output (`-`) or to a file that appears only when it is complete; return its size."""
     if output == "-":
         return sum(map(put_bytes, pack.stream()))
     part = Path(f"{output}.part")

@@ -55,9 +55,10 @@ def plan(
 
 @contextmanager
 def run_name(session: Session, name: str) -> Iterator[str]:
-    """Yield a name for a new run; afterwards, files that were staged for the run but not used are removed.
+    """Yield the name of a new run: `name`, or a generated name. UsageError if a run has that name already.
 
-    Files that killed commands have staged are removed too.
+    Afterwards, remove the files that were staged for the run but not used. Files that killed commands have staged are
+    removed too.
     """
     from gpurun.ledger.run_name import free_name
 
@@ -91,7 +92,7 @@ def render_plan(session: Session, made: Plan, *, every: bool = False) -> str:
 
 
 def _drop_abandoned(home: Home, clock: Clock) -> None:
-    """Remove day-old staged shards of commands that have ended; a command may still be waiting for an answer."""
+    """Remove staged files that are over a day old, unless their command still exists: it may wait for an answer."""
     for staged in home.staged.glob("*.*"):
         with suppress(OSError):  # Another command may be removing the same files.
             if clock.wall() - staged.stat().st_mtime > ABANDONED_S and not _exists(staged.suffix[1:]):
@@ -99,7 +100,7 @@ def _drop_abandoned(home: Home, clock: Clock) -> None:
 
 
 def _exists(pid: str) -> bool:
-    """Return whether a process with this id exists; False if it is not a number."""
+    """Return whether a process with this id exists; False if `pid` is not a number."""
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, ValueError, OverflowError):

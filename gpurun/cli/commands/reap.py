@@ -112,7 +112,7 @@ def _judged(found: Orphan | Stray) -> dict[str, object]:
 
 
 def _at_address(name: str, url: str | None) -> str:
-    """Return a provider's name, with the address if another API answers for it."""
+    """Return a provider's name, with the address to which its requests go if that is not the usual address."""
     return f"{name} at {safe_line(url)}, which is not its usual address" if url else name
 
 
@@ -128,7 +128,7 @@ def _swept(swept: Iterable[Found]) -> tuple[list[Found], MayBeBilling | None]:
 
 
 def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, age_s: float) -> frozenset[str]:
-    """Ask the user to confirm the number of other homes' machines to end, and return their ids."""
+    """Ask the user to confirm how many machines of other homes to end, and return their ids; Declined otherwise."""
     from gpurun.lifecycle.reaper import is_older, sweep
     from gpurun.view.reap_table import reap_table
 
@@ -155,7 +155,7 @@ def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, ag
 
 
 def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBilling | None]:
-    """Return the providers that can be checked, and an error for a provider with an unusable key."""
+    """Open the providers. Return those that opened, and the error of the last one that did not; None if all did."""
     from gpurun.planning.own_box import login_to
     from gpurun.providers.registry import open_provider
 
@@ -198,7 +198,7 @@ def _unchecked_billing(session: Session, names: list[str], providers: list[Provi
 
 
 def _age(text: str) -> float:
-    """Return the seconds of an age; 0 if it is empty."""
+    """Return the age in seconds, 0 for an empty text; UsageError if it is not an age."""
     age_s = span_s(text) if text else 0
     if age_s is None:
         raise UsageError("usage.older_than", f"--older-than {text!r} is not an age.", hint="Write 30m, 1h or 2d.")

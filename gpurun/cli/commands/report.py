@@ -71,7 +71,7 @@ def report(
 
 
 def _chosen(session: Session, runs: Sequence[str], *, every: bool, last: int) -> list[str]:
-    """Return the chosen runs without duplicates: by name, by glob, the last N, or all."""
+    """Return the chosen runs without duplicates: by name, by glob, the last N, or all; by default the usual run."""
     from gpurun.cli.run_control import resolve_run_name
     from gpurun.ledger.runs import planned_runs
 

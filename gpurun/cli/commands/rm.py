@@ -51,7 +51,7 @@ def rm(
 
 
 def _confirm(session: Session, name: str, count: int, bucket: str) -> None:
-    """Ask the user to type the run's name before the only known copy of a checkpoint is deleted."""
+    """Ask the user to type the run's name before checkpoints are deleted; UsageError for anything else."""
     where = f"the run uploaded a copy to {bucket}" if bucket else "gpurun knows of no other copy"
     question = f"{name} has {count} checkpoint files, and {where}. Type its name to remove them:"
     if session.ask(question, flag="--with-checkpoints") != name:

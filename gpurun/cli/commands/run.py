@@ -1,4 +1,4 @@
-"""`gpurun run`: run any script with the same cap, proof and receipt."""
+"""`gpurun run`: run any command with a cap, a proof of death and a receipt, as for training."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(session: Session, request: Request, starting: Starting) -> Result:
 
 
 def _ask_again(session: Session, request: Request, *, is_asked: bool) -> None:
-    """Ask whether to repeat a command that succeeded; --yes means yes. The plan also mentions the repetition."""
+    """Ask whether to repeat a command that succeeded, unless --yes was typed; Declined after a no."""
     from gpurun.core.errors import Declined
     from gpurun.jobs.commands.continued_command import repeated_run
 

@@ -1,4 +1,4 @@
-"""Implements `gpurun sample`: a checkpoint continues or translates a text."""
+"""Implements `gpurun sample`: lets a checkpoint continue or translate a text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpurun.core.errors import UsageError
 
 MOST_TOKENS, USUAL_TOKENS = 100_000, 1_000
 START_S, TOKEN_S = 600, 10
-"""Time limits for loading a model and for each token, on a very slow machine."""
+"""Time limits in seconds, for loading a model and for each token. They are long enough for a very slow computer."""
 RANGES: Mapping[str, tuple[float, float, str]] = {
     "tokens": (1, MOST_TOKENS, "100"),
     "temperature": (0, 1000, "0.8"),

@@ -87,7 +87,7 @@ def _users_config() -> Path:
 
 
 def _has_line(path: Path, line: str) -> bool:
-    """Return whether a file has the line before its first Host or Match, so that it applies to all hosts."""
+    """Return whether a file has the line before its first Host or Match, where it applies to all hosts."""
     from gpurun.core.paths import read_regular
 
     try:

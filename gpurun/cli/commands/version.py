@@ -1,4 +1,4 @@
-"""`gpurun version`."""
+"""`gpurun version`: show the versions of gpurun and of Python."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ NO_KEY = 0
 PERMUTATIONS = 128
 RUN_WORDS = 5
 _BATCH = 4096
-"""Runs of words hashed at once: 2 MB of hash values."""
+"""The most runs of words that are hashed together: 2 MB of hash values."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 # Chinese and Japanese have no spaces between words, and Korean words are inflected: each character counts as a word.

@@ -21,11 +21,11 @@ __all__ = ["FoundDuplicates", "search"]
 NUMBER_BYTES = 4
 _NONE = np.uint32(0xFFFFFFFF)
 _KEYS_AT_ONCE = 2_000_000
-"""About 80 MB with the numbers, the order and the sorted copies."""
+"""The most keys that are sorted together: about 80 MB with the numbers, the order and the sorted copies."""
 _PAIRS_AT_ONCE = 16_384
-"""17 MB of signatures."""
+"""The most pairs whose signatures are compared together: 17 MB of signatures."""
 _MOST_LEADERS = 64
-"""The most documents of a group with equal keys that are compared with one another; each band forms new groups."""
+"""The most documents of a group that the rest of the group is compared with; each band forms new groups."""
 
 Say = Callable[[str], None]
 
@@ -115,7 +115,7 @@ class _Corpus:
         return np.concatenate(keys), np.concatenate(numbers)
 
     def compare(self, documents: np.ndarray, groups: np.ndarray) -> None:
-        """In each group, drop the documents similar to the first; then repeat this with the rest of the group."""
+        """In each group, drop the documents similar to the first document; repeat this with the rest of the group."""
         for _ in range(_MOST_LEADERS):
             leaders = _first_of_group(documents, groups)
             others = np.flatnonzero(documents != leaders)
@@ -146,7 +146,7 @@ class _Corpus:
         return np.concatenate(rows)[places]
 
     def settle(self) -> int:
-        """Restore each dropped document whose match was dropped in favour of a dissimilar document; return how many."""
+        """Restore each document whose match was dropped, too, and whose match's match differs; return how many."""
         back = 0
         compared = np.concatenate([np.empty(0, dtype=np.uint32), *self._compared])
         chained = compared[self._instead[self._instead[compared]] != _NONE]

@@ -148,6 +148,7 @@ class SignatureWriter:
         self.documents += len(keys)
 
     def _flush(self) -> None:
+        """Write the documents that were added since the last block as one block."""
         if self._keys:
             keys = np.array(self._keys, dtype=np.uint64)
             self.add_block(keys, np.stack(self._signatures) if self._signatures else None)
@@ -173,7 +174,7 @@ class SignatureFile:
         self.documents = int(self.record["documents"])
 
     def is_sound(self, identity: str) -> bool:
-        """Return whether the file was made with that identity, and its content matches its header."""
+        """Return whether the file was made with this identity, and its content matches the digest in its header."""
         digest = hashlib.sha256()
         with open(self._path, "rb") as file:
             file.seek(_HEADER_BYTES)

@@ -81,7 +81,7 @@ _Endings = dict[str, dict[str, str]]
 
 
 def _endings(**cases: str) -> _Endings:
-    """Return the endings by case, then by gender; "p" is the gender of every plural."""
+    """Return the endings by case, then by gender. Plurals have one gender, "p"."""
     return {case: dict(entry.split(":") for entry in row.split(" ")) for case, row in cases.items()}
 
 

@@ -119,7 +119,10 @@ def request_for(order: Order, image: Image, group: str, zone: str, subnet: str) 
 
 
 def _zones_to_try(wire: AwsClients, order: Order, network: Network) -> Iterator[tuple[str, str]]:
-    """Yield zone and subnet of each launch, first both empty. The zones are looked up only if that launch fails."""
+    """Yield the zone and subnet of each launch. The first pair is empty, which leaves the zone to EC2.
+
+    The zones are looked up only if that launch fails.
+    """
     yield "", ""
     try:
         selling = zones_selling(wire, order.offer.region, [order.offer.type_id])

@@ -166,11 +166,11 @@ class AwsProvider:
                 raise explain_refusal(refused) from refused
 
     def guard_folder(self, instance: Instance) -> str:
-        """Return the folder of the timer that was armed at boot. The deadline in the order is its name."""
+        """Return the folder of the timer that was armed at boot; its name is the deadline. "" without a deadline."""
         return "" if instance.deadline_wall is None else f"/var/lib/gpurun/{int(instance.deadline_wall)}"
 
     def let_in(self, instance: Instance) -> None:
-        """Admit this laptop's present address to the instance, at most once a minute."""
+        """Admit this computer's present address to the instance, at most once a minute."""
         now = self._wire.clock.monotonic()
         if now - self._let_in_mono < LET_IN_S:
             return
@@ -227,6 +227,7 @@ class AwsProvider:
 
     @cached_property
     def _mark(self) -> str:
+        """Return the mark of the account; AWS is asked once."""
         return mark_of(self._wire)
 
     @cached_property
@@ -242,10 +243,10 @@ class AwsProvider:
         return names
 
     def _has_region(self) -> bool:
-        """Return whether the chosen region exists. For an unknown region, the SDK only reports a failed connection.
+        """Return whether the chosen region exists; for an unknown one, the SDK would only report a failed connection.
 
-        A SetupError if the unknown region comes from the SDK's settings. One from `--region` is not an error, because
-        it may be another cloud's.
+        Return False if an unknown region comes from `--region`, because it may be another cloud's. Raise SetupError if
+        it comes from the SDK's settings.
         """
         chosen = self._wire.chosen_region
         if not chosen or chosen == self._wire.region or chosen in self._regions:

@@ -51,7 +51,7 @@ def public_address(clock: Clock) -> str:
 
 
 def make_group(wire: AwsClients, order: Order, vpc: str, my_address: Callable[[], str]) -> str:
-    """Return the id of the order's firewall group, which admits SSH from here only. Create it if it is missing."""
+    """Return the id of the order's firewall group, which admits SSH only from here; create it if it is missing."""
     region = order.offer.region
     group = find_firewall_group(wire, region, order.token)
     if not group:
@@ -78,7 +78,7 @@ def make_group(wire: AwsClients, order: Order, vpc: str, my_address: Callable[[]
 
 
 def let_in(wire: AwsClients, region: str, group: str, my_address: Callable[[], str]) -> None:
-    """Open the SSH port of a group to this laptop's present address; harmless if it is open already."""
+    """Open the SSH port of a group to this computer's present address; harmless if it is open already."""
     source = _LOOPBACK if wire.is_near("ec2", region) else f"{my_address()}/32"
     rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": source}]}
     for elapsed in ticks(wire.clock, _SETTLE_POLL_S, _SETTLE_S):

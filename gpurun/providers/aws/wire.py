@@ -152,7 +152,7 @@ class AwsClients:
         return "" if (urlsplit(url).hostname or "").endswith(_AWS_DOMAINS) else url
 
     def is_near(self, service: str, region: str) -> bool:
-        """Return whether the endpoint is on this machine. Only an emulator's is."""
+        """Return whether the endpoint is on this machine, as only an emulator's is."""
         host = urlsplit(self._client(service, region).meta.endpoint_url).hostname or ""
         try:
             return ip_address(host).is_loopback
@@ -241,7 +241,7 @@ class AwsClients:
 
 
 def query_regions(regions: Sequence[str], look: Callable[[str], T]) -> tuple[dict[str, T], dict[str, Exception]]:
-    """Query several regions at once. Return the answers and the errors, each by region."""
+    """Query several regions at the same time. Return the answers and the errors, each by region."""
 
     def look_at(region: str) -> T | Exception:
         try:

@@ -70,9 +70,11 @@ class Pace:
 
 
 class LambdaProvider:
-    """The `lambda` provider, for one key. `guard_key` is put on each machine, so that the machine can end itself.
+    """The `lambda` provider, for one key. `guard_key` is put on each rented machine, so that the machine can end
+    itself.
 
-    Lambda limits the requests of an account, so all processes of this machine take turns through the folder `turns`.
+    Lambda limits an account's requests, so gpurun's processes on this computer take turns, by files in the folder
+    `turns`.
     """
 
     name = "lambda"
@@ -94,7 +96,7 @@ class LambdaProvider:
         self._pace = pace
         self._requests = Gap(pace.request_s, clock, turns and turns / "lambda")
         self._launches = Gap(pace.launch_s, clock, turns and turns / "lambda-launch")
-        self._ailing_mono: dict[str, tuple[float, float]] = {}  # When first and when last seen unhealthy.
+        self._ailing_mono: dict[str, tuple[float, float]] = {}  # The first and last unhealthy readings.
         self._mark = mark_of_key(self.name, self._base_url, key)
         self._http = self._opened(key)
         self._guard = None
@@ -202,7 +204,7 @@ class LambdaProvider:
         return self._guard is not None and not self._guard.is_own
 
     def guard_folder(self, instance: Instance) -> str:
-        """Return the folder in which the guard keeps its time; "" without a guard."""
+        """Return the folder on the machine where the guard stores its deadline; "" without a guard."""
         return "/var/lib/gpurun" if self._guard is not None else ""
 
     @property
@@ -261,7 +263,7 @@ class LambdaProvider:
         return Http(self._base_url, headers=headers, clock=self._clock, name="lambda", gap=self._requests)
 
     def _instances(self) -> list[Instance]:
-        """Return all instances of the account; Unknown if the list is incomplete: an absent one counts as gone."""
+        """Return all instances of the account; Unknown if the list is incomplete: an absent instance counts as gone."""
         return [parse_lambda_instance(entry) for entry in read_data(self._http.request("GET", "/instances"), list)]
 
     def _require_guard(self, key_name: str) -> None:

@@ -49,7 +49,7 @@ def data_centers(http: Http) -> tuple[str, ...]:
 
 
 def _entries(http: Http, what: str, query: Mapping[str, str], region: str | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the entries that are not sold out in the region, or not everywhere if no region is given.
+    """Yield the entries that are available in the region; if no region is given, those that are available anywhere.
 
     An entry with unknown availability counts as available.
     """

@@ -1,4 +1,4 @@
-"""Interprets RunPod's answers: whether a pod may exist, whether the key is the reason, and what an amount is."""
+"""Interprets RunPod's answers: whether a pod may exist, whether the key is the reason, and how much an amount is."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ class RunPodProvider:
         return self._http.request("POST", "/v2/pods", body=body, timeout_s=_CREATE_LIMIT_S)
 
     def _pods(self) -> Iterator[Any]:
-        """Yield every pod of the account; Unknown if the list is incomplete: an absent pod counts as gone."""
+        """Yield every pod of the account; Unknown if the list is incomplete, because an absent pod counts as gone."""
         query: dict[str, str] = {}
         for _ in range(_MOST_PAGES):
             answer = self._http.request("GET", "/v2/pods", query=query)

@@ -1,4 +1,4 @@
-"""Parse the output of squeue, sinfo, sacct and sbatch. Job names and comments may contain any text."""
+"""Parses the output of squeue, sinfo, sacct and sbatch. Job names and comments may contain any text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cut a lease down to what the caps on a job and its partition's time limit allow."""
+"""Cuts a lease down to what the caps on a job and its partition's time limit allow."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lease_of_job(lease: Lease, offer: Offer, part: Partition, choices: Choices, 
         what += f"{(lease.total_s - lease.train_s) / 60:.0f} min."
         raise NoOffer("slurm.no_time", what, hint="Raise it, or name another partition: --partition.")
     update = {"train_s": lease.train_s - over_s, "queue_s": choices.queue_s or QUEUE_S}
-    # If the cap ends the training, no further job could continue it.
+    # If the cap ends the training, no hours are left for a further job that could continue it.
     is_limited = over_s > 0 and limit_s <= cap_s - lease.kill_allowance_s
     return lease.model_copy(update={**update, "limit_s": int(limit_s) if is_limited else 0})
 

@@ -1,7 +1,7 @@
 """Implements the six verbs with sbatch, squeue, scancel and sinfo on a login node. A job's name is its token.
 
-Two jobs with the same name never run at once (`--dependency=singleton`), so a job cannot be paid for twice if the
-answer of an sbatch was lost. `--time` ends a job if its supervisor is lost; `--deadline` removes a job that did not
+Two jobs with the same name never run at the same time (`--dependency=singleton`), so a job cannot be paid for twice if
+the answer of an sbatch was lost. `--time` ends a job if its supervisor is lost; `--deadline` removes a job that did not
 start in time.
 """
 
