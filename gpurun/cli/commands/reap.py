@@ -155,7 +155,7 @@ def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, ag
 
 
 def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBilling | None]:
-    """Open the providers. Return those that opened, and the error of the last one that did not; None if all did."""
+    """Open the providers. Return those that opened, and one error that names all others; None if all opened."""
     from gpurun.planning.own_box import login_to
     from gpurun.providers.registry import open_provider
 
