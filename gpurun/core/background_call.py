@@ -1,4 +1,4 @@
-"""A call whose result is polled in short waits, so that the caller can do other work meanwhile."""
+"""Calls that run in the background: the caller waits for the result in short pieces, and can work in between."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Task(Protocol[T_co]):
 
 
 Begin = Callable[[Callable[[], Any]], Task[Any]]
-"""Starts a call that may hang: one of the two classes below."""
+"""A function that starts a call that may hang, and returns its task: `Inline` or `Background`."""
 
 
 class Inline(Generic[T]):
-    """A call that runs at once, for simulated time, where threads would have no fixed order."""
+    """A call that runs to its end in the constructor: for simulated time, where threads would have no fixed order."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
