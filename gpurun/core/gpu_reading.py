@@ -34,7 +34,7 @@ class GpuReading:
 
 
 def write_gpus(folder: RunFolder, wall: float, cards: Sequence[Mapping[str, Any]]) -> None:
-    """Write the agent's latest report of the GPUs (`cards`), which arrived at `wall`; errors of the disk are ignored."""
+    """Write the agent's latest report of the GPUs (`cards`), which arrived at `wall`; ignore errors of the disk."""
     half = folder.gpus.with_suffix(".tmp")
     with suppress(OSError):  # These figures are only for display: a full disk must not end the watch.
         half.write_text(json.dumps({"wall": wall, "cards": list(cards)}))
