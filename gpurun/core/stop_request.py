@@ -1,4 +1,4 @@
-"""The user's request to a running supervisor to stop: one small file, which can only become stronger."""
+"""The user's request to a supervisor to stop: one small file in the run folder. A request can only become stronger."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ STRENGTH: dict[str, int] = {"": 0, "save": 1, "now": 2, "destroy": 3}
 
 @dataclass(frozen=True)
 class StopRequest:
-    """How to stop: `save` first, `now` without a checkpoint, or `destroy` without collecting; by whom, and why.
+    """A request to stop a run: `how` is "save" (a checkpoint first), "now" (without it) or "destroy" (no download).
 
-    `same_account`: the user confirms that the key used now belongs to the account that rented the machine. `signal`
-    names the signal behind the request ("SIGINT", "SIGTERM"), if any. `leaves`: the user was told which files do not
-    come home, and gives them up.
+    `same_account` means that the user confirms that the present key belongs to the account that rented the machine.
+    `signal` names the signal behind the request ("SIGINT", "SIGTERM"), if any. `leaves` means that the user has seen
+    which files do not come home, and gives them up.
     """
 
     how: How
@@ -34,7 +34,7 @@ class StopRequest:
 
 
 def read_stop_request(folder: RunFolder) -> StopRequest | None:
-    """Return the current request, if any. An unreadable file counts as the mildest request, because there is one."""
+    """Return the current request; None if there is none. A file that cannot be read counts as the weakest request."""
     try:
         content = json.loads(read_regular(folder.control))
         how, same_account = _HOW[content["how"]], content.get("same_account") is True
