@@ -19,7 +19,7 @@ USUAL_TRIALS, MOST_TRIALS = 20, 1000
 MOST_LOOKED_AT = 256
 """The most combinations of settings that are checked before anything is rented."""
 EARLIER = "earlier_sweep"
-"""The name of the folder with an earlier sweep's results, which a sweep that continues it gets."""
+"""The name of the folder with the results of an earlier sweep or machine, from which a sweep continues."""
 END_S = 15
 """How many seconds the sweep itself needs to end, after its trials have ended."""
 LOG_FROM = 10

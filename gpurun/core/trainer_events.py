@@ -77,7 +77,7 @@ class StepEvent(TrainerEvent):
 
 @dataclass(frozen=True)
 class EvaluationEvent(TrainerEvent):
-    """A validation loss, the duration of its evaluation, and related figures. `hellaswag` is a share of solved items."""
+    """A validation loss, how long the evaluation took, and related figures; `hellaswag` is a share of solved items."""
 
     val_loss: float | None
     bits_per_byte: float | None
