@@ -22,7 +22,7 @@ from gpurun.core.paths import make_private, write_atomic
 from gpurun.core.untrusted import read_object, safe_line
 
 ANY_NAME = ("outputs", "home", "workspace")
-"""The folders of a manifest in which a name may be whatever Linux allows; elsewhere names are plain."""
+"""The folders in which a manifest may have any name that Linux allows; in all other folders, names are plain."""
 RENAMED, MAPPING = "renamed", "outputs.names.json"
 PLAIN = "/=+@,"
 MOST_PART_BYTES, MOST_PATH_BYTES = 255, 4096
@@ -56,7 +56,7 @@ def path_of(folder: Path, name: str) -> Path:
 
 
 def storable_path(name: str) -> str:
-    """Return the path for a file whose own name the file system cannot hold."""
+    """Return the path, below the same folder, of a file that cannot have its own name."""
     raw = raw_name(name)
     end = re.sub(rb"[^A-Za-z0-9_-]+", b"_", raw.rpartition(b"/")[2].rpartition(b".")[0][-60:])
     suffix = re.sub(rb"[^A-Za-z0-9_-]+", b"_", raw.rpartition(b"/")[2].rpartition(b".")[2][-20:])
@@ -109,7 +109,7 @@ def _folded(name: str) -> str:
 
 
 def _above(place: str) -> Iterable[str]:
-    """Yield the folders above a path."""
+    """Yield the paths of all folders above a path, the nearest first."""
     end = place.rfind("/")
     while end > 0:
         yield place[:end]
@@ -143,7 +143,7 @@ class _Trial:
         return len(raw) > self._path_bytes or any(len(part) > self._part_bytes for part in raw.split(b"/"))
 
     def holds(self, name: str) -> bool:
-        """Return whether the file system gives each part of a name back unchanged."""
+        """Return whether the file system can store each part of a name, and then lists it unchanged."""
         return self.is_open or all(self._takes(part) for part in raw_name(name).split(b"/"))
 
     def _takes(self, part: bytes) -> bool:

@@ -16,7 +16,7 @@ from gpurun.core.errors import SetupError
 
 LIMIT_S = 20.0
 AGAIN_S = 60.0
-"""After credentials hung, the pause before the next try: each try may leave a hanging program behind."""
+"""The pause after a lookup of credentials that hung, because each lookup may leave a hanging program behind."""
 
 
 class AwsSession:
@@ -70,7 +70,7 @@ class AwsSession:
 def _hangs(boto: Any) -> SetupError:
     """Return the error for credentials that do not arrive; it names their profile, and the program if there is one."""
     profile, program = str(getattr(boto, "profile_name", None) or "default"), ""
-    with suppress(Exception):  # A failure here must not hide the real problem.
+    with suppress(Exception):  # An error while looking for the program must not hide the real problem.
         settings = boto._session.full_config.get("profiles", {}).get(profile, {})
         program = str(settings.get("credential_process") or "").partition(" ")[0]
     where = f"the profile {profile}" + (f", whose credential_process is {program}" if program else "")

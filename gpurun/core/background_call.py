@@ -11,7 +11,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Task(Protocol[T_co]):
-    """A call that has been started."""
+    """A call that was started, and that may still be running."""
 
     def wait(self, seconds: float) -> bool:
         """Wait at most `seconds` for the call to end, and return whether it has ended."""
@@ -53,7 +53,7 @@ class Inline(Generic[T]):
 
 
 class Background(Inline[T]):
-    """A call on a daemon thread: it may be abandoned, and it does not keep this process alive."""
+    """A call on a daemon thread. The caller may abandon it, because it does not keep this process alive."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._ended = threading.Event()

@@ -49,7 +49,7 @@ def run_module(
     Kill the program after `limit_s` and raise subprocess.TimeoutExpired. Its memory is bounded on Linux only.
     """
     with tempfile.TemporaryDirectory(prefix="gpurun-") as own:
-        root = bundle_root()  # Not the user's folder: a `trainer` in it would run instead of ours.
+        root = bundle_root()  # In the user's folder, a `trainer` there would run in place of the bundled one.
         if trainer is not None:
             root = Path(own)
             (root / "trainer").symlink_to(trainer.absolute(), target_is_directory=True)
@@ -65,7 +65,7 @@ def run_module(
         ) as child:
             try:
                 if hasattr(resource, "prlimit"):
-                    with suppress(ProcessLookupError):  # It has ended already.
+                    with suppress(ProcessLookupError):  # The program has ended already.
                         resource.prlimit(child.pid, resource.RLIMIT_DATA, (most_bytes, most_bytes))
                 out, err = child.communicate(timeout=limit_s)
             finally:

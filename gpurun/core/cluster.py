@@ -16,7 +16,7 @@ from gpurun.core.money import Micros, parse_usd
 
 _FREE = Micros(0)
 LOCAL = "local"
-"""The value of `host` that means: this machine is the login node of the cluster, and has sbatch."""
+"""The value of `host` which means that this computer is the login node of the cluster, and has sbatch."""
 
 FORBIDDEN = ("--time", "--export", "--wrap", "--job-name", "--array", "--wait")
 _SHORT = ("-t", "-J", "-a", "-W")

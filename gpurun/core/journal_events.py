@@ -36,7 +36,7 @@ Seconds = Annotated[int, Field(gt=-1e11, lt=1e11)] | Annotated[float, Field(gt=-
 
 
 class Event(StrEnum):
-    """The journal's event names (docs/JOURNAL.md); frozen by a test."""
+    """The names of the journal's events (docs/JOURNAL.md). A test ensures that they do not change."""
 
     RUN_OPENED = "run.opened"
     STAGE_INTENDED = "stage.intended"
@@ -114,7 +114,7 @@ class JournalEvent(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _writable(cls, values: Any, info: ValidationInfo) -> Any:
-        """Replace half a surrogate pair (from an odd file name) by "?": UTF-8, in which the journal is, has none."""
+        """Replace half a surrogate pair, from an odd file name, by "?", because UTF-8 cannot contain it."""
         if info.mode == "json" or not isinstance(values, Mapping):
             return values
         return {
@@ -429,7 +429,7 @@ class CollectObserved(FilesBrought):
 class SalvageObserved(FilesBrought):
     """The download of the files of a machine that is gone has ended. `shared` is the state of its folder on a cluster.
 
-    `brought` is how many files this download brought.
+    `brought` is how many files were downloaded.
     """
 
     event = Event.SALVAGE_OBSERVED
@@ -717,7 +717,10 @@ def _as_text(data: Mapping[str, Any]) -> bytes:
 
 
 def as_today(event: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an older line's data in today's form; fields that have a default in their class need no conversion."""
+    """Return the data of a line in today's form, if an older gpurun wrote it in another one.
+
+    A field that an older gpurun did not write needs no conversion if it has a default in its class.
+    """
     if event == Event.DEATH_READ and "alive_s_ago" in data and "up_s_ago" not in data:
         return {**data, "up_s_ago": data["alive_s_ago"]}  # An older gpurun had one time for both.
     return data

@@ -22,7 +22,7 @@ __all__ = [
 
 
 class Phase(StrEnum):
-    """How far a run has come, according to its journal."""
+    """The phases of a run, which follow from its journal."""
 
     OPENED = "opened"
     CREATING = "creating"
@@ -131,7 +131,7 @@ STAMPS_S = 2.0
 
 @lru_cache(maxsize=4096)
 def microseconds(seconds: float) -> int:
-    """Convert a number of seconds to microseconds, exactly as it is written."""
+    """Convert seconds to microseconds in decimal arithmetic, without a binary rounding error."""
     return int((Decimal(str(seconds)) * 1_000_000).to_integral_value(ROUND_HALF_EVEN))
 
 

@@ -22,7 +22,7 @@ _ID = re.compile(r"[0-9a-f]{6}")
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 MOST_RECORD_BYTES = 64 << 20
 """The limit for a journal, a receipt or a plan: a thousand times their usual size."""
-_CLOSING_BYTES = 1024  # A closing line has about 300.
+_CLOSING_BYTES = 1024  # A closing line has about 300 bytes.
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Home:
 
     @property
     def instances(self) -> Path:
-        """Return the folders of the `local` provider's instances."""
+        """Return the folder of the `local` provider's instances."""
         return self.root / "instances"
 
     @property
@@ -340,11 +340,11 @@ def _begun_ns(journal: Path) -> int:
 
 
 MANDATE_VARIABLE = "GPURUN_MANDATE"
-"""The environment variable with the path of a mandate's file, which every verb obeys."""
+"""The environment variable with the path of a mandate's file, which then limits every verb."""
 
 
 def default_home() -> Path:
-    """Return `GPURUN_HOME`, or else the XDG data folder."""
+    """Return the home in `GPURUN_HOME`, or else the one in the XDG data folder; SetupError as in `home_at`."""
     chosen = os.environ.get("GPURUN_HOME")
     return home_at(chosen or f"{os.environ.get('XDG_DATA_HOME') or '~/.local/share'}/gpurun")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 AWS = "aws"
-"""AWS's own S3: data that leaves it for another place is billed."""
+"""The name of AWS's own S3: AWS bills data that it sends to machines of other providers."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class PlaceFacts:
 
     @property
     def is_queued(self) -> bool:
-        """Return whether a scheduler starts and ends its jobs."""
+        """Return whether its machines are jobs, which a scheduler starts and ends."""
         return self.kind == "cluster"
 
     @property
@@ -66,7 +66,7 @@ PLACES: dict[str, PlaceFacts] = {
 
 
 def place_facts(provider: str) -> PlaceFacts:
-    """Return what is known about a provider's machines from its name."""
+    """Return the facts about the machines of the provider with this name."""
     return PLACES.get(provider, PlaceFacts())
 
 

@@ -81,7 +81,7 @@ class Digested(TypedDict):
 
 
 class ReceiptDigests(TypedDict):
-    """The digests of a run's inputs, and of what its trainer wrote."""
+    """The digests of a run's inputs, and of its log and events."""
 
     request: str
     plan: str
@@ -149,7 +149,7 @@ class Division(Is):
 
 
 class Planned(Is):
-    """The most time that the plan allowed each phase, and the expected training time: (least, most)."""
+    """The plan's time limit for each phase, and the training time that it expected: [least, most]."""
 
     limits_s: dict[str, Number]
     training_s: list[Number] | None
@@ -165,7 +165,7 @@ class Runtime(Is):
 
 
 class ExtraPaid(TypedDict):
-    """A machine beside the run's own that was paid for."""
+    """An extra machine with the rental's token, and its cost. `ended` means that it is proven gone."""
 
     id: str | None
     billable_s: Number

@@ -150,7 +150,7 @@ class Offer(Frozen):
 
     @property
     def processes_per_node(self) -> int:
-        """Return how many processes train on each node: one for each GPU, or one."""
+        """Return how many processes train on each node: one for each GPU, or one if the node has none."""
         return max(1, self.gpus_per_node)
 
     @property
@@ -277,10 +277,10 @@ class Charge(Frozen):
 
 
 class Account(Frozen):
-    """The owner of a key, and the permissions that the key lacks.
+    """The account that a provider's key belongs to, and the permissions that the key lacks (`missing`).
 
-    `balance_micros` is what is left on a prepaid account, `clock_ahead_s` how far this machine's clock is ahead of the
-    provider's; None if the provider does not report it.
+    `balance_micros` is the balance of a prepaid account; `clock_ahead_s` is how far this computer's clock is ahead of
+    the provider's. Each is None if the provider does not report it.
     """
 
     provider: str

@@ -419,7 +419,7 @@ class Job(Frozen, ABC):
 
     @property
     def needs_torch(self) -> bool:
-        """Return whether the Python that runs it must have torch."""
+        """Return whether the Python that runs the job must have torch."""
         return False
 
     @property
@@ -460,7 +460,7 @@ class Job(Frozen, ABC):
 
     @property
     def steps(self) -> int:
-        """Return how many steps it will take; 0 if unknown."""
+        """Return how many steps the job will take; 0 if unknown."""
         return 0
 
     @property
@@ -479,7 +479,7 @@ class Job(Frozen, ABC):
 
     @property
     def can_resume(self) -> bool:
-        """Return whether it can continue from its newest checkpoint on another machine."""
+        """Return whether the job can continue from its newest checkpoint on another machine."""
         return False
 
     @property
@@ -513,7 +513,7 @@ class Job(Frozen, ABC):
 
     @property
     def env(self) -> dict[str, str]:
-        """Return the variables that the user set for it."""
+        """Return the environment variables that the user set for the job."""
         return {}
 
     @property
@@ -523,7 +523,7 @@ class Job(Frozen, ABC):
 
     @property
     def challenge(self) -> str:
-        """Return its challenge, as WORD:KEYID; "" if it has none."""
+        """Return the job's challenge, as WORD:KEYID; "" if it has none."""
         return ""
 
     def code(self, plan: Plan, beside: Path) -> list[tuple[str, str]]:

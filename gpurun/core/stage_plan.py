@@ -1,4 +1,4 @@
-"""The bucket that shards are staged in, as recorded in a plan."""
+"""The bucket in which shards are staged, as a plan records it."""
 
 from __future__ import annotations
 

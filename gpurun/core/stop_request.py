@@ -50,7 +50,7 @@ def read_stop_request(folder: RunFolder) -> StopRequest | None:
         return None
     except (ValueError, KeyError, TypeError, RecursionError):
         return StopRequest("save", by="user", reason=f"{folder.control.name} cannot be understood")
-    except OSError as error:  # For example from `sudo gpurun stop`: only its existence can be seen.
+    except OSError as error:  # For example, `sudo gpurun stop` wrote a file that only root can read.
         unread = StopRequest("save", by="user", reason=f"{folder.control.name} cannot be read: {error.strerror}")
         return unread if os.path.exists(folder.control) else None
 
@@ -61,7 +61,7 @@ def ask_to_stop(
 ) -> None:  # fmt: skip
     """Ask the supervisor to stop the run; a weaker request than the current one changes nothing.
 
-    SetupError if the folder cannot be written: then the supervisor was not asked.
+    Raise SetupError if the folder cannot be written; then the supervisor gets no request.
     """
     request = StopRequest(how, by=by, reason=reason, same_account=same_account, signal=signal, leaves=leaves)
     try:

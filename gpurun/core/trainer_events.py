@@ -150,7 +150,7 @@ class TrialEvent(TrainerEvent):
 
     @property
     def is_under_way(self) -> bool:
-        """Return whether the event only reports how far its trial is."""
+        """Return whether the trial is still running, and the event only reports its progress."""
         return self.state == "running" and self.step is not None
 
     @property

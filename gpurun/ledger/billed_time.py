@@ -60,12 +60,12 @@ def elapsed_ms(records: Sequence[Record], start: Record, end: Record) -> int:
 
 
 def elapsed_s(records: Sequence[Record], start: Record, end: Record) -> float:
-    """Return `elapsed_ms` in seconds."""
+    """Return the seconds between two records; see `elapsed_ms`."""
     return elapsed_ms(records, start, end) / 1000
 
 
 def nearest_ms(us: int) -> int:
-    """Return a reported or planned duration, to the nearest millisecond."""
+    """Convert microseconds to the nearest millisecond, for durations that are reported or planned."""
     return round(us / 1000)
 
 

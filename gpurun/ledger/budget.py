@@ -208,7 +208,7 @@ class MonthBudget(Budget):
 
 
 class Budgets:
-    """All budgets that apply to a run: a rental is held in all of them, or in none."""
+    """All budgets that apply to a run: the amount for a rental is held in all of them, or in none."""
 
     def __init__(self, budgets: Sequence[Budget] = ()) -> None:
         self._budgets = sorted(budgets, key=lambda budget: budget.name)

@@ -61,7 +61,7 @@ class Chain:
 
 
 def read_chain(path: Path) -> Chain:
-    """Read a chain; a missing file has no links."""
+    """Read the file of a chain; a missing file is an empty chain."""
     *lines, rest = (read_regular(path) if path.exists() else b"").split(b"\n")
     if not rest and lines and b"\0" in lines[-1]:
         # A power cut left zeros: this write never returned, so the line counts as torn and its run is added again.

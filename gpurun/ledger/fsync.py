@@ -49,7 +49,7 @@ def append_durably(path: Path, line: bytes, *, after: int) -> int:
 def _write_or_undo(descriptor: int, line: bytes, after: int) -> None:
     try:
         rest = memoryview(line)
-        while rest:  # A write may be short: near a full disk, or when a signal arrives.
+        while rest:  # `os.write` may write only a part: near a full disk, or when a signal arrives.
             rest = rest[os.write(descriptor, rest) :]
         fsync_file(descriptor)
     except OSError:

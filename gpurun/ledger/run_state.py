@@ -144,8 +144,8 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
 def may_move(state: RunState) -> bool:
     """Return whether the run may continue on another machine.
 
-    It may if its machine was taken away or lost, if none was available, or if only the time limit of the machine's
-    place is over. It may not after a failure or a normal end of its own work, or after a stop by the user.
+    This is so if its machine was taken away or lost, if none was available, or if only the time limit of the machine's
+    place is over; but not after a failure or a normal end of its own work, or after a stop by the user.
     """
     if not state.legs or state.stop_of_user or state.stays or state.cancelled:
         return False

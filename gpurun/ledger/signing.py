@@ -41,7 +41,7 @@ class Signer:
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """Return the bytes that a DSSE signature covers: type and payload, each after its length."""
+    """Return the bytes that a DSSE signature covers: payload type and payload, each after its length."""
     kind = payload_type.encode()
     return b" ".join((b"DSSEv1", str(len(kind)).encode(), kind, str(len(payload)).encode(), payload))
 

@@ -225,7 +225,7 @@ def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> ReceiptMachine | 
     ready, offer = last_typed(rental.records, ReadyObserved), rental.intent.offer
     reported = {ours: rental.reported(theirs) for ours, theirs in _CAME.items()}
     ordered = {ours: offer[theirs] for ours, theirs in _CAME.items()}
-    if opened.endpoint is None:  # An older gpurun named the ordered type.
+    if opened.endpoint is None:  # Receipts of an older gpurun have the ordered type.
         reported["type"] = None
     unreported = sorted(name for name in _CAME if not reported[name] and ordered[name])
     kind, region, gpu, gpu_count = (plain_data(reported[name]) or ordered[name] for name in _CAME)

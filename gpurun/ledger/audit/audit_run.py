@@ -1,4 +1,4 @@
-"""Audits one run: its journal, its receipt and its files, each against the others."""
+"""Audits one run: checks its journal, its receipt and its files, and that they agree with each other."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class AuditedRental:
 
     @cached_property
     def starts(self) -> list[Decimal]:
-        """Return the reported starts of a queued job, in seconds after the request: one for each record with a start."""
+        """Return a queued job's reported starts, one for each record with a start, in seconds after the request."""
         starts = []
         for record in self.records:
             machine = record.typed.instance
