@@ -91,7 +91,7 @@ def _is_odd(name: str) -> bool:
 
 
 def _twins(names: list[str]) -> set[str]:
-    """Return the names that a case-folding file system confuses with an earlier name, or with a folder of some name."""
+    """Return the names that a case-folding file system confuses with an earlier name, or with another name's folder."""
     folded = {name: _folded(name) for name in names}
     folders = {above for place in set(folded.values()) for above in _above(place)}
     seen, twins = set[str](), set[str]()

@@ -101,7 +101,7 @@ class Command(Frozen):
 
 
 def checked_globs(typed: Sequence[str]) -> tuple[str, ...]:
-    """Return the globs of --pass-env; UsageError if one is no pattern of variable names, or begins with GPURUN_."""
+    """Return the globs of --pass-env; UsageError if one is not a pattern of variable names, or begins with GPURUN_."""
     for glob in typed:
         if not _GLOB.fullmatch(glob) or glob.startswith("GPURUN_"):
             what = f"--pass-env {glob!r} is not the name of a variable, nor a pattern such as 'VLLM_*'."

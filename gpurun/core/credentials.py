@@ -57,7 +57,7 @@ class Credential:
 
 
 def clean_key(text: str) -> Secret:
-    """Return a typed or pasted key without surrounding blanks; a text that is not a key is a UsageError without it."""
+    """Return a typed or pasted key without surrounding blanks. If it is invalid, a UsageError says why without it."""
     key = text.strip()
     if not key:
         raise UsageError("auth.empty_key", "No key was given.", hint="Paste the key at the prompt, or pipe it in.")

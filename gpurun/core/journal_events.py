@@ -454,7 +454,7 @@ class HoldIntended(JournalEvent):
 
 
 class HoldObserved(JournalEvent):
-    """The hold ended: all files came home ("home"), its time is over ("over"), or the machine is no more ("gone")."""
+    """The hold ended: all files are at home ("home"), its time is over ("over"), or the machine stopped ("gone")."""
 
     event = Event.HOLD_OBSERVED
     how: str
@@ -502,7 +502,7 @@ class DeathRead(JournalEvent):
 
     @property
     def tells_life(self) -> bool:
-        """Return whether the reading has `alive_s_ago`. Without it, an older gpurun's, time counts up to the proof."""
+        """Return whether `alive_s_ago` is recorded. An older gpurun did not: then billed time ends at the proof."""
         return "alive_s_ago" in self.model_fields_set
 
 
@@ -649,7 +649,7 @@ class RunClosed(JournalEvent):
 
 
 class JournalRepaired(JournalEvent):
-    """An incomplete last line was cut off: `cut_bytes` bytes, with this digest."""
+    """An incomplete last line was cut off. `cut_bytes` is its length, `cut_sha256` its digest."""
 
     event = Event.JOURNAL_REPAIRED
     cut_bytes: int
@@ -690,7 +690,7 @@ def class_of(event: str, data: Mapping[str, Any]) -> type[JournalEvent]:
 
 
 def may_be_damage(event: str, data: Mapping[str, Any]) -> bool:
-    """Return whether the line must be parsed at once to find damage: it has a machine, or its class required fields."""
+    """Return whether a line must be parsed to find damage: it has a machine, or its class has required fields."""
     return "instance" in data or bool(_needed(class_of(event, data)))
 
 

@@ -321,7 +321,7 @@ class Home:
 
 
 def _asked_ns(run: RunFolder) -> int | None:
-    """Return when a run was requested, in ns; None if the folder is no run's. An unreadable folder counts as a run."""
+    """Return when a run was requested, in ns; None if it is not a run's folder. An unreadable one counts as a run's."""
     try:
         # A run whose request was removed may still be billed.
         found = next((path for path in (run.request, run.plan, run.journal) if path.is_file()), None)

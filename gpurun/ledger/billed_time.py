@@ -236,8 +236,8 @@ class BilledTime:
         """Return the most milliseconds that may be billed, and the evidence for their end (`end_is`).
 
         They count from the request, or from the start of a queued job. The first reading that shows the machine gone is
-        always an upper bound. The provider's times, its bill and its time limit can be lower bounds of that kind, but
-        only if they do not contradict signs of life.
+        always an upper bound. The provider's times, its bill and its time limit are further upper bounds, unless a sign
+        of life contradicts them. The lowest of all bounds counts.
         """
         gone = self.last_paid
         gone_ms, read = self.ms_until(gone), gone.typed

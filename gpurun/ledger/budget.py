@@ -3,7 +3,7 @@
 A budget is a file of amounts under one lock. The most that a rental may cost is held in the budget before the machine
 is requested, and replaced by the cost when its end is proven. The month of a home is one budget, a mandate another
 (`mandate.py`); a rental is held in all budgets that apply to it. This happens after the create intent is on disk and
-before the request, so the amount that is held is an upper bound whenever gpurun is killed.
+before the request. So even if gpurun is killed, what is held is an upper bound of the rental's cost.
 
 For an approved run that has no rental yet, the amount is reserved. A reservation counts while a supervisor drives the
 run, and for a minute before that. So if several runs are approved at the same time, only those start for which the
@@ -80,7 +80,7 @@ class Budget(ABC):
 
     @abstractmethod
     def begins_wall(self) -> float:
-        """Return the time since which rentals count: one whose lease ended or that was settled earlier is forgotten."""
+        """Return the time from which amounts count: one whose `until_wall` is earlier is forgotten."""
 
     @abstractmethod
     def refusal(self, limit: Micros, worst: Micros, others: Sequence[Held]) -> NoOffer:

@@ -65,7 +65,7 @@ def newer_error(run: str, event: str) -> VerificationFailed:
 
 @dataclass(frozen=True)
 class JournalReading:
-    """A journal as far as it can be trusted.
+    """The content of a journal, as far as it can be trusted.
 
     `torn` is an unfinished last line, which never took effect. `damage` says where and how the journal is damaged; None
     if it is not. `good_bytes` is the length of the intact lines, from which `records` were read; `head` is the sha256
@@ -138,7 +138,7 @@ def _break_of(record: Record, number: int, head: str) -> str | None:
 
 
 def seal_of(record: Mapping[str, Any]) -> str:
-    """Return the digest of a run's closing line without its seal; the line contains it, because no later line does."""
+    """Return the seal of a closing line: the digest of the line without the seal. No later line has such a digest."""
     data = {key: value for key, value in record["data"].items() if key != "seal"}
     return hashlib.sha256(canonical({**record, "data": data})).hexdigest()
 

@@ -1,8 +1,8 @@
 """Writes a run's receipt and adds it to the chain; if the process is killed in between, the next call finishes it.
 
 The receipt is written first, and its link in the chain second. If the process is killed before the link is written, the
-run has no place in the chain: the next call makes the receipt again, for the place that is then the next. Once the link
-is written, the place is fixed: a receipt that is lost is made again from the run folder, and must have the same digest.
+run has no place in the chain: the next call makes the receipt again, for the next free place. Once the link is written,
+the place is fixed: a receipt that is lost is made again from the run folder, and must have the same digest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks that the events of a journal can have happened in its order: for each, what must come before has come before.
+"""Checks that the events of a journal can have happened in this order: most events need certain events before them.
 
 The hash chain shows that a journal was not edited. These checks find journals that were invented, or reordered and then
 chained again.

@@ -23,7 +23,7 @@ class AuditRow:
     "shutdown stated". `measured_micros` is the cost, which the audit has computed again. `measured_is` is its kind: a
     floor while `may_be_billing`, and if the journal is damaged or does not bound the cost.
 
-    `verdict` is "may be billing" in such a case, else "does not hold" if there are problems, else a verdict of
+    `verdict` is "may be billing" if `may_be_billing`, else "does not hold" if there are problems, else a verdict of
     ledger/log_facts.py, or "none" without a receipt. A row without problems and warnings is sound. `marks` are facts
     that only one run can have: its rented machine, its events. `trainer` is the trainer by the receipt, with the digest
     of a changed one; "" if it states none.

@@ -173,9 +173,10 @@ class AuditedRental:
 
     @cached_property
     def least(self) -> Micros:
-        """Return the least that the rental cost, for the time that the machine was seen to run or its provider reports.
+        """Return the least that the rental cost, for the seconds that are certainly billed.
 
-        It is 0 if the provider reported only the most that it bills per hour.
+        They are the seconds in which the machine was seen to run or, if they are more, those by the provider's report
+        or bill. The cost is 0 if the provider reported only the most that it bills per hour.
         """
         if self.end == "refused" or self.has_limit:
             return Micros(0)
@@ -404,7 +405,7 @@ def gpu_hours(intent: CreateIntended, seconds: float) -> float:
 
 
 def is_more_than_journal_tells(records: Sequence[Record]) -> bool:
-    """Return whether more was paid than the records show: for a late machine that none identifies, or a leftover."""
+    """Return whether more was paid than the records show: for a leftover, or a late machine that has no id in them."""
     tokens = {intent.token for intent in all_typed(records, CreateIntended)} if _is_new(records) else set()
     incidents = list(all_typed(records, Incident))
     late = any(
