@@ -405,7 +405,7 @@ def gpu_hours(intent: CreateIntended, seconds: float) -> float:
 
 
 def is_more_than_journal_tells(records: Sequence[Record]) -> bool:
-    """Return whether more was paid than the records show: for a leftover, or a late machine that has no id in them."""
+    """Return whether more was paid than the records show: for a leftover, or a late machine that is in no rental."""
     tokens = {intent.token for intent in all_typed(records, CreateIntended)} if _is_new(records) else set()
     incidents = list(all_typed(records, Incident))
     late = any(
