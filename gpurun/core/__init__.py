@@ -1,1 +1,1 @@
-"""The lowest floor: errors, records, money, time, paths, settings and secrets. It imports no other room."""
+"""The lowest layer: errors, records, money, time, paths, settings, secrets. It imports no other package of gpurun."""

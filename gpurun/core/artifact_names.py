@@ -1,8 +1,8 @@
 """The names of a run's outputs: percent-encoded in every record, and the original bytes on disk where that is possible.
 
-Some names cannot be used on this computer's file system (a twin that differs only in capitals, a refused letter, a path
-that is too long). Such a file is stored at `renamed/DIGEST-END`: the first 16 hex digits of the sha256 of its name, and
-the end of the name in plain letters. `outputs.names.json` in the same folder maps the names.
+Some names cannot be used on this computer's file system: a name that differs from another only in capitals, one with a
+refused letter, a path that is too long. Such a file is stored at `renamed/DIGEST-END`: the first 16 hex digits of the
+sha256 of its name, and the end of the name in plain letters. `outputs.names.json`, beside `renamed`, maps the names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpurun.core.paths import make_private, write_atomic
 from gpurun.core.untrusted import read_object, safe_line
 
 ANY_NAME = ("outputs", "home", "workspace")
-"""The folders of a manifest in which a name may be whatever Linux allows; elsewhere names are plain."""
+"""The folders in which a manifest may have any name that Linux allows; in all other folders, names are plain."""
 RENAMED, MAPPING = "renamed", "outputs.names.json"
 PLAIN = "/=+@,"
 MOST_PART_BYTES, MOST_PATH_BYTES = 255, 4096
@@ -51,12 +51,12 @@ def readable_name(name: str) -> str:
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """Return where the file with this name lies below a folder; ValueError as in `raw_name`."""
+    """Return the path of the file with this name below a folder, renamed or not; ValueError as in `raw_name`."""
     return folder / (storable_path(name) if name in _renamed_in(folder) else os.fsdecode(raw_name(name)))
 
 
 def storable_path(name: str) -> str:
-    """Return the path for a file whose own name the file system cannot hold."""
+    """Return the path, below the same folder, of a file that cannot have its own name."""
     raw = raw_name(name)
     end = re.sub(rb"[^A-Za-z0-9_-]+", b"_", raw.rpartition(b"/")[2].rpartition(b".")[0][-60:])
     suffix = re.sub(rb"[^A-Za-z0-9_-]+", b"_", raw.rpartition(b"/")[2].rpartition(b".")[2][-20:])
@@ -64,7 +64,11 @@ def storable_path(name: str) -> str:
 
 
 def make_room_for_names(folder: Path, names: Iterable[str]) -> None:
-    """Record which files of a complete list are renamed below a folder; a second call adds to the mapping."""
+    """Create the folder, and record in its mapping which of the names must be renamed; a later call only adds names.
+
+    `names` must be the complete list, because only then are names found that differ only in capitals. Nothing is
+    recorded if the disk refuses.
+    """
     known, requested = _renamed_in(folder), set(names)
     try:
         make_private(folder)
@@ -74,7 +78,7 @@ def make_room_for_names(folder: Path, names: Iterable[str]) -> None:
                 bad |= {name for name in requested if _is_odd(name) and not trial.holds(name)}
             if trial.folds:
                 bad |= _twins(sorted(requested))
-    except OSError:  # A full disk: the next list tries again.
+    except OSError:  # For example a full disk: the call with the next list tries again.
         return
     if bad - known:
         mapping = {"v": 1, "names": {name: storable_path(name) for name in sorted(bad | known)}}
@@ -87,7 +91,7 @@ def _is_odd(name: str) -> bool:
 
 
 def _twins(names: list[str]) -> set[str]:
-    """Return the names that a case-folding file system confuses with another name or with its folder."""
+    """Return the names that a case-folding file system confuses with an earlier name, or with another name's folder."""
     folded = {name: _folded(name) for name in names}
     folders = {above for place in set(folded.values()) for above in _above(place)}
     seen, twins = set[str](), set[str]()
@@ -105,7 +109,7 @@ def _folded(name: str) -> str:
 
 
 def _above(place: str) -> Iterable[str]:
-    """Yield the folders above a path."""
+    """Yield the paths of all folders above a path, the nearest first."""
     end = place.rfind("/")
     while end > 0:
         yield place[:end]
@@ -113,7 +117,7 @@ def _above(place: str) -> Iterable[str]:
 
 
 class _Trial:
-    """Finds out what the file system of a folder can hold, by trying it in a temporary folder there."""
+    """A test of which names a folder's file system can store, made with files in a temporary folder inside it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -139,7 +143,7 @@ class _Trial:
         return len(raw) > self._path_bytes or any(len(part) > self._part_bytes for part in raw.split(b"/"))
 
     def holds(self, name: str) -> bool:
-        """Return whether the file system gives each part of a name back unchanged."""
+        """Return whether the file system can store each part of a name, and then lists it unchanged."""
         return self.is_open or all(self._takes(part) for part in raw_name(name).split(b"/"))
 
     def _takes(self, part: bytes) -> bool:
@@ -165,7 +169,7 @@ def _renamed_in(folder: Path) -> frozenset[str]:
 
 @lru_cache(maxsize=8)
 def _mapping(path: Path, mtime_ns: int, size: int) -> frozenset[str]:
-    """Return the names in a mapping. Its time and size identify the state of the file, for the cache."""
+    """Return the names in a mapping file; none if it cannot be read. `mtime_ns` and `size` are only for the cache."""
     try:
         return frozenset(map(str, read_object(path)["names"]))
     except (OSError, ValueError, TypeError, KeyError):

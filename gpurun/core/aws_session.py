@@ -1,7 +1,7 @@
 """boto3's credentials with a time limit, for every request to AWS.
 
-To get credentials the SDK may run a program (`credential_process`) or ask a server, on any request and without a time
-limit. The supervisor would wait for it, although it must destroy a machine at its deadline.
+To get credentials, the SDK may run a program (`credential_process`) or ask a server, at any request and without a time
+limit. If that hung, the supervisor would wait, and could not destroy its machine at the deadline.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gpurun.core.errors import SetupError
 
 LIMIT_S = 20.0
 AGAIN_S = 60.0
-"""After credentials hung, the pause before the next try: each try may leave a hanging program behind."""
+"""The pause after a lookup of credentials that hung, because each lookup may leave a hanging program behind."""
 
 
 class AwsSession:
-    """A boto3 session with the SDK's own settings. Several threads may use it."""
+    """A boto3 session with the user's own AWS settings, which several threads may use."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -30,7 +30,7 @@ class AwsSession:
         self._hung: tuple[float, SetupError] | None = None
 
     def boto(self) -> Any:
-        """Return the boto3 session without looking for credentials yet; raise what the SDK raises."""
+        """Return the boto3 session, whose credentials are not looked up yet; raise what the SDK raises."""
         with self._lock:
             if self._boto is None:
                 import boto3  # type: ignore[import-untyped]
@@ -39,10 +39,10 @@ class AwsSession:
             return self._boto
 
     def keyed(self) -> Any:
-        """Return the boto3 session with credentials that are valid now, if it finds any.
+        """Return the boto3 session after it has looked up its credentials; it may have found none.
 
-        Raise SetupError if they do not arrive within LIMIT_S; after that a new session is used. Otherwise raise what
-        the SDK raises.
+        Raise SetupError if the lookup takes longer than LIMIT_S, and at once for AGAIN_S after that; the next lookup
+        uses a new session. Otherwise raise what the SDK raises.
         """
         with self._lock:
             if self._hung is not None and self._clock.monotonic() < self._hung[0]:
@@ -68,9 +68,9 @@ class AwsSession:
 
 
 def _hangs(boto: Any) -> SetupError:
-    """Return what to do about credentials that do not arrive, with their profile and program."""
+    """Return the error for credentials that do not arrive; it names their profile, and the program if there is one."""
     profile, program = str(getattr(boto, "profile_name", None) or "default"), ""
-    with suppress(Exception):  # A failure here must not hide the real problem.
+    with suppress(Exception):  # An error while looking for the program must not hide the real problem.
         settings = boto._session.full_config.get("profiles", {}).get(profile, {})
         program = str(settings.get("credential_process") or "").partition(" ")[0]
     where = f"the profile {profile}" + (f", whose credential_process is {program}" if program else "")

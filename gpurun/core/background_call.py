@@ -1,4 +1,4 @@
-"""A call whose result is polled in short waits, so that the caller can do other work meanwhile."""
+"""Calls that run in the background: the caller waits for the result in short pieces, and can work in between."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Task(Protocol[T_co]):
-    """A call that has been started."""
+    """A call that was started, and that may still be running."""
 
     def wait(self, seconds: float) -> bool:
         """Wait at most `seconds` for the call to end, and return whether it has ended."""
@@ -23,11 +23,11 @@ class Task(Protocol[T_co]):
 
 
 Begin = Callable[[Callable[[], Any]], Task[Any]]
-"""Starts a call that may hang: one of the two classes below."""
+"""A function that starts a call that may hang, and returns its task: `Inline` or `Background`."""
 
 
 class Inline(Generic[T]):
-    """A call that runs at once, for simulated time, where threads would have no fixed order."""
+    """A call that runs to its end in the constructor: for simulated time, where threads would have no fixed order."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -53,7 +53,7 @@ class Inline(Generic[T]):
 
 
 class Background(Inline[T]):
-    """A call on a daemon thread: it may be abandoned, and it does not keep this process alive."""
+    """A call on a daemon thread. The caller may abandon it, because it does not keep this process alive."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._ended = threading.Event()

@@ -1,6 +1,6 @@
-"""A module of a trainer run as a separate program: no key in its environment, bounded memory, bounded time.
+"""Runs a module of the trainer as a separate program: no key in its environment, bounded memory, bounded time.
 
-It reads files that came from a machine, or is code that the user changed. Its output is untrusted text.
+The module reads files from a machine, or belongs to a trainer that the user changed. Its output is untrusted text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REFUSED = 2
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """How a program ended, and what it printed."""
+    """The exit code of a program, and its output."""
 
     code: int
     out: str
@@ -31,12 +31,12 @@ class ProgramResult:
 
     @property
     def last_lines(self) -> str:
-        """Return the end of its standard error, made safe to print."""
+        """Return the last three lines of its standard error as one line that is safe to print."""
         return safe_line(" ".join(self.err.strip().splitlines()[-3:])) or "it printed no error"
 
     @property
     def refusal(self) -> str:
-        """Return what the trainer refused, without its full stop; "" if it refused nothing."""
+        """Return the trainer's sentence that refuses its input, without the full stop; "" if it refused nothing."""
         last = (self.err.strip().splitlines() or [""])[-1]
         return safe_line(last).rstrip(".").partition("refused: ")[2] if self.code == REFUSED else ""
 
@@ -46,10 +46,10 @@ def run_module(
 ) -> ProgramResult:
     """Run `python -m MODULE` of the bundled trainer, or of the changed trainer in the folder `trainer`.
 
-    Raise subprocess.TimeoutExpired after the program has been killed. Memory is bounded on Linux only.
+    Kill the program after `limit_s` and raise subprocess.TimeoutExpired. Its memory is bounded on Linux only.
     """
     with tempfile.TemporaryDirectory(prefix="gpurun-") as own:
-        root = bundle_root()  # Not the user's folder: a `trainer` in it would run instead of ours.
+        root = bundle_root()  # In the user's folder, a `trainer` there would run in place of the bundled one.
         if trainer is not None:
             root = Path(own)
             (root / "trainer").symlink_to(trainer.absolute(), target_is_directory=True)
@@ -65,7 +65,7 @@ def run_module(
         ) as child:
             try:
                 if hasattr(resource, "prlimit"):
-                    with suppress(ProcessLookupError):  # It has ended already.
+                    with suppress(ProcessLookupError):  # The program has ended already.
                         resource.prlimit(child.pid, resource.RLIMIT_DATA, (most_bytes, most_bytes))
                 out, err = child.communicate(timeout=limit_s)
             finally:

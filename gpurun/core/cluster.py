@@ -1,7 +1,7 @@
-"""A Slurm cluster as a table `[slurm.NAME]` of the user file describes it, and the interface to run a command there.
+"""Slurm clusters, as tables `[slurm.NAME]` of config.toml describe them, and the interface of a login node.
 
-Each value becomes part of a command line on the login node or of a batch script. A value that the shell could
-interpret is therefore refused where it was written.
+Each value becomes part of a command line on the login node, or of a batch script. A value that the shell could
+interpret is therefore refused, with the place in which the user wrote it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpurun.core.money import Micros, parse_usd
 
 _FREE = Micros(0)
 LOCAL = "local"
-"""The value of `host` that means: this machine is the login node of the cluster, and has sbatch."""
+"""The value of `host` which means that this computer is the login node of the cluster, and has sbatch."""
 
 FORBIDDEN = ("--time", "--export", "--wrap", "--job-name", "--array", "--wait")
 _SHORT = ("-t", "-J", "-a", "-W")
@@ -35,7 +35,7 @@ class LoginNodeResult:
 
 
 class NoAnswer(Exception):
-    """The login node did not answer: the command may have run. `hint` says what to do about a known cause."""
+    """The login node did not answer, so the command may or may not have run. `hint` is a remedy for a known cause."""
 
     def __init__(self, what: str, *, hint: str = "") -> None:
         super().__init__(what)
@@ -43,10 +43,10 @@ class NoAnswer(Exception):
 
 
 class LoginNode(Protocol):
-    """Where the commands of a cluster run."""
+    """The interface of a login node, on which gpurun runs the commands of a cluster."""
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> LoginNodeResult:
-        """Run a command and wait for its end. NoAnswer if the end is unknown; SetupError if no command can run."""
+        """Run a command and return its result; NoAnswer if its end is unknown, SetupError if no command can run."""
         ...
 
 
@@ -55,10 +55,10 @@ class Cluster:
     """One table `[slurm.NAME]`: how to reach the login node, and what each job gets.
 
     `transport` is `openssh` if `host` is an entry of ~/.ssh/config, which the user's own ssh then reaches. `workdir` is
-    a folder that login node and compute nodes share. `gres` is the request for one GPU; the number is appended. `setup`
-    is a shell line that runs first in the job. `container` is the image in which the user's command runs: a file there,
-    or an address such as docker://. `extra` has further options of sbatch. `price_per_gpu_hour` is what the cluster
-    bills, 0 if it bills nothing; a node without GPUs is billed as one GPU.
+    a folder that login node and compute nodes share. `gres` is the name of a GPU in Slurm; a job requests it with the
+    number of GPUs appended. `setup` is a shell line that runs first in the job. `container` is the image in which the
+    user's command runs: a file on the cluster, or an address such as docker://. `extra` has further options of sbatch.
+    `price_per_gpu_hour` is the price that the cluster bills, 0 for none; a node without GPUs is billed as one GPU.
     """
 
     name: str
@@ -82,12 +82,12 @@ class Cluster:
 
     @property
     def is_here(self) -> bool:
-        """Return whether its commands run on this machine."""
+        """Return whether this computer is the cluster's login node."""
         return self.host == LOCAL
 
     @property
     def is_pulled(self) -> bool:
-        """Return whether a job must pull its image first."""
+        """Return whether a job must download its container image first."""
         return "://" in self.container
 
 
@@ -97,9 +97,10 @@ _KEYS = tuple(key for key in Cluster.__dataclass_fields__ if key != "name")
 def clusters_in(
     tables: Mapping[str, Any], place: str, broken: dict[str, UsageError] | None = None
 ) -> dict[str, Cluster]:
-    """Return the clusters of the `slurm` table of a file, with each value checked; UsageError names key and place.
+    """Return the clusters by name, from the tables below `slurm` in a file; `place` names the file in messages.
 
-    With `broken`, such an error is stored there and the other tables still count, so that their jobs can be found.
+    An invalid value is a UsageError that names its key. With `broken`, the error is stored there by the table's name
+    instead, and the other clusters are still returned, because gpurun must be able to find their jobs.
     """
     found = dict[str, Cluster]()
     for name, table in tables.items():
@@ -113,7 +114,7 @@ def clusters_in(
 
 
 def with_flags(cluster: Cluster, *, partition: str, account: str, qos: str, container: str) -> Cluster:
-    """Return the cluster with the options of one run in place of its table's; "" keeps the table's value."""
+    """Return the cluster with one run's options in place of the table's values; an option of "" changes nothing."""
     changed = replace(
         cluster,
         partition=partition or cluster.partition,
@@ -126,7 +127,7 @@ def with_flags(cluster: Cluster, *, partition: str, account: str, qos: str, cont
 
 
 def cluster_of(clusters: Mapping[str, Cluster], name: str | None) -> Cluster:
-    """Return the cluster with that name, or the only cluster if no name is given; a UsageError lists the known ones."""
+    """Return the cluster with this name or, without a name, the only one; UsageError if there is no such cluster."""
     if name is None and len(clusters) == 1:
         return next(iter(clusters.values()))
     if not clusters:

@@ -1,6 +1,6 @@
-"""What journal and receipt record of the files that came home and those that did not, and how to read the full lists.
+"""The records of downloaded and missing files in journal and receipt, and the reader of the full lists.
 
-If there are very many files, the record has only the first of them, and the digest of a full list in the run's folder.
+If there are very many files, a record has only the first of them, and the digest of a full list in the run's folder.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gpurun.core.paths import RunFolder, read_regular
 COLLECTED, MISSING = "collected.list", "missing.list"
 MOST_BYTES = 512 << 20
 NAMED = 20
-"""How many missing files a receipt names; it always has the number of all."""
+"""The most missing files that a receipt names; it always has their total number."""
 
 
 class FileAtHome(TypedDict):
-    """A file that came home."""
+    """A downloaded file in a receipt."""
 
     name: str
     bytes: int | None
@@ -38,9 +38,10 @@ class FileListDigest(TypedDict):
 
 
 class ReceiptCheckpoint(TypedDict):
-    """Latest step, step and loss of the best checkpoint, the files that came home, and the names of missing ones.
+    """The latest step, the best checkpoint's step and loss, the downloaded files, and the names of missing files.
 
-    If there are very many files, only the first are here; `listed` and `missing_files` describe the full lists.
+    If there are very many files, `files` and `missing` have only the first ones; `listed` and `missing_files` have the
+    digests of the full lists.
     """
 
     latest: Any
@@ -54,7 +55,10 @@ class ReceiptCheckpoint(TypedDict):
 def read_stated_files(
     folder: RunFolder, files: Sequence[Mapping[str, Any]], listed: FileListDigest | None
 ) -> list[dict[str, Any]]:
-    """Return every file that a record or receipt states; ValueError if the full list is missing or was changed."""
+    """Return all downloaded files of a record or receipt: its `files`, or the full list that has the digest `listed`.
+
+    Raise ValueError if that list is missing or was changed.
+    """
     if not listed:
         return [dict(file) for file in files]
     lines = _read(folder, COLLECTED, str(listed["sha256"])).decode("ascii").splitlines()
@@ -64,7 +68,7 @@ def read_stated_files(
 
 
 def missing_of(folder: RunFolder, missing: Sequence[str], listed: FileListDigest | None) -> list[str]:
-    """Return the name of each file that did not come home; ValueError as in `read_stated_files`."""
+    """Return the names of all missing files, from the record or the full list; ValueError as in `read_stated_files`."""
     if not listed:
         return list(missing)
     return _read(folder, MISSING, str(listed["sha256"])).decode("ascii").splitlines()

@@ -1,4 +1,4 @@
-"""A command of the user in place of the bundled trainer: what runs, and how it is watched and stopped."""
+"""The user's own command, which runs in place of the bundled trainer: its words, its files, and how it is stopped."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from gpurun.core.errors import UsageError
 from gpurun.core.records import Frozen
 
 WORK = "bundle/work"
-"""Where a command runs, below the run's folder on the machine: in a copy of the uploaded folder."""
+"""The working folder of a command, below the run's folder on the machine: a copy of the uploaded folder."""
 
 EVERYTHING = ("**",)
-"""The outputs if no --out is given: all new files below the command's folder."""
+"""The globs of the outputs if the user gives no --out: all new files below the command's folder."""
 _GLOB = re.compile(r"[A-Za-z_*?\[][A-Za-z0-9_*?\[\]!-]*")
 PUBLISH_START_S, DIGEST_BYTES_PER_S = 10, 4e8  # Each output is linked and read once.
 
 
 NOTEBOOK = ("-m", "nbconvert", "--to", "notebook", "--execute", "--ExecutePreprocessor.kernel_name=python3")
-"""How to run a notebook; the executed notebook is a new file in the same folder."""
+"""Python's arguments to run a notebook; the executed notebook is a new file in the same folder."""
 
 
 class Command(Frozen):
     """The command that `gpurun run` runs.
 
-    `argv` is as typed. `folder` is uploaded ("" for none) and is the command's working folder there. `outputs` are
-    globs below it for the files that come home. `checkpoints` is a glob for the files that the command can resume from;
-    the newest of them comes home first. To resume, `resume_arg` is appended to the command, with `{}` replaced by the
-    checkpoint. Only the names of `secrets` are known here. `total_steps` is 0 if unknown. `include` and `exclude` are
-    globs for files to upload although they would be left out, and for files to leave out. `pip` has the requirement
-    lines that are installed first. `imports` are the top-level modules that the program always imports and that are not
-    in its folder. `python` is the Python of a rehearsal with `pip`. A command is stopped by `stop_signal` and killed
-    after `grace_s`. `output_bytes` is the assumed size of its outputs. `executable` are the files that have the
-    executable bit, `commit` is the commit that git had checked out there, `resumed` is the checkpoint below the folder
-    that it resumes from. `challenge` is a teacher's word with the id of the signing key (WORD:KEYID).
+    `argv` has the words as the user typed them. `folder` is uploaded ("" for none), and its copy is the command's
+    working folder on the machine. `outputs` are globs below it for the files that come home. `checkpoints` is a glob
+    for the files that the command can resume from; the newest of them comes home first. To resume, `resume_arg` is
+    appended to the command, with `{}` replaced by the checkpoint. `secrets` has only names, no values. `total_steps` is
+    0 if unknown. `include` and `exclude` are globs: for files to upload that would be left out otherwise, and for files
+    to leave out. `pip` has the requirement lines that are installed first. `imports` are the top-level modules that the
+    program always imports and that are not in its folder. `python` is the Python of a rehearsal with `pip`. A command
+    is stopped by `stop_signal`, and killed `grace_s` later. `output_bytes` is the assumed size of its outputs. Of the
+    files in the folder, `executable` are those with the executable bit. `commit` is the commit that git had checked out
+    in it. `resumed` is the checkpoint that the command resumes from, as a path below the folder. `challenge` is a
+    teacher's word with the id of the signing key (WORD:KEYID).
     """
 
     argv: tuple[str, ...]
@@ -65,12 +66,15 @@ class Command(Frozen):
 
     @property
     def save_s(self) -> int:
-        """Return the seconds that it has after the stop signal: to end, and for its runner to hash the outputs."""
+        """Return how long it may take after the stop signal: its own time to end, and the runner's to hash outputs."""
         return self.grace_s + PUBLISH_START_S + int(self.output_bytes / DIGEST_BYTES_PER_S)
 
     @property
     def words(self) -> list[str]:
-        """Return the words to start, with `{python}` for the Python that has torch; they resume from its checkpoint."""
+        """Return the words that the machine starts, with `{python}` for the Python that has torch.
+
+        They include `resume_arg` if the command resumes from a checkpoint.
+        """
         first = self.argv[0]
         start = [first]
         if first in ("python", "python3"):
@@ -86,18 +90,18 @@ class Command(Frozen):
 
     @property
     def recorded(self) -> dict[str, list[str]]:
-        """Return what journal and receipt record of it: the words, and the names of its variables without values."""
+        """Return the entry for journal and receipt: the typed words, and the names of its variables without values."""
         return {"argv": list(self.argv), "env": sorted(self.env), "secrets": sorted(self.secrets)}
 
     @property
     def name(self) -> str:
-        """Return its name in lists: the script's name, or the program's."""
+        """Return the name for lists: that of the first .py or .sh file among its words, else that of the program."""
         scripts = [word for word in self.argv if PurePosixPath(word).suffix in (".py", ".sh")]
         return PurePosixPath((scripts or list(self.argv))[0]).name
 
 
 def checked_globs(typed: Sequence[str]) -> tuple[str, ...]:
-    """Return the globs of --pass-env, each a name or a pattern of names; UsageError for anything else."""
+    """Return the globs of --pass-env; UsageError if one is not a pattern of variable names, or begins with GPURUN_."""
     for glob in typed:
         if not _GLOB.fullmatch(glob) or glob.startswith("GPURUN_"):
             what = f"--pass-env {glob!r} is not the name of a variable, nor a pattern such as 'VLLM_*'."

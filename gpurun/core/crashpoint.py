@@ -1,10 +1,10 @@
-"""Named places at which a test may kill the process; free in production.
+"""Crash points: named places in the code at which a test can make the process kill itself. They cost nothing otherwise.
 
-A crash point stands before and after every journal record and every call that leaves the process. The environment can
-make the process kill itself with SIGKILL. `GPURUN_CRASH_AT=7` does so at the seventh point that it passes. A path of
-names such as `GPURUN_CRASH_AT="after train.started > before far.poll > before far.poll"` does so at the end of that
-path, where each name must be passed after the one before it. `GPURUN_CRASH_LOG=FILE` appends each name to a file, for
-counting.
+There is a crash point before and after every journal record and every call that leaves the process. With
+`GPURUN_CRASH_AT=7` the process sends itself SIGKILL at the seventh crash point. With a sequence of names, such as
+`GPURUN_CRASH_AT="after train.started > before far.poll > before far.poll"`, it does so once it has passed all of them
+in this order; other crash points may lie between. `GPURUN_CRASH_LOG=FILE` appends number and name of each crash point
+to a file, so that a test can count them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _passed: list[str] = []
 
 
 def crashpoint(name: str) -> None:
-    """Pass a crash point, or die there if the environment requests it."""
+    """Record that a crash point is passed, and kill this process if the environment names it."""
     crash_at, log = os.environ.get("GPURUN_CRASH_AT"), os.environ.get("GPURUN_CRASH_LOG")
     if crash_at is None and log is None:
         return

@@ -1,6 +1,7 @@
-"""Where a provider's key is looked up (the environment, the system's keyring, a private file), and where it is stored.
+"""Finds and stores providers' keys: in the environment, the system's keyring, or a private file.
 
-A key is never an argument, never printed and never in a run folder. AWS is not here: its SDK finds its own credentials.
+A key is never an argument, never printed and never in a run folder. AWS has no key here, because its SDK finds the
+credentials itself.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from gpurun.core.paths import Home, make_private, write_atomic
 from gpurun.core.secrets import Secret
 
 VARIABLES: Mapping[str, str] = {"runpod": "RUNPOD_API_KEY", "lambda": "LAMBDA_API_KEY"}
-"""The environment variable that holds a provider's key."""
+"""The environment variable of each provider's key."""
 
 KEYS = (*VARIABLES, "lambda-guard")
-"""The names that a key can be stored under: the providers, and the key that `--lambda-guard` puts on the machine."""
+"""The names under which a key can be stored: each provider, and the key that `--lambda-guard` puts on the machine."""
 
 SERVICE = "gpurun"
 
@@ -56,7 +57,7 @@ class Credential:
 
 
 def clean_key(text: str) -> Secret:
-    """Return a typed or pasted key without surrounding blanks; UsageError, which does not quote it, if it is no key."""
+    """Return a typed or pasted key without surrounding blanks. If it is invalid, a UsageError says why without it."""
     key = text.strip()
     if not key:
         raise UsageError("auth.empty_key", "No key was given.", hint="Paste the key at the prompt, or pipe it in.")
@@ -69,7 +70,10 @@ def clean_key(text: str) -> Secret:
 
 
 def find_credential(name: str, home: Home) -> Credential | None:
-    """Return the key for a name of KEYS: environment, keyring, then file; SetupError if others can read the file."""
+    """Return the key for a name of KEYS, from the environment, else the keyring, else its file; None if there is none.
+
+    Raise SetupError if other users can read the file, or if this user cannot.
+    """
     variable = VARIABLES.get(name, "")
     given = os.environ.get(variable, "").strip() if variable else ""
     if given:
@@ -83,7 +87,7 @@ def find_credential(name: str, home: Home) -> Credential | None:
 
 
 def require_credential(name: str, home: Home) -> Credential:
-    """Return the key for a name, or raise a SetupError that says how to set one."""
+    """Return the key for a name of KEYS; if there is none, a SetupError says how to set it."""
     found = find_credential(name, home)
     if found is None:
         variable = VARIABLES.get(name)
@@ -93,7 +97,7 @@ def require_credential(name: str, home: Home) -> Credential:
 
 
 def require_secret(name: str) -> Secret:
-    """Return the secret that --secret names, from environment or keyring (`secret:NAME`); SetupError if it is unset."""
+    """Return the value for --secret NAME, from the environment or the keyring's `secret:NAME`; SetupError if unset."""
     value = os.environ.get(name, "") or _from_keyring(f"secret:{name}")
     if not value:
         hint = f"Set it in this shell, or keep it: keyring set {SERVICE} secret:{name}"
@@ -102,20 +106,23 @@ def require_secret(name: str) -> Secret:
 
 
 def secrets_at_hand(names: Iterable[str]) -> dict[str, str]:
-    """Return the values of these names, and of the providers' keys, that the environment or the keyring has now."""
+    """Return the secrets that this process can see, by name: these names, and the known variables with keys.
+
+    `names` are looked up in the environment and the keyring, the variables only in the environment.
+    """
     values = {name: os.environ.get(name, "") or _from_keyring(f"secret:{name}") or "" for name in names}
     values |= {name: os.environ.get(name, "") for name in (*VARIABLES.values(), *_SECRET_VARIABLES)}
     return {name: value for name, value in values.items() if value}
 
 
 def store_credential(name: str, secret: Secret, home: Home) -> str:
-    """Store a key in the keyring, or in a file that only its owner can read if there is none; return where it is."""
+    """Store a key in the keyring or, if that is missing or refuses, in a private file; return the place in words."""
     path = file_of(name, home)
     ring = keyring()
     if ring is not None:
         with suppress(_keyring_error()):
             ring.set_password(SERVICE, name, secret.reveal())
-            path.unlink(missing_ok=True)  # Otherwise an old key would be used when the keyring does not open.
+            path.unlink(missing_ok=True)  # Otherwise the file's old key would be used when the keyring does not open.
             return "system keyring"
     make_private(home.prepare().keys)
     write_atomic(path, secret.reveal().encode() + b"\n")
@@ -123,9 +130,9 @@ def store_credential(name: str, secret: Secret, home: Home) -> str:
 
 
 def forget_credential(name: str, home: Home) -> list[str]:
-    """Remove a stored key wherever it is, and return those places. The environment is left alone.
+    """Remove a key from its file and from the keyring; return where it was, in words. The environment is not changed.
 
-    Raise SetupError if a keyring that may hold the key cannot be opened.
+    Raise SetupError if the keyring cannot be opened, because it may still have the key.
     """
     places = []
     path = file_of(name, home)
@@ -146,12 +153,12 @@ def forget_credential(name: str, home: Home) -> list[str]:
 
 
 def file_of(name: str, home: Home) -> Path:
-    """Return where a key is stored if there is no keyring."""
+    """Return the path of the file in which a key is stored if there is no keyring."""
     return home.keys / f"{name}.key"
 
 
 def keyring() -> Any | None:
-    """Return the keyring package if it has a working backend, else None: it is an extra, and servers often lack it."""
+    """Return the keyring package if it has a working backend, else None. It is optional, and servers often lack it."""
     try:
         import keyring as package
         from keyring.backends import fail, null
@@ -162,14 +169,14 @@ def keyring() -> Any | None:
 
 
 def _keyring_error() -> type[Exception]:
-    """Return the error class of the keyring package; called only if that is installed."""
+    """Return the error class of the keyring package, which must be installed."""
     from keyring.errors import KeyringError
 
     return KeyringError
 
 
 def _from_keyring(name: str) -> str:
-    """Return the key in the system's keyring; "" if it is locked or broken, so that the file is read next."""
+    """Return the key with this name in the system's keyring; "" if there is none, or if the keyring does not open."""
     ring = keyring()
     if ring is None:
         return ""
@@ -179,7 +186,7 @@ def _from_keyring(name: str) -> str:
 
 
 def _from_file(path: Path) -> str:
-    """Return the key in a private file; "" if there is none."""
+    """Return the key in a private file; "" without a file, SetupError if others can read it or this user cannot."""
     try:
         with path.open(encoding="utf-8") as content:
             if stat.S_IMODE(os.fstat(content.fileno()).st_mode) & 0o077:
@@ -195,7 +202,7 @@ def _from_file(path: Path) -> str:
 
 
 def aws_source() -> str | None:
-    """Return where the AWS SDK will find credentials, without importing it or any request; None if nowhere."""
+    """Return in words where the AWS SDK will find credentials, None if nowhere. Neither the SDK nor AWS is asked."""
     for variable in _AWS_VARIABLES:
         if os.environ.get(variable):
             return f"environment {variable}"

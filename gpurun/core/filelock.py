@@ -1,4 +1,4 @@
-"""Locks, so that only one process at a time reads and then writes a file."""
+"""File locks: only one process at a time may read a file and then write it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ LOOK_S = 0.1
 
 @contextmanager
 def exclusive(path: Path, meanwhile: Callable[[], object] | None = None) -> Iterator[None]:
-    """Wait for the kernel lock of a file and hold it; a holder's death releases it. OSError if it cannot be opened.
+    """Wait for the kernel lock of a file, and hold it during the `with` block; OSError if the file cannot be opened.
 
-    While another process holds it, `meanwhile` is called repeatedly; an exception from it ends the wait.
+    The kernel releases the lock of a process that dies. While another process holds it, `meanwhile` is called
+    repeatedly; an exception from that call ends the wait.
     """
     descriptor = open_lock(path)
     try:
@@ -33,14 +34,14 @@ def exclusive(path: Path, meanwhile: Callable[[], object] | None = None) -> Iter
 
 
 def open_lock(path: Path) -> int:
-    """Open a file for locking, and create it if necessary; OSError if that fails."""
+    """Open a file for locking, create it if necessary, and return its descriptor; OSError if that fails."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def take_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Try to take the kernel lock of an open file, and return whether it is held now.
+    """Try to take the kernel lock of an open file; return whether this process has it now.
 
-    A `shared` lock only checks whether another process holds it.
+    With `shared`, it only excludes exclusive locks: a caller uses it to check whether another process has one.
     """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

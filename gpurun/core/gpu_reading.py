@@ -1,4 +1,4 @@
-"""What the machine's GPUs do now: a small file in the run folder for viewers; never durable, never evidence."""
+"""The load of the machine's GPUs now, in a small file of the run folder: for viewers, not durable, and no evidence."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ STALE_S = 30.0
 
 @dataclass(frozen=True)
 class GpuReading:
-    """All GPUs of a machine at `wall`, by this machine's clock; a value is None if no GPU reports it.
+    """The load of all `count` GPUs of a machine at `wall` (this computer's clock); a value that no GPU reports is None.
 
-    `use_percent` is the mean; `memory_mib` and `celsius` are the highest of any GPU, `watts` is the sum.
+    `use_percent` is the mean, `watts` the sum. `memory_mib` is the memory in use and `memory_of_mib` the memory that
+    exists; they and `celsius` are the highest of any GPU.
     """
 
     wall: float
@@ -33,15 +34,15 @@ class GpuReading:
 
 
 def write_gpus(folder: RunFolder, wall: float, cards: Sequence[Mapping[str, Any]]) -> None:
-    """Write what the agent reported last."""
+    """Write the agent's latest report of the GPUs (`cards`), which arrived at `wall`; ignore errors of the disk."""
     half = folder.gpus.with_suffix(".tmp")
-    with suppress(OSError):  # A full disk must not end the watch for a picture.
+    with suppress(OSError):  # These figures are only for display: a full disk must not end the watch.
         half.write_text(json.dumps({"wall": wall, "cards": list(cards)}))
         os.replace(half, folder.gpus)
 
 
 def read_gpus(folder: RunFolder, now_wall: float) -> GpuReading | None:
-    """Return what the GPUs do, if that is known and recent."""
+    """Return the load of the run's GPUs; None if there is no valid report from the last STALE_S seconds."""
     try:
         content = read_object(folder.gpus)
         wall, cards = float(content["wall"]), list(content["cards"])

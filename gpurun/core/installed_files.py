@@ -1,7 +1,7 @@
-"""Where trainer, recipes and the pages of docs/ are: at the root of a checkout, or inside the installed package.
+"""Finds trainer, recipes and the pages of docs/: at the root of a checkout, or inside the installed package.
 
-`from gpurun.core.installed_files import recipe` imports the trainer's module with that name. gpurun uses the modules of
-the trainer that need no torch, and only this way.
+`from gpurun.core.installed_files import recipe` imports the module `trainer.recipe`. gpurun imports modules of the
+trainer only through this module, and only those that need no torch (SHARED).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def broken_installation(fault: ImportError) -> SetupError:
 
 
 def install_line(extra: str) -> str:
-    """Return the command that installs an extra here: it keeps an editable install, and uses a tool's own pip."""
+    """Return the command that adds an extra to this installation: an editable one, or one by pipx, uv or pip."""
     package, prefix = Path(gpurun.__file__).resolve().parent, Path(sys.prefix)
     if (package.parent / "pyproject.toml").is_file():
         return f"pip install -e '{package.parent}[{extra}]'"
@@ -74,12 +74,12 @@ def install_line(extra: str) -> str:
 
 
 def page(name: str) -> Path:
-    """Return where to open a page of docs/, also for users who have no checkout."""
+    """Return the path of a page of docs/, in the checkout or in the installed package."""
     return bundle_root() / "docs" / name
 
 
 def _trainer_module(name: str) -> ModuleType:
-    """Return one of the trainer's modules from this installation, even if another `trainer` can be imported."""
+    """Return a module of SHARED from this installation's trainer, even if the import path has another `trainer`."""
     if name not in SHARED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if "trainer" not in sys.modules:

@@ -1,4 +1,4 @@
-"""The words for the parts of a kind of job, and which parts it has: views ask this module and no other what ran."""
+"""The words with which views describe each kind of job, and what belongs to it. No view tests the kind itself."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 class JobTerms:
     """The words for one kind of job.
 
-    `verb` is the gpurun verb that starts it, `label` names what was requested, `worker` is what does the `work`,
-    `doing` describes the work under way, and `files` come home. `whole` are the kinds of file that make up a
-    checkpoint. `has_model`: gpurun knows its recipe. So there are parameters, tokens and an estimate, its time is
-    divided by its own events, and a loss belongs to a checkpoint.
+    `verb` is the gpurun verb that starts the job, and `label` the title of what was requested. `worker` is the program
+    that does the `work`, `doing` the word for this work while it runs, `files` the word for the downloaded files.
+    `whole` are the kinds of file that make up a checkpoint. `has_model` means that gpurun knows the job's recipe: then
+    there are parameters, tokens and an estimate, the job's own events divide its time, and a checkpoint has a loss.
     """
 
     verb: str
@@ -69,11 +69,11 @@ SWEEP = JobTerms(
 )
 
 TERMS: dict[str, JobTerms] = {"trainer": TRAINER, "command": COMMAND, "dev_box": DEV_BOX, "sweep": SWEEP}
-"""By kind of job; a kind that is not here adds its own when its class is defined."""
+"""The words by kind of job. The definition of a subclass of `Job` adds the words of its kind."""
 
 
 def terms_in(stated: Mapping[str, Any]) -> JobTerms:
-    """Return the words for what ran, from a receipt's predicate or from the record that opened the run.
+    """Return the words for the job of a receipt's predicate, or of the data of a `run.opened` record.
 
     An unknown kind of job gets the words of a command.
     """

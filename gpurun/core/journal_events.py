@@ -1,9 +1,9 @@
-"""The journal's events: a frozen class each, for the content of `data` in its lines (docs/JOURNAL.md).
+"""The journal's events: one frozen class for each, with the fields of `data` in its lines (docs/JOURNAL.md).
 
-A writer of a journal builds one of these, and a reader gets the same object (`Record.typed`). A required field that is
-missing damages the journal from that line on; so does a field that concerns money and has the wrong type. Any other
-field of a wrong type is treated as missing. A key that no class has was written by a newer gpurun: it stays in the
-line and is ignored. A default of None also stands for what an older gpurun did not write.
+A writer of a journal builds an object of such a class, and a reader gets an equal object (`Record.typed`). A required
+field that is missing damages the journal from that line on; so does a field that concerns money and has the wrong type.
+Any other field of a wrong type is treated as missing. A key that the class does not have was written by a newer gpurun:
+it stays in the line and is ignored. A field with the default None is also None if an older gpurun did not write it.
 
 Names contain units: `_s` seconds, `_bytes`, `_micros` millionths of a dollar, `_wall` seconds since the epoch.
 """
@@ -28,15 +28,15 @@ from gpurun.core.run_plan import Lease
 
 Json = dict[str, Any]
 Number = int | float
-"""A figure as it was written: an integer stays an integer, because receipts quote it."""
+"""A number in the type in which it was written: an integer stays an integer, because receipts quote it."""
 EndCode = Annotated[ExitCode | int, Field(union_mode="left_to_right")]
-"""An exit code; a code that only a newer gpurun has is a plain number."""
+"""An exit code; a code that only a newer gpurun knows is a plain number."""
 Seconds = Annotated[int, Field(gt=-1e11, lt=1e11)] | Annotated[float, Field(gt=-1e11, lt=1e11)]
 """A time or a duration within the range of a clock."""
 
 
 class Event(StrEnum):
-    """The journal's event names (docs/JOURNAL.md); frozen by a test."""
+    """The names of the journal's events (docs/JOURNAL.md). A test ensures that they do not change."""
 
     RUN_OPENED = "run.opened"
     STAGE_INTENDED = "stage.intended"
@@ -73,29 +73,29 @@ class Event(StrEnum):
 
 
 class SeenMachine(Instance):
-    """A provider's description of a machine, after it has reported a price or that it has none."""
+    """A provider's description of a machine, in which the price is a required field; None if the provider gave none."""
 
     rate_micros_per_hour: Micros | None
 
     @classmethod
     def from_instance(cls, instance: Instance) -> SeenMachine:
-        """Return the same instance in the form for the journal."""
+        """Return the instance in the form for the journal."""
         return cls.model_validate(instance.model_dump(mode="json"))
 
 
 class AgreedLease(Lease):
-    """A lease, with how long the machine may still live after its end was requested."""
+    """A lease in which `kill_allowance_s` is required: how long the machine may live after its deadline."""
 
     kill_allowance_s: int
 
     @classmethod
     def from_lease(cls, lease: Lease) -> AgreedLease:
-        """Return the same lease in the form for the journal."""
+        """Return the lease in the form for the journal."""
         return cls.model_validate(lease.model_dump())
 
 
 class FileBrought(TypedDict):
-    """A file that came home, with its digest."""
+    """A downloaded file in the journal, with its digest."""
 
     name: str
     bytes: int
@@ -105,7 +105,7 @@ class FileBrought(TypedDict):
 
 
 class JournalEvent(Frozen):
-    """The content of one journal line. A machine in any event is the provider's latest description of it."""
+    """The content of one journal line. In every event, `instance` is the provider's latest description of a machine."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
     event: ClassVar[Event]
@@ -114,7 +114,7 @@ class JournalEvent(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _writable(cls, values: Any, info: ValidationInfo) -> Any:
-        """Replace half a surrogate pair (from a file with an odd name) by "?", because a journal cannot hold it."""
+        """Replace half a surrogate pair, from an odd file name, by "?", because UTF-8 cannot contain it."""
         if info.mode == "json" or not isinstance(values, Mapping):
             return values
         return {
@@ -123,22 +123,23 @@ class JournalEvent(Frozen):
         }
 
     def as_data(self) -> Json:
-        """Return the data for the journal: every field that was given."""
+        """Return the data for the journal: every field that the writer has set, also to its default."""
         given = self.model_fields_set
         return {key: value for key, value in self.model_dump(mode="json").items() if key in given}
 
 
 class NewerEvent(JournalEvent):
-    """An event that a newer gpurun wrote: only a machine in it is understood."""
+    """An event of a newer gpurun, of which only `instance` is read."""
 
 
 class RunOpened(JournalEvent):
     """The run begins. A field that an older gpurun did not write yet is None.
 
-    `rules` is the version of the rules by which its receipt is made; None is the first. `endpoint` was used instead of
-    the provider's own address, `challenge` gave the seed. `job` is a kind of job that neither trains a recipe nor runs
-    a command. `imported` is what a notebook reported about itself. `legs`: on how many machines the run may be, one
-    after the other, if it continues on another one when one is taken away or lost; 0 if it does not.
+    `rules` is the version of the rules by which the receipt is made; None means version 1. `endpoint` is an address
+    that was used in place of the provider's own; "" if none was. `challenge` determines the seed. `job` is the kind of
+    job, if it neither trains a recipe nor runs a command. `imported` is the report of a notebook about itself. `legs`
+    is the maximum number of machines, one after the other, of a run that continues on another machine if its machine is
+    taken away or lost; 0 for a run that does not continue.
     """
 
     event = Event.RUN_OPENED
@@ -179,7 +180,7 @@ class RunOpened(JournalEvent):
 
 
 class StageIntended(JournalEvent):
-    """The files that are worth it are put into the bucket before anything is rented."""
+    """The upload of the larger files to the bucket begins, before anything is rented."""
 
     event = Event.STAGE_INTENDED
     url: str = ""
@@ -188,7 +189,7 @@ class StageIntended(JournalEvent):
 
 
 class StageObserved(JournalEvent):
-    """The files are in the bucket; `there_*` were there before."""
+    """The files are in the bucket. `there_files` and `there_bytes` count those that had been there before."""
 
     event = Event.STAGE_OBSERVED
     url: str | None = None
@@ -202,11 +203,13 @@ class StageObserved(JournalEvent):
 
 
 class CreateIntended(JournalEvent):
-    """A create request is about to be sent: on disk before the request, with every figure that its cost depends on.
+    """A create request is about to be sent. This record is on disk before that, with every figure of the cost.
 
-    `account` identifies whose key is used, `deadline_wall` is by this machine's clock, `offer` is as it was approved.
-    `spent_micros`: what earlier attempts have cost of the same cap, if anything. `sends_itself`: the job may send data
-    that gpurun does not count. `hold_s`: how long the machine may be held for files that are not at home.
+    `account` identifies the owner of the key. `deadline_wall` is by this computer's clock. `offer` is the offer as it
+    was approved. `beside_micros_per_hour` is the price of what comes with the machine, such as its disk. `spent_micros`
+    is what earlier attempts have cost of the same cap. `sends_itself` means that the job may send data that gpurun does
+    not count. `hold_s` is the longest time that the machine may be held for files that are not at home.
+    `timer_shares_key` means that the machine's timer uses the key that requests the machine.
     """
 
     event = Event.CREATE_INTENDED
@@ -230,7 +233,7 @@ class CreateIntended(JournalEvent):
 
 
 class CreateObserved(JournalEvent):
-    """The machine exists; `adopted`: it was found by its token after the reply was lost."""
+    """The machine exists. `adopted` means that the reply was lost, and that the machine was found by its token."""
 
     event = Event.CREATE_OBSERVED
     token: str
@@ -239,7 +242,7 @@ class CreateObserved(JournalEvent):
 
 
 class CreateRefused(JournalEvent):
-    """Nothing was created, with certainty."""
+    """It is certain that no machine was created."""
 
     event = Event.CREATE_REFUSED
     token: str = ""
@@ -248,7 +251,7 @@ class CreateRefused(JournalEvent):
 
 
 class CreateUnknown(JournalEvent):
-    """A machine may have been created: gpurun looks for its token."""
+    """It is not known whether a machine was created: gpurun looks for one with this token."""
 
     event = Event.CREATE_UNKNOWN
     token: str = ""
@@ -259,7 +262,8 @@ class ReadyObserved(JournalEvent):
     """The machine answers. `facts` are reported by its agent.
 
     `armed` is the deadline, in whole seconds, that was read back from the machine's own timer; None if it has no timer.
-    An older gpurun did not write it (0), and is trusted. `sent_bytes` were sent while a job waited in its queue.
+    An older gpurun did not write it: then it is 0, and the timer is assumed to be set. `sent_bytes` were sent while the
+    job waited in its queue.
     """
 
     event = Event.READY_OBSERVED
@@ -284,7 +288,11 @@ class ShipIntended(JournalEvent):
 
 
 class ShipObserved(JournalEvent):
-    """Code and data are there, verified. `pulled_*` came from the bucket, `public_bytes` by its own download."""
+    """Code and data are on the machine, verified.
+
+    `pulled_files` and `pulled_bytes` came from the bucket. `public` names the set of shards that the machine downloaded
+    itself, `public_bytes` is its size.
+    """
 
     event = Event.SHIP_OBSERVED
     manifest_sha256: str
@@ -300,9 +308,10 @@ class ShipObserved(JournalEvent):
 
 
 class TrainIntended(JournalEvent):
-    """The start of the trainer will be requested.
+    """The start of the trainer is about to be requested.
 
-    After the trainer's end the machine waits `linger_s` seconds for a client. `pushed` is its folder in the bucket.
+    After the trainer's end, the machine waits `linger_s` seconds for a client. `pushed` is the folder in the bucket to
+    which it pushes its checkpoints.
     """
 
     event = Event.TRAIN_INTENDED
@@ -315,7 +324,7 @@ class TrainIntended(JournalEvent):
 
 
 class TrainStarted(JournalEvent):
-    """The trainer runs; `already`: it was running before the start request."""
+    """The trainer runs. `already` means that it was running before this start request."""
 
     event = Event.TRAIN_STARTED
     keeper_pid: int | None = None
@@ -325,9 +334,10 @@ class TrainStarted(JournalEvent):
 
 
 class RateObserved(JournalEvent):
-    """What the first steps showed. `needed_micros`: the worst case of a lease that would finish, if this one does not.
+    """The speed of the first steps, and the forecast from it.
 
-    `tokens_per_s` is None for a command, whose tokens are unknown; `limit_s` is the time that lease and cap leave.
+    `tokens_per_s` is None for a command, whose tokens are unknown. The training needs `left_s` more seconds, and
+    `limit_s` are left for it. If it will not finish, `needed_micros` is the worst case of a lease in which it would.
     """
 
     event = Event.RATE_OBSERVED
@@ -347,7 +357,10 @@ class RateObserved(JournalEvent):
 
 
 class TrainObserved(JournalEvent):
-    """The work ended: "done", "stopped", "failed" or "lost". Downloads took `drained_s` more, counted as collecting."""
+    """The work ended: `outcome` is "done", "stopped", "failed" or "lost".
+
+    For `drained_s` after the end, downloads were finished: this time counts as collecting.
+    """
 
     event = Event.TRAIN_OBSERVED
     outcome: str
@@ -365,7 +378,7 @@ class TrainObserved(JournalEvent):
 
 
 class StopRequested(JournalEvent):
-    """The user or the lease requests a stop; `signal` names the signal that requested it, if one did."""
+    """The user or the lease (`by`) requests a stop. `signal` names the signal behind the request; "" if none."""
 
     event = Event.STOP_REQUESTED
     how: Literal["save", "now", "destroy"]
@@ -381,7 +394,11 @@ class CollectIntended(JournalEvent):
 
 
 class FilesBrought(JournalEvent):
-    """The files at home, and the names of expected files that are missing; only the first of very many (`listed`)."""
+    """The downloaded files, and the names of expected files that are missing.
+
+    If there are very many, `files` and `missing` have only the first ones; `listed` and `missing_files` have the
+    digests of the full lists.
+    """
 
     files: list[FileBrought]
     missing: list[str]
@@ -393,10 +410,11 @@ class FilesBrought(JournalEvent):
 
 
 class CollectObserved(FilesBrought):
-    """The files are at home; `remembered`: the machine is lost, and its last list that came home is used.
+    """The download ended. `remembered` means that the machine is lost, and that its last downloaded list is used.
 
-    `left` are names of unneeded files, `unpublished` are files that the machine could not list, which are missing too.
-    `left_bytes` is all that left the machine, `egress_micros` the cost of that, if its provider charges for it.
+    `left` has the names of files that are not needed and stay on the machine. `unpublished` describes files that the
+    machine could not list; they are missing as well. `left_bytes` is the amount of data that left the machine in all,
+    `egress_micros` its cost, if the provider charges for it.
     """
 
     event = Event.COLLECT_OBSERVED
@@ -409,7 +427,10 @@ class CollectObserved(FilesBrought):
 
 
 class SalvageObserved(FilesBrought):
-    """The same for the files of a machine that is gone; `shared` is the state of its folder on a cluster."""
+    """The download of the files of a machine that is gone has ended. `shared` is the state of its folder on a cluster.
+
+    `brought` is how many files were downloaded.
+    """
 
     event = Event.SALVAGE_OBSERVED
     brought: int | None = None
@@ -417,7 +438,11 @@ class SalvageObserved(FilesBrought):
 
 
 class HoldIntended(JournalEvent):
-    """The machine is held until then for files that are not at home; `elsewhere` counts those no collect brings."""
+    """The machine is held until `until_wall` for files that are not at home.
+
+    `files` and `bytes` count those files, `first` has the first names. `elsewhere` counts files outside of the folders
+    that are downloaded.
+    """
 
     event = Event.HOLD_INTENDED
     until_wall: Number
@@ -429,7 +454,7 @@ class HoldIntended(JournalEvent):
 
 
 class HoldObserved(JournalEvent):
-    """The hold is over: all files came ("home"), its time is "over", or the machine no longer runs ("gone")."""
+    """The hold ended: all files are at home ("home"), its time is over ("over"), or the machine stopped ("gone")."""
 
     event = Event.HOLD_OBSERVED
     how: str
@@ -437,7 +462,7 @@ class HoldObserved(JournalEvent):
 
 
 class DestroyIntended(JournalEvent):
-    """The destroy request is about to be sent; `timer`: the provider ends the machine at a time limit in any case."""
+    """The destroy request is about to be sent. `timer`: the provider ends the machine at its time limit in any case."""
 
     event = Event.DESTROY_INTENDED
     id: str = ""
@@ -447,7 +472,7 @@ class DestroyIntended(JournalEvent):
 
 
 class DestroyAsked(JournalEvent):
-    """The destroy request was sent; `taken`: it was accepted. An older gpurun did not write that."""
+    """The destroy request was sent. `taken` means that the provider accepted it; an older gpurun did not write it."""
 
     event = Event.DESTROY_ASKED
     id: str = ""
@@ -457,10 +482,10 @@ class DestroyAsked(JournalEvent):
 
 
 class DeathRead(JournalEvent):
-    """One reading of the machine. `ended_wall` and `ran_s` are the provider's; the other times count back from now.
+    """One reading of the machine's state, after a destroy request. `ended_wall` and `ran_s` are the provider's times.
 
-    `alive_s_ago`: last shown alive; `up_s_ago`: last shown alive and not ending; `gone_s_ago`: gone without a break
-    since.
+    The other times are seconds before this reading: `alive_s_ago` is when the machine was last shown alive, `up_s_ago`
+    when it was last shown alive and not ending, `gone_s_ago` when the readings began that have all shown it gone.
     """
 
     event = Event.DEATH_READ
@@ -477,12 +502,12 @@ class DeathRead(JournalEvent):
 
     @property
     def tells_life(self) -> bool:
-        """Return whether it records when the machine was alive; an older gpurun did not, and billed up to the proof."""
+        """Return whether `alive_s_ago` is recorded. An older gpurun did not: then billed time ends at the proof."""
         return "alive_s_ago" in self.model_fields_set
 
 
 class DeathProven(JournalEvent):
-    """The machine is gone, by this many readings over this many seconds."""
+    """The machine is gone, as `reads` readings within `spread_s` seconds prove."""
 
     event = Event.DEATH_PROVEN
     id: str
@@ -493,7 +518,7 @@ class DeathProven(JournalEvent):
 
 
 class BillObserved(JournalEvent):
-    """What the provider billed for a machine, from readings that gave the same amount."""
+    """The amount that the provider billed for a machine: `reads` readings within `spread_s` seconds gave it."""
 
     event = Event.BILL_OBSERVED
     token: str
@@ -504,14 +529,14 @@ class BillObserved(JournalEvent):
 
 
 class SalvageIntended(JournalEvent):
-    """The files of a machine that is gone are looked for in that folder; "" if only the files here are counted."""
+    """A search for the files of a machine that is gone begins in `folder`; "" if only the files at home are counted."""
 
     event = Event.SALVAGE_INTENDED
     folder: str = ""
 
 
 class StepFailed(JournalEvent):
-    """A step failed, with what to do about it."""
+    """A step failed. `hint` says what to do about it."""
 
     event = Event.STEP_FAILED
     step: str
@@ -522,10 +547,10 @@ class StepFailed(JournalEvent):
 
 
 class Incident(JournalEvent):
-    """Something unexpected happened and was handled; some codes have a class of their own, with more fields.
+    """Something unexpected happened and was handled. Some codes have a class of their own, with more fields.
 
-    `token` and `id` are those of the machine concerned; `billed` means that something beside a machine still costs
-    money.
+    `token` and `id` name the machine concerned. `billed` means that something beside the machine, such as a disk, still
+    costs money.
     """
 
     event = Event.INCIDENT
@@ -538,12 +563,12 @@ class Incident(JournalEvent):
     at_s: Number | None = None
 
     def as_data(self) -> Json:
-        """Return the data with the code, for a class that stands for one code."""
+        """Return the data, with `code` even if it is the default of its class."""
         return {"code": self.code, **super().as_data()}
 
 
 class PriceRose(Incident):
-    """The provider reports a higher price for a running machine, from that time on."""
+    """The provider reports a higher price for a running machine, from `since_wall` on."""
 
     code: str = "price.rose"
     rate_micros_per_hour: int
@@ -551,14 +576,14 @@ class PriceRose(Incident):
 
 
 class MachineEndsItself(Incident):
-    """The machine was ordered over SSH to end itself, and ends at that time."""
+    """The machine was ordered over SSH to end itself at `ends_wall`."""
 
     code: str = "machine.ends_itself"
     ends_wall: Seconds
 
 
 class AddressChanged(Incident):
-    """The machine now has another address."""
+    """The machine has got another address, which `instance` contains."""
 
     code: str = "machine.moved"
     instance: SeenMachine
@@ -571,21 +596,21 @@ class ExtraGone(Incident):
 
 
 class MachineGone(Incident):
-    """The provider has shown the machine as gone for this long while gpurun waited for it."""
+    """While gpurun waited for the machine, its provider showed it as gone; the first time was `gone_s_ago` before."""
 
     code: str = "machine.gone"
     gone_s_ago: Seconds
 
 
 class LegPlanned(JournalEvent):
-    """The run continues on another machine: on the offers of that plan, from a checkpoint that is at home.
+    """The run will continue on another machine, by the plan in the file `plan`, from a checkpoint that is at home.
 
-    `token`, `provider` and `region` belong to the lost machine, `why` is how it ended, in the provider's words. They
-    are empty if no machine was lost since the last plan, and only its offers were unavailable. `files` are the
-    checkpoint of `step`; there are none if the run starts from the beginning. `fruitless`: how many machines in a row
-    brought no new checkpoint. `spent_micros` is the upper bound of the cost of all machines so far, `left_micros` the
-    rest of the cap, `left_gpu_hours` that of a cap in GPU-hours. `events_bytes` and `log_bytes` are how much of the
-    copies here came from earlier machines; `reached` is the last step in them.
+    `token`, `provider` and `region` belong to the lost machine; `why` is the provider's reason for its end. They are
+    empty if no machine was lost since the last plan, and only its offers were unavailable. `files` are the checkpoint
+    of `step`; there are none if the run starts from the beginning. `fruitless` is how many machines in a row brought no
+    new checkpoint. `spent_micros` is the upper bound of the cost of all machines so far. `left_micros` is the rest of
+    the cap, `left_gpu_hours` the rest of a cap in GPU-hours. `events_bytes` and `log_bytes` are the lengths of the
+    local events file and log so far, all from earlier machines; `reached` is the last step in them.
     """
 
     event = Event.LEG_PLANNED
@@ -608,7 +633,7 @@ class LegPlanned(JournalEvent):
 
 
 class ReceiptObserved(JournalEvent):
-    """The receipt is in the chain."""
+    """The receipt is in the chain of receipts."""
 
     event = Event.RECEIPT_OBSERVED
     seq: int
@@ -616,7 +641,7 @@ class ReceiptObserved(JournalEvent):
 
 
 class RunClosed(JournalEvent):
-    """The run is closed; the journal adds `seal`, the digest of this line without the seal."""
+    """The run is closed. The journal itself adds `seal`: the digest of this line without the seal."""
 
     event = Event.RUN_CLOSED
     exit_code: EndCode
@@ -624,7 +649,7 @@ class RunClosed(JournalEvent):
 
 
 class JournalRepaired(JournalEvent):
-    """An incomplete last line was cut off."""
+    """An incomplete last line was cut off. `cut_bytes` is its length, `cut_sha256` its digest."""
 
     event = Event.JOURNAL_REPAIRED
     cut_bytes: int
@@ -649,23 +674,23 @@ INCIDENTS: dict[str, type[Incident]] = {
     "create.late_gone": ExtraGone,
     "machine.gone": MachineGone,
 }
-"""The codes that have a class of their own."""
+"""The class of each incident code that has one of its own."""
 _OF_MONEY = frozenset({
     "instance", "rules", "core_bundle_sha256", "beside_micros_per_hour", "egress_micros", "sends_itself",
     "least_billed_s", "legs", "ended_wall", "ran_s", "alive_s_ago", "up_s_ago", "gone_s_ago",
 })  # fmt: skip
-"""Fields with a default that count as damage if they have the wrong type."""
+"""The fields with a default in which a wrong type damages the journal, because they concern money."""
 
 
 def class_of(event: str, data: Mapping[str, Any]) -> type[JournalEvent]:
-    """Return the class for a line's event, which may depend on its code."""
+    """Return the class of an event; that of an incident depends on the `code` in its data."""
     if event == Event.INCIDENT:
         return INCIDENTS.get(str(data.get("code")), Incident)
     return CLASSES[Event(event)] if event in CLASSES else NewerEvent
 
 
 def may_be_damage(event: str, data: Mapping[str, Any]) -> bool:
-    """Return whether `data` of this event could be damage: only then is the line parsed to find out."""
+    """Return whether a line must be parsed to find damage: it has a machine, or its class has required fields."""
     return "instance" in data or bool(_needed(class_of(event, data)))
 
 
@@ -675,7 +700,7 @@ def _needed(kind: type[JournalEvent]) -> frozenset[str]:
 
 
 def read_event(event: str, data: Mapping[str, Any]) -> JournalEvent:
-    """Return what a line holds, strict about JSON types ("5" is not a number); ValidationError if not understood."""
+    """Return the event of a line, with strict JSON types ("5" is not a number); ValidationError if it is damaged."""
     kind, data = class_of(event, data), as_today(event, data)
     try:
         return kind.model_validate_json(_as_text(data), strict=True)
@@ -687,12 +712,15 @@ def read_event(event: str, data: Mapping[str, Any]) -> JournalEvent:
 
 
 def _as_text(data: Mapping[str, Any]) -> bytes:
-    """Return the data as JSON; half a surrogate pair, which our journals never have, becomes a question mark."""
+    """Return the data as JSON; half a surrogate pair, which gpurun never writes, becomes a question mark."""
     return json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def as_today(event: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an older line's data in today's form; fields that have a default in their class need no conversion."""
+    """Return the data of a line in today's form, if an older gpurun wrote it in another one.
+
+    A field that an older gpurun did not write needs no conversion if it has a default in its class.
+    """
     if event == Event.DEATH_READ and "alive_s_ago" in data and "up_s_ago" not in data:
-        return {**data, "up_s_ago": data["alive_s_ago"]}  # It did not distinguish a machine that was ending.
+        return {**data, "up_s_ago": data["alive_s_ago"]}  # An older gpurun had one time for both.
     return data

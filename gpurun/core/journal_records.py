@@ -1,4 +1,4 @@
-"""How far a run has come: the journal's records, and the state that results from replaying them."""
+"""The records of a journal, and the state of a run that results from replaying them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class Phase(StrEnum):
-    """How far a run has come, according to its journal."""
+    """The phases of a run, which follow from its journal."""
 
     OPENED = "opened"
     CREATING = "creating"
@@ -44,14 +44,14 @@ PASSES_OVER = frozenset({"no_capacity", "offer_rejected"})
 
 
 ClockTime = Annotated[float, Field(gt=-1e11, lt=1e11)]
-"""Times that a clock can show, until beyond the year 5000: every sum of them can be shown and compared."""
+"""A time in seconds that a calendar can show, until after the year 5000, so that sums of times stay valid."""
 Word = Annotated[str, Field(pattern=r"^[a-z][a-z0-9._]{0,63}$")]
 
 
 class Record(Frozen):
     """One line of a journal. `prev` is the sha256 of the line before, byte for byte.
 
-    An `event` that only a newer gpurun knows is a plain string: it is kept, and changes nothing.
+    An `event` that only a newer gpurun knows is a plain string: the record is kept, and changes nothing in the state.
     """
 
     seq: int
@@ -65,16 +65,16 @@ class Record(Frozen):
 
     @cached_property
     def typed(self) -> JournalEvent:
-        """Return the parsed content of the line, parsed at first use; ValidationError if it is not understood."""
+        """Return the parsed `data`, which is parsed at first use; ValidationError if it is damaged."""
         return read_event(self.event, self.data)
 
     def us_since(self, before: Record) -> int:
-        """Return the microseconds since the record before: wall time, or monotonic within a boot if that is more."""
+        """Return the microseconds since an earlier record by the clock that advanced more; over a reboot, by `wall`."""
         ticked_us = microseconds(self.mono) - microseconds(before.mono) if self.boot_id == before.boot_id else 0
         return max(0, ticked_us, microseconds(self.wall) - microseconds(before.wall))
 
     def least_us_since(self, before: Record) -> int:
-        """Return the microseconds since the record before, by the clock that advanced less; 0 across a reboot."""
+        """Return the microseconds since an earlier record, by the clock that advanced less; 0 across a reboot."""
         if self.boot_id != before.boot_id:
             return 0
         ticked_us = microseconds(self.mono) - microseconds(before.mono)
@@ -82,7 +82,7 @@ class Record(Frozen):
 
     @property
     def runs_us(self) -> int | None:
-        """Return the most microseconds that a queued machine has run by now; None if that is not recorded."""
+        """Return the most microseconds that a queued machine had run at this record; None if no start is known."""
         machine = self.typed.instance
         if machine is None or machine.started_wall is None:
             return None
@@ -93,25 +93,25 @@ T = TypeVar("T", bound=JournalEvent)
 
 
 def all_typed(records: Iterable[Record], kind: type[T]) -> Iterator[T]:
-    """Return the contents of all records of a class, in order."""
+    """Yield the parsed contents of all records whose event has this class, in order."""
     for record in records:
         if record.event is kind.event and isinstance(typed := record.typed, kind):
             yield typed
 
 
 def last_typed(records: Sequence[Record], kind: type[T]) -> T | None:
-    """Return the content of the last record of a class; None if there is none."""
+    """Return the parsed content of the last record whose event has this class; None if there is none."""
     return next(all_typed(reversed(records), kind), None)
 
 
 def by_machine(records: Sequence[Record]) -> list[Sequence[Record]]:
-    """Divide the records of a run at each move to another machine."""
+    """Return the records of a run in parts, each from one `leg.planned` to the next: one part for each machine."""
     moves = [place for place, record in enumerate(records) if record.event is Event.LEG_PLANNED]
     return [records[begin:end] for begin, end in pairwise([0, *moves, len(records)])]
 
 
 def last_brought(records: Sequence[Record]) -> FilesBrought | None:
-    """Return the last recorded list of downloaded files, from a collect or a salvage; None if there is none."""
+    """Return the last record of downloaded files, from a collect or a salvage; None if there is none."""
     homecoming = (
         record.typed for record in reversed(records) if record.event in (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
     )
@@ -119,24 +119,24 @@ def last_brought(records: Sequence[Record]) -> FilesBrought | None:
 
 
 def opened_of(records: Sequence[Record]) -> RunOpened:
-    """Return how a run was opened, from its journal's first record. ValueError if that is another record."""
+    """Return the journal's first record, which must be `run.opened`; ValueError if it is not."""
     if records and isinstance(opened := records[0].typed, RunOpened):
         return opened
     raise ValueError("its journal does not begin with run.opened")
 
 
 STAMPS_S = 2.0
-"""How much a provider's own times, in whole seconds, may miss at both ends."""
+"""The most by which a duration from a provider's times, which are whole seconds, can be too short."""
 
 
 @lru_cache(maxsize=4096)
 def microseconds(seconds: float) -> int:
-    """Convert a number of seconds to microseconds, exactly as it is written."""
+    """Convert seconds to microseconds in decimal arithmetic, without a binary rounding error."""
     return int((Decimal(str(seconds)) * 1_000_000).to_integral_value(ROUND_HALF_EVEN))
 
 
 class Moment(Frozen):
-    """When something was recorded, by both clocks of this machine."""
+    """A point in time by both clocks of this computer."""
 
     wall: float
     mono: float
@@ -144,11 +144,11 @@ class Moment(Frozen):
 
     @classmethod
     def from_record(cls, record: Record) -> Moment:
-        """Return when a record was written."""
+        """Return the time at which a record was written."""
         return cls(wall=record.wall, mono=record.mono, boot_id=record.boot_id)
 
     def seconds_until(self, later: Moment) -> float:
-        """Return the seconds from this to a later moment, by the clock that shows more; never below zero."""
+        """Return the seconds until a later moment, by the clock that advanced more; never below zero."""
         ticked_s = later.mono - self.mono if later.boot_id == self.boot_id else 0.0
         return max(0.0, ticked_s, later.wall - self.wall)
 
@@ -156,9 +156,9 @@ class Moment(Frozen):
 class CreateAttempt(Frozen):
     """One request for a machine: its price per hour, the price of what comes with it (disk, address), and its outcome.
 
-    `answer` is "" until there is one, then "made" or "refused"; "unseen" if the reply was lost and nothing was found.
-    `spent_micros` is what the attempts before it have cost of the same cap.
-    `leg` is the leg of the run that it was for.
+    `answer` is "" until the outcome is known, then "made" or "refused"; "unseen" if the reply was lost and no machine
+    was found. `spent_micros` is what earlier attempts have cost of the same cap. `leg` is the number of the run's leg
+    that requested the machine.
     """
 
     token: str
@@ -175,55 +175,67 @@ class CreateAttempt(Frozen):
 
 
 class Extra(Frozen):
-    """A machine that carries a token of the run and is not the run's machine; `ended` once its end is proven."""
+    """A machine with a token of the run that is not the run's own; `ended` is None until its end is proven."""
 
     token: str
     ended: Moment | None = None
 
 
 class Dearer(Frozen):
-    """The price of the run's machine as its provider reports it, without what comes with it, from `since_wall` on."""
+    """A higher price of the run's machine from `since_wall` on, without the price of what comes with the machine."""
 
     micros_per_hour: Micros
     since_wall: float
 
 
 class RunState(Frozen):
-    """A run's journal, replayed: its phase, what exists, what failed.
+    """The state of a run that results from replaying its journal. An unset field is "", 0, None or empty.
 
-    `account` identifies the account that was used, if its provider has accounts. `passed_over` counts the unavailable
-    offers: the next attempt is on the next approved offer. `requested_at` is when the machine was requested, `heard_at`
-    when the last reply about that arrived: the request may have left as late as that. `extras` are the machines that
-    were found beside the run's own, by id (a token of "" is an old journal's); `attempts` has every create attempt, by
-    token; `dearer` are the prices that its machine rose to while it ran. `leftover` has the tokens of machines that
-    left something behind that is billed. `shared` is the state of the folder that a job on a cluster shares with its
-    login node: "empty", "holds" for files that may not be here, or "kept" if those did not come home; "" elsewhere.
-    `stage` is "wanted" until the upload is in the bucket, then "done"; "" without a bucket. `pushed` is the folder of
-    the bucket to which the machine pushes its checkpoints, until all of them are known to be here. `clock_ahead_s` is
-    how far the machine's clock is ahead of this one's, if that is more than the round trip. `start_asked` means that
-    the trainer may run, whether or not a reply to its start arrived. `hard_stop_wall` is its latest end by the
-    machine's clock. `linger_s` is how long the machine then waits for a client if its checkpoints are in the bucket,
-    before it ends itself; 0 if it stays until its deadline. `timer_shares_key` means that the timer uses the key that
-    requested the machine (None: not recorded). `armed` means that the machine's own timer was read back (an old journal
-    does not say, and is trusted); `ends_wall` is when the machine ends itself, if it was ordered to do so earlier.
-    `newer` is the first event that this gpurun does not know: it rents nothing while that event's meaning is unknown.
-    `unread`: the journal is damaged, and a record after the damage requested a machine. `moved`: the address of the
-    machine has changed since it was created. `imported`: it ran in a notebook that gpurun could not see, and no machine
-    was ever requested. `silent_since_wall` is when its job wrote last, if that is long ago and it still runs. `hold_s`
-    is the longest time that the machine is held for files that are not at home, 0 if its end destroys nothing;
-    `elsewhere` counts the results that no collect brings, `unpublished` has `files`, `bytes` and the `first` of those
-    that the machine could not list. `held_at` is when the hold began, `hold_until_wall` when it ends, `hold_why` its
-    reason; `earlier` is the failure that came before the failure of the collect step. `moves_on` states that the
-    machine was shown as gone before it was ready: if that is proven soon, the next offer is used. `rated` means that
-    the measured speed is on record, `was_gone` that the last recorded reading of the machine shows it as gone. `signal`
-    names the signal that requested the `stop`, if one did. `legs`: on how many machines it may run, one after the other
-    (0: on one, whatever happens to it); `leg` is the number of this one. `leg_plan` is the file of its plan below the
-    run's folder ("" for the first), `leg_at` when that was written, `leg_step` the checkpoint that it started from,
-    `fruitless` how many legs before it brought no new one, `attempts_before` how many create attempts there were before
-    it, `events_before` and `log_before` how many bytes of the copies here came from earlier machines. `stays`: gpurun
-    checked whether it can continue on another machine, and it cannot. `limited`: the place of its machine limits how
-    long a job may take, and no cap ends it earlier; `overdue`: that time is over, which alone requested the `stop`;
-    `cancelled`: its own user ended the machine, outside of gpurun.
+    The request: `account` identifies the account at the provider. `attempts` has every create attempt by token.
+    `passed_over` counts the offers that were unavailable: the next attempt uses the next approved offer. `requested_at`
+    is when the machine was requested; `heard_at` is when the last reply about that arrived, so the request may have
+    been sent as late as that. `moves_on` is a message: the machine was shown as gone before it was ready, and if that
+    is proven soon, the next offer is used.
+
+    The machine: `timer_shares_key` means that its timer uses the key that requested it (None: not recorded). `armed`
+    means that its timer was read back; for an older journal that is assumed. `ends_wall` is when it ends itself, if it
+    was ordered to do so before its deadline. `clock_ahead_s` is how far its clock is ahead of this computer's, if that
+    is more than a reply takes. `moved` means that its address has changed since it was created, `was_gone` that the
+    last recorded reading shows it as gone. `dearer` has the prices to which it rose while it ran. `extras` are the
+    other machines that were found with a token of the run, by id (the token is "" in an older journal). `leftover` has
+    the tokens of machines that left something behind that is billed.
+
+    The work: `stage` is "wanted" until the upload to the bucket is complete, then "done"; "" without a bucket.
+    `start_asked` means that the trainer may run, whether or not a reply to its start arrived. `hard_stop_wall` is its
+    latest end by the machine's clock. `rated` means that its speed is on record. `silent_since_wall` is when the job
+    last wrote something, if that is long ago and it still runs. `linger_s` is how long the machine waits for a client
+    after the trainer's end before it ends itself, if the checkpoints are in the bucket; 0 if it stays until its
+    deadline.
+
+    The files: `pushed` is the folder in the bucket to which the machine pushes its checkpoints, until all of them are
+    known to be at home. `shared` is the state of the folder that a job on a cluster shares with the login node:
+    "empty", "holds" (files that may not be at home), or "kept" (those files did not come home). `elsewhere` counts the
+    results outside of the folders that are downloaded; `unpublished` describes files that the machine could not list,
+    with the keys `files`, `bytes` and `first`. `hold_s` is the longest time that the machine is held for files that are
+    not at home, 0 if its end destroys no file. The hold began at `held_at` and ends at `hold_until_wall`; `hold_why` is
+    its reason.
+
+    The end: `stop` is how strong a stop was requested, `signal` the signal behind that request. `earlier` is the
+    failure that came before the failure of the collect step. `limited` means that the machine's place limits how long a
+    job may run, and that no cap ends it earlier; `overdue` that only this limit requested the `stop`; `cancelled` that
+    the user ended the machine outside of gpurun.
+
+    The legs of a run that may continue on other machines: `legs` is the maximum number of machines, one after the other
+    (0: the run never continues on another), `leg` the number of the current one. `leg_plan` is the file of its plan
+    below the run's folder ("" for the first), written at `leg_at`; `leg_step` is the checkpoint from which it started.
+    `fruitless` is how many legs in a row before it brought no new checkpoint, `attempts_before` how many create
+    attempts there were before it. `events_before` and `log_before` are the bytes of the local events file and log that
+    came from earlier machines. `stays` means that gpurun has checked whether the run can continue on another machine,
+    and it cannot.
+
+    The journal: `newer` is its first event that this gpurun does not know, and because of which it rents nothing.
+    `unread` means that the journal is damaged, and that a line after the damage may have requested a machine.
+    `imported` means that the run was in a notebook that gpurun could not watch: no machine was ever requested.
     """
 
     run: str
@@ -291,7 +303,7 @@ class RunState(Frozen):
 
     @property
     def stop_of_user(self) -> str:
-        """Return how strong a stop the user requested; "" where only the time at a place was over."""
+        """Return how strong a stop the user requested; "" if none, or if only the time limit of the place did."""
         return "" if self.overdue else self.stop
 
     @property
@@ -301,6 +313,6 @@ class RunState(Frozen):
 
     @property
     def may_be_billing(self) -> bool:
-        """Return whether a machine or leftover may be billed: not proven gone, or the journal too damaged to tell."""
+        """Return whether a machine or a leftover may be billed: it is not proven gone, or damage may hide a machine."""
         was_requested = bool(self.token) and self.phase not in (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
         return was_requested or self.unread or bool(self.late or self.leftover)

@@ -1,8 +1,8 @@
-"""The host keys of the user's own boxes, as seen at first use: `known_hosts.json` in the home.
+"""The host keys of the user's own boxes, as each box showed its key at first use: `known_hosts.json` in the home.
 
-A machine that gpurun rents is never here: its key was made before it booted. The file is a table of
-`"[host]:port": "ssh-ed25519 AAAA…"`; a box that is reached through another host has that host beside its own name. A
-file that cannot be read is an error, never an empty list: damaging it must not cause a new "first use".
+A machine that gpurun rents is never in the file, because gpurun makes its key before it boots. The file is a JSON
+object with entries `"[host]:port": "ssh-ed25519 AAAA…"`; for a box behind another host, `host` is "HOST by OTHER". A
+file that cannot be read is an error and never an empty list: otherwise damaging it would make gpurun accept a new key.
 """
 
 from __future__ import annotations

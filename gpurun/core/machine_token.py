@@ -1,9 +1,9 @@
-"""The token of a machine: the name that creates it, finds it again and ends it. Only this module knows its form.
+"""The token of a machine: the name by which gpurun creates it, finds it and ends it. Only this module knows its form.
 
   gpurun-HOME-DEADLINE-RANDOM-RUN      gpurun-3fa9c1-1795246236-7c0d2e-fox-41
 
-It contains its machine's owner and deadline, so that gpurun does not depend on tags, which others may edit.
-`gr-RUN-RANDOM` is the form of an older gpurun, without both.
+It contains the machine's owner and deadline, because a provider's tags, which others may edit, are not reliable.
+`gr-RUN-RANDOM` is the form of an older gpurun: it has neither owner nor deadline.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from gpurun.core.paths import RUN_NAME
 
 MOST = 60
-"""Characters: an AWS client token may have 64, and a zone takes two of them."""
+"""The maximum length: an AWS client token may have 64 characters, and a zone takes two of them."""
 PREFIXES = ("gpurun-", "gr-")
-"""The beginning of every token, for lists that can be filtered by a prefix."""
+"""The beginnings of tokens: every token has one of them. Providers' lists can be filtered by a prefix."""
 
 _FORM = re.compile(r"gpurun-([0-9a-f]{6})-([0-9]{10})-[0-9a-f]{6}-([a-z0-9][a-z0-9-]{0,39})")
 _OLD_FORM = re.compile(r"gr-([a-z0-9-]{1,40})-[0-9a-f]{8}")
@@ -26,9 +26,9 @@ _SECONDS = re.compile(r"[0-9]{1,12}")
 
 @dataclass(frozen=True)
 class Token:
-    """A token and its parts: the home that made it ("" unknown), the deadline by its provider's clock, and the run.
+    """A token and its parts: the id of the home that made it ("" if unknown), the deadline, and the run's name.
 
-    The name of a run is cut off if it is long.
+    The deadline is by the provider's clock. A long name of a run is cut off.
     """
 
     text: str
@@ -37,11 +37,11 @@ class Token:
     run: str
 
     def run_or(self, tag: str | None) -> str:
-        """Return the name of the run: the whole name from a tag, if it fits the token."""
+        """Return the run's whole name from a tag, if that fits the token; else the name in the token."""
         return tag if tag and RUN_NAME.fullmatch(tag) and self.run in (tag, _cut(tag)) else self.run
 
     def deadline_or(self, tag: str | None) -> float | None:
-        """Return the deadline; if the token has none, from a tag in whole seconds since the epoch."""
+        """Return the deadline in the token, else the one in a tag (whole seconds since the epoch), else None."""
         return float(tag) if self.deadline_wall is None and tag and _SECONDS.fullmatch(tag) else self.deadline_wall
 
 

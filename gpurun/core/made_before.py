@@ -1,4 +1,4 @@
-"""Earlier work that a request builds on: the quote in a plan file, and the run that it continues."""
+"""The earlier work on which a request builds: the quote in a plan file, and the run that it continues."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpurun.core.records import Frozen
 
 
 class Quoted(Frozen):
-    """The quote in a plan file: what its request was estimated to cost when the file was written."""
+    """The quote in a plan file: the cost of its request, as estimated when the file was written (`wall`)."""
 
     wall: float
     recipe_sha256: str

@@ -10,14 +10,18 @@ from gpurun.core.records import Instance, Leftover
 Whose = Literal["supervisor", "here", "elsewhere", "unknown"]
 Fate = Literal["owned", "within lease", "no deadline", "closed here", "overdue", "destroyed", "not proven gone"]
 LONGEST_LEASE_S = 26 * 3600.0
-"""A deadline in a token is trusted up to 24 h of training plus overhead; a longer lease is recorded in its own home."""
+"""The longest lease that is believed from a token alone: 24 h of training plus overhead.
+
+The deadline of a longer lease is in the journal of the home that made the token.
+"""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who owns a machine: a run with a living supervisor in this home, this home, another home, or unknown.
+    """The owner of a machine. `whose` is "supervisor" for a run of this home that a supervisor drives now.
 
-    `home` is the id in the token ("" if it has none), `run` the run of this home whose journal has the token.
+    Otherwise it is "here" (this home), "elsewhere" (another home) or "unknown". `home` is the id in the token ("" if it
+    has none), `run` the run of this home whose journal contains the token.
     """
 
     whose: Whose
@@ -32,10 +36,11 @@ class Owner:
 
 @dataclass(frozen=True)
 class Orphan:
-    """One instance that was found, with the deadline that counts, and what was done about it.
+    """One instance that was found at a provider, with the deadline that counts, and what was done about it.
 
-    `owned`: a living supervisor here drives it. `no deadline`: its deadline is unknown. `closed here`: its run in this
-    home no longer waits for it, because its end was believed. It `has_outlived` that if it was just read as alive.
+    `fate` is "owned" if a supervisor of this home drives the instance, "no deadline" if its deadline is unknown, and
+    "closed here" if a journal of this home records its end, so that no run waits for it any more. `has_outlived` means
+    that its end is recorded, but that it was just read as alive.
     """
 
     instance: Instance
@@ -47,18 +52,18 @@ class Orphan:
 
     @property
     def may_be_billing(self) -> bool:
-        """Return whether it should be gone and is not proven gone, or its deadline is unknown."""
+        """Return whether its end was requested or recorded but is not proven, or its deadline is unknown."""
         return self.fate in ("not proven gone", "no deadline", "closed here")
 
     @property
     def is_alarming(self) -> bool:
-        """Return whether it may be billing, or will be until someone ends it."""
+        """Return whether it may be billing, or is past its deadline and was not ended."""
         return self.may_be_billing or self.fate == "overdue"
 
 
 @dataclass(frozen=True)
 class Stray:
-    """A side resource, such as a firewall group, that was left without its machine, and what was done about it."""
+    """A side resource of a machine, such as a firewall group, that was found, and what was done about it."""
 
     leftover: Leftover
     fate: Literal["owned", "kept", "removed", "not removed"]

@@ -1,4 +1,4 @@
-"""Where files are on the laptop, and how a file is written so that a crash leaves the old version or the new one."""
+"""The paths of gpurun's files on this computer, and functions that read and write files safely."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ID = re.compile(r"[0-9a-f]{6}")
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 MOST_RECORD_BYTES = 64 << 20
 """The limit for a journal, a receipt or a plan: a thousand times their usual size."""
-_CLOSING_BYTES = 1024  # A closing line has about 300.
+_CLOSING_BYTES = 1024  # A closing line has about 300 bytes.
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of one run; every viewer, audit and report reads these and nothing else."""
+    """The paths of one run's files. Viewers, audit and reports read only these files."""
 
     path: Path
 
@@ -38,7 +38,7 @@ class RunFolder:
 
     @property
     def home(self) -> Path:
-        """Return the folder of the home."""
+        """Return the folder of the home that the run belongs to."""
         return self.path.parent.parent
 
     @property
@@ -53,15 +53,14 @@ class RunFolder:
 
     @property
     def journal(self) -> Path:
-        """Return the journal: what was intended and observed, in order."""
+        """Return the journal's file: what was intended and observed, in order."""
         return self.path / "journal.jsonl"
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the journal's last line closes the run, with nothing left that may be billed.
+        """Return whether the journal's last line is complete and closes the run, with nothing left that may be billed.
 
-        An incomplete line, or one with another line after it, closes nothing. Earlier lines are not read: finding
-        damage there is the audit's task.
+        Earlier lines are not read: finding damage in them is the audit's task.
         """
         try:
             with open_regular(self.journal) as journal:
@@ -75,42 +74,42 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
-        """Return the lock file of the process that holds the run."""
+        """Return the file that the process which drives the run has locked."""
         return self.path / "run.lock"
 
     @property
     def control(self) -> Path:
-        """Return the file with the user's request to the supervisor: stop, stop now, destroy."""
+        """Return the file with the user's request to the supervisor: to stop, to stop now, or to destroy."""
         return self.path / "control.json"
 
     @property
     def log(self) -> Path:
-        """Return the trainer's log, byte for byte."""
+        """Return the file with the trainer's log, byte for byte."""
         return self.path / "run.log"
 
     @property
     def events(self) -> Path:
-        """Return the trainer's events, byte for byte."""
+        """Return the file with the trainer's events, byte for byte."""
         return self.path / "events.jsonl"
 
     @property
     def setup_log(self) -> Path:
-        """Return the output of the --setup script on the machine, byte for byte."""
+        """Return the file with the output of the --setup script on the machine, byte for byte."""
         return self.path / "setup.log"
 
     @property
     def table_setup_log(self) -> Path:
-        """Return the output of the `setup` of a cluster's table in the job, byte for byte; of a long one the end."""
+        """Return the file with the output of the cluster table's `setup` in the job; of a long output, only the end."""
         return self.path / "setup-table.log"
 
     @property
     def supervisor_log(self) -> Path:
-        """Return the supervisor's standard error."""
+        """Return the file with the supervisor's standard error."""
         return self.path / "supervisor.log"
 
     @property
     def data(self) -> Path:
-        """Return the folder of shards that were prepared for this run alone."""
+        """Return the folder of the shards that were prepared only for this run."""
         return self.path / "data"
 
     @property
@@ -119,7 +118,10 @@ class RunFolder:
         return self.path / "trainer"
 
     def now_at(self, recorded: str) -> str:
-        """Return where the shards of a plan are now: those inside a run's folder move when the home is moved."""
+        """Return the present path of a folder of shards that a plan records, because a home may have been moved.
+
+        A recorded path that is not inside a run's folder, or that still exists, is returned unchanged.
+        """
         old = Path(recorded)
         moved = self.path.parent / old.parent.name / old.name
         is_of_a_run = (old.parts[-3:-2], old.name) == (("runs",), self.data.name)
@@ -127,32 +129,32 @@ class RunFolder:
 
     @property
     def staged(self) -> Path:
-        """Return the record of which files of the run are in a bucket, and their digests at that time."""
+        """Return the file that records which files of the run are in a bucket, with their digests at that time."""
         return self.path / "staged.json"
 
     @property
     def moving(self) -> Path:
-        """Return the progress of the current transfer."""
+        """Return the file with the progress of the current transfer."""
         return self.path / "moving.json"
 
     @property
     def gpus(self) -> Path:
-        """Return what the machine's GPUs do now."""
+        """Return the file with the present load of the machine's GPUs."""
         return self.path / "gpus.json"
 
     @property
     def push_key(self) -> Path:
-        """Return the key with which the run's machine signs the list of the files that it pushes to a bucket."""
+        """Return the file of the key with which the run's machine signs the list of the files that it pushes."""
         return self.path / "push.key"
 
     @property
     def ssh(self) -> Path:
-        """Return the run's own two key pairs, kept until it ends."""
+        """Return the folder of the run's two SSH key pairs, which are kept until the run ends."""
         return self.path / "ssh"
 
     @property
     def legs(self) -> Path:
-        """Return the plans of the machines that the run continued on, one for each."""
+        """Return the folder of the plans by which the run continued on other machines, one file each."""
         return self.path / "legs"
 
     @property
@@ -162,12 +164,12 @@ class RunFolder:
 
     @property
     def removed(self) -> Path:
-        """Return the record of when the user had the downloaded files removed, and how many there were."""
+        """Return the file that records when the user let gpurun remove the downloaded files, and how many."""
         return self.path / "removed.json"
 
     @property
     def receipt(self) -> Path:
-        """Return the signed receipt."""
+        """Return the file of the receipt."""
         return self.path / "receipt.json"
 
 
@@ -179,78 +181,79 @@ class Home:
 
     @property
     def runs(self) -> Path:
-        """Return the folder that has one folder for each run."""
+        """Return the folder that contains a folder for each run."""
         return self.root / "runs"
 
     @property
     def keys(self) -> Path:
-        """Return the folder of the signing key."""
+        """Return the folder of the keys: for signing, trusted public keys, and providers' keys without a keyring."""
         return self.root / "keys"
 
     @property
     def cache(self) -> Path:
-        """Return the cache; it is safe to delete."""
+        """Return the folder of the cache, which may be deleted at any time."""
         return self.root / "cache"
 
     @property
     def shards(self) -> Path:
-        """Return the tokenised texts, by digest of text and tokeniser."""
+        """Return the cache folder of tokenised texts, by the digest of text and tokeniser."""
         return self.cache / "shards"
 
     @property
     def staged(self) -> Path:
-        """Return the shards of commands that have not opened their run yet."""
+        """Return the cache folder of the shards of gpurun commands that have not created their run yet."""
         return self.cache / "staged"
 
     def staged_data(self, run: str) -> Path:
-        """Return where this process keeps a run's shards until it opens the run; after a crash they go a day later.
+        """Return the folder in which this process keeps a run's shards until it creates the run.
 
-        Until then the name is not reserved: another command may be planning a run with the same name.
+        The process id is part of the path, because another process may be planning a run with the same name. What a
+        crash leaves behind is removed a day later.
         """
         return self.staged / f"{run}.{os.getpid()}"
 
     def staged_trainer(self, run: str) -> Path:
-        """Return the same for the user's own trainer."""
+        """Return the folder in which this process keeps the user's own trainer until it creates the run."""
         return self.staged / f"{run}.trainer.{os.getpid()}"
 
     @property
     def traced(self) -> Path:
-        """Return how much memory the steps of changed trainers take, by digest of trainer and recipe."""
+        """Return the cache folder of how much memory a step of a changed trainer takes, by trainer and recipe."""
         return self.cache / "traced"
 
     @property
     def uploads(self) -> Path:
-        """Return the state of unfinished uploads to buckets, from which they are resumed after a crash."""
+        """Return the cache folder of the state of unfinished uploads to buckets, which resume from it after a crash."""
         return self.cache / "uploads"
 
     @property
     def turns(self) -> Path:
-        """Return when the next request may be sent to a cloud that limits requests by account; one file each."""
+        """Return the cache folder for clouds that limit requests: a file per account with the next one's time."""
         return self.cache / "turns"
 
     @property
     def ssh(self) -> Path:
-        """Return the OpenSSH entries of the machines that can be logged in to (`config`), and their host keys."""
+        """Return the folder with the OpenSSH entries (`config`) and host keys of the machines that accept logins."""
         return self.root / "ssh"
 
     @property
     def instances(self) -> Path:
-        """Return the folders of the `local` provider's instances."""
+        """Return the folder of the `local` provider's instances."""
         return self.root / "instances"
 
     @property
     def priors(self) -> Path:
-        """Return what the user's own runs have shown of speed and memory; plans use it, and also work without it."""
+        """Return the file with the speed and memory of the user's own runs, which plans use if it is there."""
         return self.root / "priors.json"
 
     @property
     def approved_runs(self) -> Path:
-        """Return the run tables of folders' files that the user has approved, one file each, by digest."""
+        """Return the folder of the named commands in project files that the user has approved, one file per digest."""
         return self.root / "approved-runs"
 
     @property
     def ledger(self) -> Path:
-        """Return the chain of receipts."""
+        """Return the file of the chain of receipts."""
         return self.root / "ledger.jsonl"
 
     @property
@@ -260,9 +263,9 @@ class Home:
 
     @property
     def id(self) -> str:
-        """Return the six hex digits that every token of this home carries: made once, at first use, and kept in a copy.
+        """Return the six hex digits in every token of this home. They are made at first use, and a copy keeps them.
 
-        SetupError if they can be neither read nor written.
+        Raise SetupError if their file can neither be read nor written.
         """
         path = self.root / "id"
         try:
@@ -288,14 +291,14 @@ class Home:
         return RunFolder(self.runs / name)
 
     def folders(self) -> list[RunFolder]:
-        """Return all folders whose name could be a run's, in no order; none of them is opened."""
+        """Return all folders whose names are possible names of runs, in no order; their content is not checked."""
         names = os.listdir(self.runs) if self.runs.is_dir() else []
         return [RunFolder(self.runs / name) for name in names if RUN_NAME.fullmatch(name)]
 
     def run_names(self, *, only_open: bool = False) -> list[str]:
-        """Return the names of runs, oldest first by the start of the journal, or by the request without a journal.
+        """Return the names of the runs, oldest first: by the journal's first record, or else by the age of the request.
 
-        With `only_open`, runs are left out whose journal's last line closes them.
+        With `only_open`, closed runs (`RunFolder.is_closed`) are left out.
         """
         named = [folder for folder in self.folders() if not (only_open and folder.is_closed)]
         found = [(asked_ns, folder.name) for folder in named if (asked_ns := _asked_ns(folder)) is not None]
@@ -318,7 +321,7 @@ class Home:
 
 
 def _asked_ns(run: RunFolder) -> int | None:
-    """Return when a run was requested; None if it never became a run. An unreadable folder (sudo) counts as one."""
+    """Return when a run was requested, in ns; None if it is not a run's folder. An unreadable one counts as a run's."""
     try:
         # A run whose request was removed may still be billed.
         found = next((path for path in (run.request, run.plan, run.journal) if path.is_file()), None)
@@ -328,7 +331,7 @@ def _asked_ns(run: RunFolder) -> int | None:
 
 
 def _begun_ns(journal: Path) -> int:
-    """Return when a journal begins, from its own content, because a copy of a home has other file times; 0 if empty."""
+    """Return the time in a journal's first record, in ns; 0 if there is none. A copied file's own time is wrong."""
     try:
         with open_regular(journal) as lines:
             return int(json.loads(lines.readline(1 << 16))["wall"] * 1e9)
@@ -337,17 +340,17 @@ def _begun_ns(journal: Path) -> int:
 
 
 MANDATE_VARIABLE = "GPURUN_MANDATE"
-"""The environment variable with the path of a mandate's file, which every verb obeys."""
+"""The environment variable with the path of a mandate's file, which then limits every verb."""
 
 
 def default_home() -> Path:
-    """Return `GPURUN_HOME`, or else the XDG data folder."""
+    """Return the home in `GPURUN_HOME`, or else the one in the XDG data folder; SetupError as in `home_at`."""
     chosen = os.environ.get("GPURUN_HOME")
     return home_at(chosen or f"{os.environ.get('XDG_DATA_HOME') or '~/.local/share'}/gpurun")
 
 
 def home_at(typed: str) -> Path:
-    """Return the named folder; SetupError for a file, and for a `~` without a user (a container without HOME)."""
+    """Return the absolute path of a home; SetupError if it is a file, or if its `~` cannot be resolved."""
     try:
         home = Path(typed).expanduser().absolute()
     except RuntimeError:
@@ -362,12 +365,12 @@ def home_at(typed: str) -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder that only its owner can enter."""
+    """Create a folder, and the folders above it; only its owner can enter it. An existing folder stays as it is."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def fsync_file(descriptor: int) -> None:
-    """Make what was written to a file survive a power failure."""
+    """Force what was written to an open file onto the disk: it survives a power failure."""
     os.fsync(descriptor)
     if hasattr(fcntl, "F_FULLFSYNC"):  # A Mac's fsync leaves it in the disk's own cache.
         with suppress(OSError):  # A network disk does not support this call.
@@ -375,7 +378,7 @@ def fsync_file(descriptor: int) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make a rename or a new name in this folder survive a power failure."""
+    """Force new and changed names in a folder onto the disk: they survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fsync_file(descriptor)
@@ -384,9 +387,9 @@ def fsync_folder(folder: Path) -> None:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file of a home that may be a stranger's; OSError if it is not a regular file or might never end.
+    """Open a file of a home that may come from a stranger; OSError if reading it might never end.
 
-    That is a pipe, a device, or a large file that is almost entirely a hole.
+    This refuses pipes, devices, and large files that are almost entirely a hole.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -410,12 +413,12 @@ def read_regular(path: Path, most: int = MOST_RECORD_BYTES) -> bytes:
 
 
 def is_stream(path: Path) -> bool:
-    """Return whether the path is a device or a pipe: those are written to, and never replaced by a file."""
+    """Return whether a path is a device or a pipe, to which a caller writes instead of replacing it by a file."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace a file as a whole: a reader or a crash sees the old bytes or the new ones, never a mixture."""
+    """Write a file as a whole: a reader sees the old bytes or the new ones, never a mixture, also after a crash."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""What is known about a provider's machines from its name alone, for readers of a run's records."""
+"""Facts about a provider's machines that follow from its name alone, for readers of a run's records."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 AWS = "aws"
-"""AWS's own S3: data that leaves it for another place is billed."""
+"""The name of AWS's own S3: AWS bills data that it sends to machines of other providers."""
 
 
 @dataclass(frozen=True)
 class PlaceFacts:
-    """Facts about one provider's machines: the `kind` of place that they are in, and parts of sentences about them.
+    """Facts about one provider's machines: the `kind` of place, and phrases for sentences about the machines.
 
     `why_free` says why nothing is charged, `trust` which host key is accepted, `boot_hint` what to do about a machine
-    that does not answer. `store` is the S3 whose traffic it does not bill.
+    that does not answer. `store` is the S3 service to and from which the provider bills no traffic; "" if none.
     """
 
     kind: str = "cloud"
@@ -25,27 +25,27 @@ class PlaceFacts:
 
     @property
     def is_here(self) -> bool:
-        """Return whether it is this machine."""
+        """Return whether the machine is this computer."""
         return self.kind == "here"
 
     @property
     def is_own_box(self) -> bool:
-        """Return whether it is the user's own box, where others may work and where nothing is installed unasked."""
+        """Return whether it is the user's own box: others may use it too, and installing needs the user's request."""
         return self.kind == "box"
 
     @property
     def is_queued(self) -> bool:
-        """Return whether a scheduler starts and ends its jobs."""
+        """Return whether its machines are jobs, which a scheduler starts and ends."""
         return self.kind == "cluster"
 
     @property
     def enters_image(self) -> bool:
-        """Return whether an image is not the machine's system, but a container in which the user's command runs."""
+        """Return whether an image is a container for the user's command, and not the system of the machine."""
         return self.kind == "cluster"
 
     @property
     def is_rented(self) -> bool:
-        """Return whether a machine is rented for a run."""
+        """Return whether its machines are rented, one for each run."""
         return self.kind == "cloud"
 
 
@@ -62,11 +62,11 @@ PLACES: dict[str, PlaceFacts] = {
     ),
     "aws": PlaceFacts(store=AWS),
 }
-"""By the provider's name; a provider that is not here rents out machines, and nothing else is known about it."""
+"""The facts by the provider's name; a provider that is missing here is a cloud that rents out machines."""
 
 
 def place_facts(provider: str) -> PlaceFacts:
-    """Return what is known about a provider's machines from its name."""
+    """Return the facts about the machines of the provider with this name."""
     return PLACES.get(provider, PlaceFacts())
 
 

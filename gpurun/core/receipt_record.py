@@ -1,7 +1,7 @@
-"""The receipt as a typed record: the ledger builds it, the view draws it, the audit reads it (docs/RECEIPTS.md).
+"""The receipt as a typed record, which the ledger builds, the view shows and the audit checks (docs/RECEIPTS.md).
 
-A `NotRequired` key stands only in receipts that have content for it; an older gpurun did not write some of them.
-Keys that a newer gpurun adds are kept and ignored.
+A `NotRequired` key is only in receipts that have a value for it; an older gpurun did not write some of these keys. Keys
+that a newer gpurun adds are kept and ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from gpurun.core.collected_record import ReceiptCheckpoint
 
 Is = TypedDict("Is", {"is": str})
-"""The basis of a group of figures: measured, provider-reported, instance-reported, planned or unknown."""
+"""The source of a group of figures: measured, provider-reported, instance-reported, planned or unknown."""
 Number = int | float
 UNKNOWN = "unknown"
 
@@ -30,14 +30,14 @@ class Signature(StrEnum):
 
 
 class Basis(TypedDict):
-    """How many records of the journal a receipt is based on, and the sha256 of the last one's line."""
+    """The part of the journal on which a receipt is based: the number of records, and the sha256 of the last line."""
 
     head: str
     records: int
 
 
 class Continues(TypedDict):
-    """The checkpoint that a run continued from."""
+    """The checkpoint from which a run continued: the earlier run, the step, and the steps that it was planned for."""
 
     run: str
     step: int
@@ -53,11 +53,10 @@ class ReceiptCommand(TypedDict):
 
 
 class ReceiptAsked(TypedDict):
-    """The request; `trainer` is "official trainer 0.1.0" or "changed trainer".
+    """The request. `trainer` is for example "official trainer 0.1.0" or "changed trainer".
 
-    `job` is its kind if it is neither a recipe nor a command. `legs`: the maximum number of machines.
-
-    `imported` has the platform of a notebook that ran where gpurun could not see it, and the digests of its evidence.
+    `job` is the kind of job if it is neither a recipe nor a command, `legs` the maximum number of machines. `imported`
+    has the platform of a notebook that gpurun could not watch, and the digests of its evidence.
     """
 
     mode: str
@@ -82,7 +81,7 @@ class Digested(TypedDict):
 
 
 class ReceiptDigests(TypedDict):
-    """The digests of a run's inputs, and of what its trainer wrote."""
+    """The digests of a run's inputs, and of its log and events."""
 
     request: str
     plan: str
@@ -96,7 +95,7 @@ class ReceiptDigests(TypedDict):
 
 
 class Shipping(Is):
-    """The bytes that took each route, as sent."""
+    """The bytes that were sent over each route: over SSH, to and from the bucket, and by the machine's own download."""
 
     by_ssh_bytes: int | None
     bucket: str | None
@@ -107,13 +106,13 @@ class Shipping(Is):
 
 
 class ReceiptFacts(Is):
-    """What the machine reports about itself."""
+    """The machine's report about itself."""
 
     hello: Any
 
 
 class ReceiptMachine(Is):
-    """The last machine; `as_ordered` names the fields that the provider did not report."""
+    """The run's last machine. `as_ordered` names the fields that come from the order, not from the provider."""
 
     provider: str
     id: str | None
@@ -131,7 +130,7 @@ class ReceiptMachine(Is):
 
 
 class Timeline(Is):
-    """When events were observed here, in UTC, or "unknown"."""
+    """The times at which events were observed by this computer, in UTC, or "unknown"."""
 
     asked: str
     exists: str
@@ -144,20 +143,20 @@ class Timeline(Is):
 
 
 class Division(Is):
-    """How the training phase divides, as reported by the machine."""
+    """The seconds of each part of the training phase, as the machine reports them; None if they do not fit in it."""
 
     seconds: dict[str, Number] | None
 
 
 class Planned(Is):
-    """The most time that the plan allowed each phase, and the expected training time: (least, most)."""
+    """The plan's time limit for each phase, and the training time that it expected: [least, most]."""
 
     limits_s: dict[str, Number]
     training_s: list[Number] | None
 
 
 class Runtime(Is):
-    """Seconds that may be billed, and how they were spent."""
+    """The seconds that may be billed, and their division into phases."""
 
     billable_s: Number | None
     phases_s: dict[str, Number]
@@ -166,7 +165,7 @@ class Runtime(Is):
 
 
 class ExtraPaid(TypedDict):
-    """A machine beside the run's own that was paid for."""
+    """An extra machine with the rental's token, and its cost. `ended` means that it is proven gone."""
 
     id: str | None
     billable_s: Number
@@ -175,14 +174,14 @@ class ExtraPaid(TypedDict):
 
 
 class RisePaid(TypedDict):
-    """A price that rose while the machine ran."""
+    """A higher price while the machine ran, and the seconds at this price or above."""
 
     rate_micros_per_hour: int
     billable_s: Number
 
 
 class RentalPaid(TypedDict):
-    """One rental in the costs; optional keys stand only in the rentals that have them."""
+    """One rental in the costs."""
 
     attempt: int
     token: str
@@ -199,11 +198,12 @@ class RentalPaid(TypedDict):
 
 
 class ReceiptLeg(TypedDict):
-    """One machine of a run that continued on others: its first step, and how many of its steps were repeated.
+    """One machine of a run that continued on other machines.
 
-    `again_micros` is what these steps had cost on the machine that was lost. `on_demand_micros` is what its share of an
-    unbroken run would have cost on demand, where that price was known. `why` is how it ended, in its provider's words,
-    where another machine followed.
+    `step` is the checkpoint from which it started. `again` is how many steps it repeated because an earlier machine had
+    lost them, and `again_micros` is what these steps had cost on that machine. `on_demand_micros` is what its share of
+    an unbroken run would have cost on demand, if that price was known. `why` is the provider's reason for its end, if
+    another machine followed.
     """
 
     leg: int
@@ -223,10 +223,10 @@ class ReceiptLeg(TypedDict):
 
 
 class Cost(Is):
-    """The most that it cost; `says` explains a beginning or end that was not seen, `gpu_hours` is for a cluster.
+    """The upper bound of the cost. `says` is a sentence on what bounds it, `gpu_hours` is for a cluster.
 
-    `on_demand_micros` is what the same time would have cost on demand, for one spot machine whose price on demand was
-    known; a run that continued on others has that in its legs.
+    `on_demand_micros` is what the same time would have cost on demand, for a run's only machine, if it was spot and the
+    price on demand was known. In a run that continued on other machines, each leg has this figure instead.
     """
 
     upper_bound_micros: int | None
@@ -242,9 +242,9 @@ class Cost(Is):
 
 
 class ReceiptMeasured(Is):
-    """Seconds until the end of the job was seen, by this computer's clock.
+    """How long the job ran until this computer observed its end, in seconds by this computer's clock.
 
-    `told_s` is how long it ran by the machine's clock, if that is at least a minute less.
+    `told_s` is how long it ran by the machine's clock, if that is more than a minute less.
     """
 
     train_s: Number | None
@@ -252,19 +252,19 @@ class ReceiptMeasured(Is):
 
 
 class ReceiptStart(Is):
-    """The trainer's first start event, or the part of it in a receipt."""
+    """The part of the trainer's first start event that a receipt quotes; None if there was no such event."""
 
     event: dict[str, Any] | None
 
 
 class ReceiptLog(Is):
-    """The lines of the trainer that a receipt quotes."""
+    """Lines of the trainer that a receipt quotes."""
 
     lines: list[str]
 
 
 class ReceiptSessions(Is):
-    """How people used a dev box: the terminals that were opened, and the seconds with an open terminal, or in use."""
+    """The use of a dev box: the opened terminals, the seconds with an open terminal, and those with activity."""
 
     terminals: int
     open_s: Number
@@ -272,10 +272,10 @@ class ReceiptSessions(Is):
 
 
 class ReceiptGpuUse(Is):
-    """How often the machine's agent sampled the GPUs while the job ran, and what it saw.
+    """The use of the GPUs while the job ran, from `looks` samples by the machine's agent.
 
-    `busy` counts the samples in which they were busy, `own` those of them in which a process of the job held a GPU;
-    `most_mib` is the most memory in use.
+    `busy` counts the samples in which a GPU was busy, `own` the busy samples in which a process of the job used a GPU.
+    `most_mib` is the highest memory use.
     """
 
     looks: int
@@ -285,7 +285,7 @@ class ReceiptGpuUse(Is):
 
 
 class ReceiptTrial(TypedDict):
-    """One trial of a sweep: its settings, how it ended, its result, and its share of the cost by its seconds.
+    """One trial of a sweep: its settings, its last state, its result, and its share of the cost by its seconds.
 
     A `restored` trial ran in an earlier run, and costs nothing in this one.
     """
@@ -304,16 +304,16 @@ class ReceiptTrial(TypedDict):
 
 
 class ReceiptTrials(Is):
-    """All trials of a sweep in order, and the number of the best."""
+    """All trials of a sweep in order, and the number of the best; None if no trial has a result."""
 
     best: int | None
     rows: list[ReceiptTrial]
 
 
 class Training(TypedDict):
-    """The outcome of the training. `figures` are losses, steps and speed as the trainer reported them.
+    """The outcome of the training. `figures` are losses, steps and tokens as the trainer reported them.
 
-    `warnings` are its first eight: effects of memory that ran out, loss spikes, deviations from the recipe.
+    `warnings` are the trainer's first eight: effects of memory that ran out, loss spikes, deviations from the recipe.
     """
 
     outcome: str
@@ -333,7 +333,7 @@ class Training(TypedDict):
 
 
 class ReceiptSample(TypedDict):
-    """The last text that the model wrote."""
+    """The last text that the model wrote, with its step and prompt."""
 
     step: int | None
     prompt: str
@@ -353,15 +353,18 @@ class Proof(TypedDict):
 
 
 class ReceiptTeardown(TypedDict("_Teardown", {"is": str | None})):
-    """How every machine that may have existed ended; None if none was created."""
+    """The ends of all machines that may have existed. `is` is the last one's, or "not_proven" if one is not proven.
+
+    `is` is None if no machine was created.
+    """
 
     evidence: list[Proof]
 
 
 class Verdict(Is):
-    """The run's verdict, the sentence that explains it, and a sentence on what it does not prove (added later).
+    """The run's verdict, a sentence that explains it (`says`), and a sentence on what it does not prove (`not_shown`).
 
-    Older receipts have `gpu` or `smoke`; today's words are in ledger/log_facts.py.
+    Older receipts have the verdict `gpu` or `smoke`; today's verdicts are in ledger/log_facts.py.
     """
 
     says: str
@@ -369,7 +372,7 @@ class Verdict(Is):
 
 
 def on_gpu(verdict: Verdict) -> bool:
-    """Return whether a verdict, of today or of an older receipt, says that the run used a GPU."""
+    """Return whether a verdict, also an older receipt's, states that the run used a GPU."""
     return verdict["is"].partition(",")[0] == "gpu"
 
 
@@ -394,10 +397,10 @@ class ReceiptProgram(TypedDict):
 
 
 class Predicate(TypedDict):
-    """What is stated about a run. `prev` is the sha256 of the receipt before, `seq` the place in the chain.
+    """Everything that a receipt states about a run.
 
-    `rules` is the version of the rules by which it follows from the run folder (core/receipt_rules.py); version 1 had
-    no such key.
+    `seq` is its place in the chain, `prev` the sha256 of the receipt before it. `rules` is the version of the rules by
+    which it follows from the run folder (core/receipt_rules.py); receipts of version 1 do not have this key.
     """
 
     v: int
@@ -452,5 +455,5 @@ class Receipt:
 
     @property
     def predicate(self) -> Predicate:
-        """Return what is stated about the run."""
+        """Return everything that the receipt states about the run."""
         return self.statement["predicate"]

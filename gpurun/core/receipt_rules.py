@@ -1,8 +1,8 @@
-"""The rules by which a receipt was made, its keys that hold sentences, and what is read before it is checked.
+"""The version of the rules by which a receipt is made, and the keys of a receipt that contain sentences.
 
-The rules define how figures, codes and fields follow from a run folder. A change to that must raise RULES: a
-receipt by other rules is not a forgery, and is checked only for what no rule changes (ledger/audit/other_rules.py).
-Sentences may change at any time.
+The rules define how figures, codes and fields follow from a run folder. A change to them must raise RULES. A receipt by
+other rules is not a forgery: it is checked only for what no rules change (ledger/audit/other_rules.py). Sentences may
+change at any time.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 RULES = 5
-"""The rules of this gpurun; a run that was opened without a rules number has 1."""
+"""The version of this gpurun; a run that was opened without a version has 1."""
 TENSORS_READ = 3
-"""From these rules on, downloaded weights are safetensors."""
+"""From this version on, downloaded weights are safetensors, and the audit checks that."""
 CAP_BROKEN_WHERE_SEEN = 4
-"""From these rules on, a cap counts as broken only if the observed cost exceeds it, whatever the upper bound is."""
+"""From this version on, a cap counts as broken only if the certain cost exceeds it, whatever the upper bound is."""
 END_BY_MACHINE_CLOCK = 5
-"""From these rules on, a job that ended long before its end was seen here has its time by the machine's clock, too.
+"""From this version on, a receipt also has the job's time by the machine's clock, if the end was observed late.
 
-The time of a run that moved is that of all its machines, and its timeline begins with the first one.
+The training time of a run that moved is added up over all its machines, and its timeline begins with the first.
 """
 WORDS = frozenset({
     "predicate.cost.says",
@@ -31,11 +31,11 @@ WORDS = frozenset({
     "predicate.incidents[].message",
     "predicate.legs[].why",
 })  # fmt: skip
-"""Every key of a statement that holds sentences; a code, a field or a figure beside it has the same meaning."""
+"""Every key of a statement that contains sentences for people; a code, field or figure beside it has the meaning."""
 
 
 def rules_of(opened: Mapping[str, Any]) -> int:
-    """Return the rules number of an opening record or a receipt; ValueError if it cannot be one."""
+    """Return the rules version in the data of `run.opened` or in a receipt's predicate; ValueError if it is invalid."""
     rules = opened.get("rules", 1)
     if type(rules) is not int or rules < 1:
         raise ValueError(f"{rules!r} is not a rules number")
@@ -43,7 +43,7 @@ def rules_of(opened: Mapping[str, Any]) -> int:
 
 
 def stated_trainer(predicate: Any) -> str:
-    """Return `official trainer 0.1.0`, or `changed trainer, sha256 …` in full; "" if a receipt is too old to say.
+    """Return `official trainer 0.1.0`, or `changed trainer, sha256 …` in full; "" if an old receipt does not state it.
 
     `predicate` is a receipt's predicate, which the audit reads before it has been validated.
     """

@@ -1,4 +1,4 @@
-"""The records that flow from step to step: frozen and typed; an unknown key is dropped.
+"""The records that gpurun's steps and providers exchange: frozen and typed. A key without a field is dropped.
 
 Names contain units: `_s` seconds, `_bytes`, `_micros` millionths of a dollar, `_wall` seconds since the epoch.
 """
@@ -29,7 +29,7 @@ class Frozen(BaseModel):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read what `to_json` wrote, or an altered form of it; ValidationError if it is not such a record."""
+        """Return the record in a JSON text, in the form of `to_json` or another; ValidationError if it is not valid."""
         try:
             value = parse_json(text)
         except Malformed as error:
@@ -42,9 +42,9 @@ class Frozen(BaseModel):
 
 
 def canonical(data: Any) -> bytes:
-    """Return the one byte form of JSON data for digests: sorted keys, no spaces, UTF-8.
+    """Return JSON data as the bytes from which digests are made: sorted keys, no spaces, UTF-8.
 
-    Half a surrogate pair, which a provider's reply can contain and UTF-8 cannot, stays a JSON escape.
+    Half a surrogate pair, which a provider's reply can contain but UTF-8 cannot, becomes a backslash escape.
     """
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "backslashreplace")
@@ -56,7 +56,7 @@ def digest_json(data: Any) -> str:
 
 
 class InstanceState(StrEnum):
-    """A provider's state of an instance. STOPPED may still be billed; UNKNOWN proves nothing."""
+    """The state of an instance, from its provider. A STOPPED one may still be billed; UNKNOWN proves nothing."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -67,7 +67,7 @@ class InstanceState(StrEnum):
 
 
 class Teardown(StrEnum):
-    """How a machine ended: never a bare "ok"."""
+    """The kinds of end that a machine can have."""
 
     DESTROYED = "destroyed"
     PROCESSES_KILLED_HOST_KEPT = "processes_killed_host_kept"
@@ -81,8 +81,8 @@ class Teardown(StrEnum):
 class GpuNeed(Frozen):
     """The requested GPUs: `8xA100-80GB` is count 8, name A100, memory_gb 80. `cpu` is a count of 0.
 
-    The name `any` is for every card. The count is that of one node: `2x8xA100` is 2 nodes with 8 each. Where they need
-    nothing of one another they are `jobs` instead, and each may begin as soon as there is room for it.
+    The name `any` accepts every GPU. `count` is for one node: `2x8xA100` is 2 nodes with 8 GPUs each. Nodes that need
+    nothing of each other are counted in `jobs` instead: each is a job that may begin as soon as there is room for it.
     """
 
     count: int
@@ -98,12 +98,12 @@ class GpuNeed(Frozen):
 
     @property
     def processes(self) -> int:
-        """How many train on it: one for each card, or for each node without any."""
+        """Return how many processes train on it: one for each GPU, or one for each node without GPUs."""
         return self.jobs * self.nodes * max(1, self.count)
 
     @property
     def apart(self) -> GpuNeed:
-        """The same for what needs nothing of another node: each node is a job of its own."""
+        """Return the same request with each node as a job of its own, for work in which nodes need no connection."""
         return self.model_copy(update={"nodes": 1, "jobs": self.nodes * self.jobs})
 
     def __str__(self) -> str:
@@ -116,12 +116,12 @@ class GpuNeed(Frozen):
 
 
 class Offer(Frozen):
-    """One thing that can be rented: a machine type at a price, as observed at a time.
+    """One thing that can be rented: a machine type at a price, as the provider offered it at one time.
 
-    `memory_gb` is the machine's own where it has no GPU; 0: not known. `tier` is the provider's own word for what else
-    is chosen with it (RunPod: secure or community); `spot` may be taken away at any time, and then
-    `on_demand_micros_per_hour` is the price of the same on demand, where it is known. `gpu_count` is that of all its
-    `nodes` together, and of all its `jobs` (`GpuNeed`).
+    `gpu_count` is the number of GPUs in all `nodes` and all `jobs` (`GpuNeed`) together. `memory_gb` is the main memory
+    of a machine without GPUs, 0 if not known. `tier` is a provider's own name for a further choice (RunPod: secure or
+    community). A `spot` machine may be taken away at any time; `on_demand_micros_per_hour` is the price of the same
+    machine on demand, if known. `dies_by_itself` describes in words how the machine ends at its deadline.
     """
 
     provider: str
@@ -145,35 +145,35 @@ class Offer(Frozen):
 
     @property
     def gpus_per_node(self) -> int:
-        """The cards of each node."""
+        """Return the number of GPUs in each node."""
         return self.gpu_count // (self.nodes * self.jobs)
 
     @property
     def processes_per_node(self) -> int:
-        """Return how many processes train on each node: one for each GPU, or one."""
+        """Return how many processes train on each node: one for each GPU, or one if the node has none."""
         return max(1, self.gpus_per_node)
 
     @property
     def processes(self) -> int:
-        """How many train on it all."""
+        """Return how many processes train on all nodes and jobs together."""
         return self.jobs * self.nodes * self.processes_per_node
 
     @property
     def label(self) -> str:
-        """Return `8×A100 80G`, `2×8×A100 80G`, or `cpu`; without memory if that of the GPU is unknown."""
+        """Return `8×A100 80G`, `2×8×A100 80G`, or `cpu`; without the memory if it is unknown."""
         memory = f" {self.vram_gb}G" if self.vram_gb else ""
         cards = f"{self.gpus_per_node}×{self.gpu}{memory}" if self.gpu_count else "cpu"
         return f"{self.nodes * self.jobs}×{cards}" if self.nodes * self.jobs > 1 else cards
 
     @property
     def place(self) -> str:
-        """Return where and how it is rented: `us-east-1`, `secure`, `EU-RO-1 community spot`."""
+        """Return region, tier and spot in words: `us-east-1`, `EU-RO-1 community spot`; "any" if none is set."""
         words = (self.region if self.region != "any" else "", self.tier, "spot" if self.spot else "")
         return " ".join(filter(None, words)) or "any"
 
 
 class RunKeys(Frozen):
-    """The two key pairs of one run, in OpenSSH's form: the client's, for login, and the host's, expected there.
+    """The two key pairs of one run, in OpenSSH's form: the client's for login, and the machine's host key.
 
     The host's private key is sent to the machine before it boots; the client's never leaves this computer.
     """
@@ -184,10 +184,10 @@ class RunKeys(Frozen):
 
 
 class Order(Frozen):
-    """A create request to a provider. The token is its name, its tag and its idempotency key.
+    """A create request to a provider. The token is the machine's name and tag, and the request's idempotency key.
 
     `image` overrides the provider's default. `deadline_wall` is by the provider's clock. `lease_s` is the same deadline
-    as seconds after create was sent (or after the start of a queued job), for a machine whose clock is wrong. The
+    in seconds after the request was sent (or after the start of a queued job), for a machine whose clock is wrong. The
     same order sent twice is the same request byte for byte.
     """
 
@@ -203,9 +203,9 @@ class Order(Frozen):
 
 
 class Address(Frozen):
-    """How to reach an instance: a folder of this home (an older gpurun wrote its whole path), or a host over SSH.
+    """How to reach an instance: a host over SSH, or a folder.
 
-    A job of a cluster has a folder on the login host.
+    The folder is in this home (an older gpurun wrote its whole path), or for a cluster's job on the login node.
     """
 
     kind: Literal["folder", "ssh"]
@@ -221,12 +221,12 @@ class Address(Frozen):
 
 
 class Instance(Frozen):
-    """A provider's description of what exists.
+    """A provider's description of a machine that exists or existed.
 
-    `type_id` is the machine type read back, for comparison with the offer's. `said` is the provider's own word for the
-    state ("unhealthy", "preempted"). With `rate_is_limit` the provider reports only the most that it bills per hour, as
-    AWS does for spot. `ended_wall` is the provider's time of the end, if it reports one. For a queued job
-    `started_wall` is when it began to run, by our clock, and `ran_s` is how long it ran, once it is over.
+    `type_id` is the machine type as read back, for comparison with the offer. `said` is the provider's own word for the
+    state ("unhealthy", "preempted"). `rate_is_limit` means that the provider reports only the most that it bills per
+    hour, as AWS does for spot. `ended_wall` is the provider's time of the end, if it reports one. For a queued job,
+    `started_wall` is when it began to run, by this computer's clock, and `ran_s` how long it ran, once it has ended.
     """
 
     id: str
@@ -252,8 +252,8 @@ class Instance(Frozen):
 class Leftover(Frozen):
     """A side resource that a rental leaves at a provider: a key, a firewall group, a volume, a schedule.
 
-    `deadline_wall` is its rental's, if the resource carries it: after that it is no longer needed, unless it
-    `holds` finished results of a training.
+    `deadline_wall` is the rental's deadline, if the resource states it. After that the resource is no longer needed,
+    unless it `holds` finished results of a training.
     """
 
     provider: str
@@ -268,7 +268,7 @@ class Leftover(Frozen):
 
 
 class Charge(Frozen):
-    """The amount that a provider says it billed for an instance; `settled` once it no longer changes."""
+    """The amount that a provider billed for an instance, as it reports it; `settled` once it no longer changes."""
 
     provider: str
     instance_id: str
@@ -277,10 +277,10 @@ class Charge(Frozen):
 
 
 class Account(Frozen):
-    """The owner of a key, and the permissions that the key lacks.
+    """The account that a provider's key belongs to, and the permissions that the key lacks (`missing`).
 
-    `balance_micros` is what is left on a prepaid account, `clock_ahead_s` how far this machine's clock is ahead of the
-    provider's; None if the provider does not report it.
+    `balance_micros` is the balance of a prepaid account; `clock_ahead_s` is how far this computer's clock is ahead of
+    the provider's. Each is None if the provider does not report it.
     """
 
     provider: str

@@ -1,4 +1,4 @@
-"""The only way to try again: after growing, randomised pauses, until there has been no progress for a while."""
+"""Retries with growing, randomised pauses and limits. No other module of gpurun has a retry loop of its own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ E = TypeVar("E", bound=Exception)
 
 
 class Retry:
-    """The pauses between the attempts at one thing, by a clock that may be a virtual one.
+    """The pauses between the attempts at one task.
 
-    The first pause is `first_s`, and each further one is twice as long, up to `longest_s`; without that, all are equal.
-    A random share of up to `jitter` is added to each. Pauses stop before `limit_s` is over, counted from the first
-    attempt or from the last call of `moved`, and after `tries` further attempts.
+    The first pause is `first_s` long. Each further pause is twice as long as the one before, up to `longest_s`; without
+    `longest_s`, all are equal. A random share of up to `jitter` is added to each. No attempt is left if the next pause
+    would end more than `limit_s` after the start, or after `tries` retries; `moved` begins both counts again.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class Retry:
         return self._pause_s
 
     def moved(self) -> None:
-        """Record progress: the limits and the pauses begin again."""
+        """Record progress: both limits are counted from now, and the next pause is the first one again."""
         self._begun_mono, self._pause_s, self._tries_left = self._clock.monotonic(), self._first_s, self._tries
 
     def pauses(self, *, at_least_s: float = 0.0, most_s: float = float("inf")) -> bool:
-        """Pause before one more attempt, within these bounds; return False at once if none is left."""
+        """Pause before the next attempt, within these bounds; return False without a pause if no attempt is left."""
         pause_s = max(at_least_s, min(most_s, self._pause_s)) * (1.0 + self._jitter * random())
         if self._tries_left < 1 or self._clock.monotonic() - self._begun_mono + pause_s > self._limit_s:
             return False
@@ -53,7 +53,7 @@ class Retry:
         return True
 
     def wait(self, error: Exception, *, at_least_s: float = 0.0, most_s: float = float("inf")) -> None:
-        """Pause after a failed attempt; raise its error if no attempt is left."""
+        """Pause after a failed attempt; if no attempt is left, raise its `error` instead."""
         if not self.pauses(at_least_s=at_least_s, most_s=most_s):
             raise error
 
@@ -65,10 +65,10 @@ class Retry:
         before: Callable[[], object] = lambda: None,
         failed: Callable[[E], object] = lambda _: None,
     ) -> T:
-        """Return the result of the attempt; it is repeated after a `passing` error.
+        """Call `attempt` until it succeeds, and return its result. Only errors of a `passing` class are retried.
 
-        `before` is called before each attempt and `failed` after each failed one; an exception from either ends the
-        loop.
+        `before` is called before each attempt, and `failed` with the error after each failed one; an exception from
+        either ends the loop. If no attempt is left, the last error is raised.
         """
         while True:
             before()

@@ -1,4 +1,4 @@
-"""What was requested and what will be done: the request as typed, and the plan that was shown and approved.
+"""The user's request as typed, and the plan that was shown and approved.
 
 Names contain units: `_s` seconds, `_bytes`, `_micros` millionths of a dollar.
 """
@@ -29,13 +29,13 @@ from gpurun.core.sweep import Sweep
 from gpurun.core.uplink import Uplink
 
 MOST_LEGS = 5
-"""The maximum number of machines of a run, one after the other, unless its user sets another."""
+"""The maximum number of machines of a run, one after the other, unless the user sets another number."""
 HOLD_S = 900
-"""The longest time that a machine is held for files that are not at home, unless its user sets another."""
+"""The longest time that a machine is held for files that are not at home, unless the user sets another time."""
 
 
 class Mode(StrEnum):
-    """The kind of run: paid, on this machine, the free rehearsal of a paid one, or a notebook's."""
+    """The kind of run: on another machine ("paid"), on this computer, a free rehearsal, or a notebook's."""
 
     PAID = "paid"
     LOCAL = "local"
@@ -44,23 +44,29 @@ class Mode(StrEnum):
 
 
 class Choices(Frozen):
-    """The user's options for the renting itself; each part of gpurun reads those that concern it.
+    """The user's options for machine and job; each part of gpurun reads the options that concern it.
 
-    `guard`: put a key on the machine if its timer needs one (Lambda). `weak_lease`: accept a machine that cannot end
-    itself. `accept_cpu`: train without a CUDA device. `slow_network`: accept any speed between nodes. `setup`: the text
-    of a script to run first, for `setup_limit_s` (0: the default). `stage`: the bucket (s3://…) for shards and
-    checkpoints. `warm`: send earlier compile caches along. `accept_skipped`: train on a folder even if most of it is
-    skipped. `give_up_after_s`: how long a machine may be silent while it trains (0: until its lease ends). `log_to`:
-    experiment trackers for its figures. `trainer`: a folder to upload as the trainer. `core_bundle`: a file or URL with
-    CORE's tasks. `queue_s`: how long it may wait in a queue. `max_gpu_hours`: the limit for a job on a cluster, hours
-    times GPUs or nodes. `limit_s`: the longest time from its start (0: not set). `partition`, `account`, `qos`: used in
-    place of its table's. `pass_env`: globs of the login's variables for the job. `idle_s`, `silent_s`: how long its job
-    may be idle or silent before it is ended (0: until its lease ends; None: not set). `hold_s`: the longest time that a
-    machine is kept if its end would destroy files that are not at home (0: not kept). `init`: the checkpoint of nanoGPT
-    or minGPT with the initial weights. `keep_going`: if its machine is taken away or lost, the run continues on another
-    one, on at most `legs` machines. No machine is waited for longer than `wait_s` (0: the default), or past
-    `until_wall` (0: not set); none costs more than `max_rate_micros` an hour. `clusters`: if several were named, a job
-    may be on any of them.
+    The machine: `guard`: put a key on it if its timer needs one (Lambda). `weak_lease`: accept a machine that cannot
+    end itself. `accept_cpu`: train without a CUDA device. `slow_network`: accept any speed between nodes. `setup`: the
+    text of a script to run first, for at most `setup_limit_s` (0: the default). `max_rate_micros`: the highest price
+    per hour. `hold_s`: the longest time that a machine is held if its end would destroy files that are not at home (0:
+    it is not held).
+
+    The job: `stage`: the bucket (s3://…) for shards and checkpoints. `warm`: upload earlier compile caches, too.
+    `accept_skipped`: train on a folder of texts even if most of it is skipped. `log_to`: experiment trackers for the
+    figures. `trainer`: a folder to upload as the trainer. `core_bundle`: a file or URL with CORE's tasks. `init`: a
+    checkpoint of nanoGPT or minGPT with the initial weights. `give_up_after_s`: how long the machine may be silent
+    while it trains (0: until the lease ends). `idle_s`, `silent_s`: how long the job may be idle or silent before it is
+    ended (0: until the lease ends; None: not set).
+
+    A cluster: `clusters`: the named ones, if several; the job may be on any of them. `queue_s`: how long the job may
+    wait in a queue. `limit_s`: its longest time from its start (0: not set). `max_gpu_hours`: the limit in hours times
+    GPUs (or nodes without GPUs). `partition`, `account`, `qos`: replace the values in the cluster's table. `pass_env`:
+    globs of the login's environment variables that the job gets.
+
+    Another machine: `keep_going`: if the machine is taken away or lost, the run continues on another one, on at most
+    `legs` machines. It waits for another machine at most `wait_s` (0: the default), and not after `until_wall` (0: not
+    set).
     """
 
     region: str | None = None
@@ -98,20 +104,21 @@ class Choices(Frozen):
     clusters: tuple[str, ...] = ()
 
     def opened_as(self, provider: str, region: str) -> str:
-        """Return the word that opens the provider of a machine; of several clusters it opens the machine's alone.
+        """Return the name by which gpurun opens the provider of a machine, as `--provider` takes it.
 
-        One that does not answer says nothing about a job of another.
+        If the user named several clusters, it is the machine's own cluster alone (the region is its name), because
+        another cluster that does not answer must not hinder this job.
         """
         return f"{provider}:{region}" if region in self.clusters else provider
 
     @property
     def of_cluster(self) -> dict[str, str]:
-        """Return the options that replace values of a cluster's table, by the table's keys; "" replaces nothing."""
+        """Return the options that replace values of a cluster's table, by the table's key; "" replaces no value."""
         own = {name: getattr(self, name) for name in ("partition", "account", "qos")}
         return {**own, "container": self.image}
 
     def with_limits_of(self, earlier: Choices) -> Choices:
-        """Return the choices, with the earlier limits for an idle and a silent job where none is set now."""
+        """Return these choices, in which a limit for an idle or silent job that is not set is the earlier run's."""
         names = [name for name in ("idle_s", "silent_s") if getattr(self, name) is None]
         return self.model_copy(update={name: getattr(earlier, name) for name in names})
 
@@ -119,8 +126,9 @@ class Choices(Frozen):
 class Box(Frozen):
     """The user's own machine: how to log in, which host key is expected, and why it is trusted.
 
-    `entry` is the name in ~/.ssh/config by which the user's own ssh reaches it. `jump` is the login of a host on the
-    way, or that entry if it has a proxy. `python` is the Python there that has torch. Each is "" if not given.
+    `entry` is the name in ~/.ssh/config by which the user's own ssh reaches the machine. `jump` is the login of a host
+    on the way, or the same as `entry` if that entry has a proxy. `python` is the machine's Python that has torch. Each
+    of these is "" if not given.
     """
 
     target: str
@@ -134,14 +142,14 @@ class Box(Frozen):
 
 
 class Request(Frozen):
-    """The user's request as typed (but with the absolute path of a recipe's file); nothing is decided yet."""
+    """The user's request as typed, except that a recipe's file has its absolute path. It contains no decisions."""
 
     recipe: str
     overrides: tuple[str, ...] = ()
     gpu: GpuNeed | None = None
     max_cost_micros: Micros | None = None
     cap_from: str = ""
-    """Where the cap was set: --max-cost, or the place of the setting."""
+    """The source of the cap: --max-cost, or the place of the setting."""
     providers: tuple[str, ...] = ()
     data: str | None = None
     hours: float | None = None
@@ -155,7 +163,7 @@ class Request(Frozen):
     price_micros_per_hour: Micros | None = None
     uplink_mbit: Annotated[float, Field(gt=0)] | None = None  # The upload speed of this computer, as its user set it.
     continues: str = ""
-    """The earlier run whose newest checkpoint this one continues from."""
+    """The name of the earlier run from whose newest checkpoint this run continues."""
     quoted: Quoted | None = None
     """The quote, if the request came in a plan file."""
     command: Command | None = None
@@ -165,23 +173,24 @@ class Request(Frozen):
 
     @property
     def recipe_word(self) -> str:
-        """Return the recipe as a command to copy names it."""
+        """Return the recipe, quoted for a command line that the user can copy."""
         return shlex.quote(self.recipe)
 
     @property
     def mode(self) -> Mode:
-        """Return the requested kind of run: a rehearsal, one on this machine, or one elsewhere."""
+        """Return the requested kind of run: a rehearsal, a run on this computer, or a run on another machine."""
         if self.dry_run:
             return Mode.REHEARSAL
         return Mode.LOCAL if place_kinds(self.providers) == {"here"} else Mode.PAID
 
 
 class Estimate(Frozen):
-    """The expected needs of a recipe on an offer; ranges are (low, high), `basis` names the source of the figures.
+    """The expected memory, speed and time of a recipe on an offer. Ranges are (low, high).
 
-    `expected_s` is the training time if one was published for such a machine, else None. `sharded`: its GPUs
-    share the weights (FSDP). `obstacle` is a code for why there is no time, and `basis` then says it in words:
-    "memory", "batch", "processes", "precision" (none of these fits), or "speed" (the card's is not known).
+    `basis` names the source of the figures. `expected_s` is the training time if one was published for such a machine,
+    else None. `sharded` means that the GPUs share the weights (FSDP). If no time can be estimated, `obstacle` is the
+    code of the reason, and `basis` the reason in words: "memory", "batch", "processes" or "precision" do not fit, or
+    the GPU's "speed" is not known.
     """
 
     fits: bool
@@ -204,13 +213,13 @@ class Estimate(Frozen):
 
 
 class Lease(Frozen):
-    """The time limit of each part of a rental; the deadline is their sum after create is sent.
+    """The time limits of the parts of a rental; their sum, from the create request on, is the deadline.
 
     Time that boot, set-up and upload leave unused goes to training, unless `hours_s` (the user's --hours) is shorter.
-    `setup_s` is 0 without a set-up. `queue_s` is how long it may wait before it starts, which costs nothing: the
-    deadline moves back by that time, and from its start the machine has `total_s` like any other. `limit_s` is the
-    longest that its place lets a job run, where that and no cap ends the training (0: it does not): what is left to
-    train is for another job.
+    `setup_s` is 0 without a set-up. `queue_s` is how long a job may wait in a queue, which costs nothing: the deadline
+    is later by this time, and from its start the job has `total_s`. `limit_s` is the longest time for which the
+    machine's place lets a job run, if this limit and no cap ends the training; 0 otherwise. Another job can then do the
+    rest of the training.
     """
 
     boot_s: int
@@ -226,18 +235,18 @@ class Lease(Frozen):
 
     @property
     def total_s(self) -> int:
-        """Return the seconds from create sent to destroy done; with a queue, from the start."""
+        """Return the seconds from the create request to the proven end; for a queued job, from its start."""
         return self.boot_s + self.setup_s + self.ship_s + self.train_s + self.collect_s + self.destroy_s
 
     def ends_wall(self, deadline_wall: float, started_wall: float | None) -> float:
-        """Return the deadline; a queued job's moves forward to one whole lease after its start, once that is known."""
+        """Return the deadline; that of a queued job is at most `total_s` after its start, once the start is known."""
         if not self.queue_s or started_wall is None:
             return deadline_wall
         return min(deadline_wall, started_wall + self.total_s)
 
 
 class Reach(Frozen):
-    """How far a lease gets that trains for `train_s`: the last step of `steps`, and the validation loss if known."""
+    """The progress that `train_s` of training allows: the step out of `steps`, and its validation loss if known."""
 
     step: int
     steps: int
@@ -247,14 +256,14 @@ class Reach(Frozen):
 
 
 class Candidate(Frozen):
-    """An offer with the time and cost to finish on it.
+    """An offer, with the time and cost of the run on it.
 
-    `expected_micros` is for the whole run, or for the part that fits the lease if the user set --hours;
-    `slow_micros` is the same at the slow end of the estimate, and never more than `worst_micros`.
-    `reach` is how far the cap, or --hours, would get there; None if unknown. `obstacle` is a code for why it does not
-    finish, and `why_not` says it in words: one of the estimate's, "cap", "hours", "year", or "consent" where it lacks
-    only that. `needs_consent`: nothing but this laptop would end the machine. `needed` is the cap or the time that
-    would do, where one is known.
+    `expected_micros` is for the whole run, or for the part that fits the lease if the user set --hours; `slow_micros`
+    is the same at the slow end of the estimate, and never more than `worst_micros`. `reach` is the progress that the
+    cap or --hours allows on this offer; None if unknown. If the run does not finish, `obstacle` is the code of the
+    reason and `why_not` the reason in words: an obstacle of the estimate, "cap", "hours", "year", or "consent" if only
+    the user's consent is missing. `needs_consent` means that only this computer would end the machine. `needed` is the
+    cap or the time that would be enough, if known.
     """
 
     offer: Offer
@@ -272,7 +281,7 @@ class Candidate(Frozen):
 
 
 class PublicFile(Frozen):
-    """A public shard that the machine downloads itself: its name among the data, and its expected content."""
+    """A public shard that the machine downloads itself: its name in the data folder, its URL, size and digest."""
 
     name: str
     url: str
@@ -283,10 +292,10 @@ class PublicFile(Frozen):
 class DataSummary(Frozen):
     """The shards that a run trains on, in `folder`, or a command's data, whose tokens are not counted.
 
-    `beside` is a folder with data.json, vocab.json and prompts.json, for shards that belong to no run; else "".
-    `passed_over` lists what was skipped of the text's folder, by reason: "2 binary, 1 in rows". `divided` says which
-    files are held out, if that depends on their names. `public` are the shards that are not in the folder; `bytes`
-    includes them.
+    `beside` is the run's folder with data.json, vocab.json and prompts.json, if the shards lie in a shared folder; for
+    a command, it contains the copy of the command's folder; else "". `passed_over` lists what was skipped in the folder
+    of texts, by reason: "2 binary, 1 in rows". `divided` says which files are held out, if that depends on their names.
+    `public` are the shards that are not in `folder` because the machine downloads them; `bytes` includes them.
     """
 
     folder: str
@@ -303,9 +312,9 @@ class DataSummary(Frozen):
     divided: str = ""
     public: tuple[PublicFile, ...] = ()
     core_sha256: str = ""
-    """The digest of the bundle whose CORE items lie beside the shards."""
+    """The digest of the bundle from which the CORE items beside the shards were made; "" if there are none."""
     public_origin: str = ""
-    """A hub that the user named in place of huggingface.co; it may be in a private network."""
+    """The hub that the user named in place of huggingface.co, perhaps in a private network; "" for none."""
 
     @property
     def public_bytes(self) -> int:
@@ -314,12 +323,12 @@ class DataSummary(Frozen):
 
     @property
     def is_public(self) -> bool:
-        """Return whether the machine downloads its shards itself; before they are looked up, their source decides."""
+        """Return whether the machine downloads its shards itself; before they are listed, the source shows it."""
         return bool(self.public) or (not self.folder and self.source.startswith("hf:"))
 
 
 class LegFile(Frozen):
-    """A file of the checkpoint that a leg starts from: its name below the run's artifacts, and its expected content."""
+    """A file of the checkpoint that a leg starts from: its name below the run's artifacts, its size and its digest."""
 
     name: str
     bytes: int
@@ -329,12 +338,12 @@ class LegFile(Frozen):
 
 
 class Leg(Frozen):
-    """One machine of a run that moves from machine to machine: its number, and where it continues from.
+    """A leg: the part of a run on one machine, if the run may continue on several. It starts from a checkpoint.
 
-    `files` are the checkpoint of `step`, which lie in `folder`; none where it starts from the beginning. `caches` lie
-    there too: what was compiled on machines of the kinds `cached_on`. `spent_micros` is what the legs before it cost at
-    most, `left_micros` what is left of the cap for this one, and `left_gpu_hours` of a cap in GPU-hours; None without
-    such a cap.
+    `files` are the files of the checkpoint of `step`, in `folder`; none if the leg starts from the beginning. `caches`
+    are compile caches in the same folder, from machines of the kinds `cached_on`. `spent_micros` is the upper bound of
+    the cost of the legs before. `left_micros` is the rest of the cap for this leg, `left_gpu_hours` the rest of a cap
+    in GPU-hours; None without such a cap.
     """
 
     number: int
@@ -348,25 +357,29 @@ class Leg(Frozen):
     cached_on: tuple[str, ...] = ()
 
     def caches_for(self, offer: Offer) -> tuple[LegFile, ...]:
-        """Return the compile caches that such a machine may use: they are code, so that none goes to another cloud."""
+        """Return the compile caches that an offer's machine may use: those from machines of the same kind.
+
+        They are code, so they are never sent to another provider's machine.
+        """
         return self.caches if machine_kind(offer) in self.cached_on else ()
 
 
 def machine_kind(offer: Offer) -> str:
-    """Return who rents out which cards there, in a line: machines of one kind can use what another one compiled."""
+    """Return a machine's kind: provider, tier and GPUs in a line. Machines of one kind can share compile caches."""
     return " ".join(filter(None, (offer.provider, offer.tier, offer.label)))
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a machine starts for a job, and what is uploaded for it.
+    """The program that a machine starts for a job, and the uploads that it needs.
 
-    `uploads` are files, folders or bytes, by their place on the machine. `argv` runs in `cwd` with `env` added to the
-    machine's own variables. `{python}` stands for the Python with torch, or for any Python if the job needs no torch,
-    and `{agent}` for the Python that runs the agent. `has_runner` means that the first process is gpurun's own, which
-    runs the job as its child. `allowed` are files that may have the name or the content of a key, by their absolute
-    paths here. For every kind of job, agent, driver and download use the same interface: the log on standard output,
-    progress in out/events.jsonl, outputs in out/MANIFEST.json, and an end within the job's `save_s` after SIGTERM.
+    `uploads` are files, folders or bytes, by their path on the machine. `argv` runs in `cwd` with `env` added to the
+    machine's own variables. `{python}` stands for the Python with torch, or for any Python if the job needs no torch;
+    `{agent}` stands for the Python that runs the agent. `has_runner` means that the first process is gpurun's runner,
+    which runs the job as its child. `allowed` has the absolute local paths of files that are uploaded even if their
+    name or content looks like a key. Every kind of job has the same interface: its log is on standard output, its
+    progress in out/events.jsonl, its outputs are listed in out/MANIFEST.json, and it ends within the job's `save_s`
+    after SIGTERM.
     """
 
     argv: tuple[str, ...]
@@ -378,19 +391,19 @@ class Workload:
 
 
 class Job(Frozen, ABC):
-    """One job; a kind of job is a subclass in `gpurun.jobs.KIND`.
+    """One job. Each kind of job is a subclass in the module `gpurun.jobs.KIND`.
 
     `recipe` is its name in lists, `recipe_sha256` the digest of everything that was requested of it. `resolved` are its
-    settings as trackers log them, `parameters` the parameter count of its model, `trainer` says which trainer it has;
-    each is empty if the kind has no such thing. `form` is the smaller form if only a rehearsal is trained.
+    settings as trackers log them, `parameters` the parameter count of its model, `trainer` names its trainer; each is
+    empty if this kind of job has none. `form` is "rehearsal" if the small form of the recipe is trained.
     """
 
     kind: ClassVar[str]
     terms: ClassVar[JobTerms]
     sends_itself: ClassVar[bool] = True
-    """Whether it may send data itself, which gpurun does not count."""
+    """Whether it may send data by itself, which gpurun does not count."""
     is_attended: ClassVar[bool] = False
-    """Whether people log in and work there: their work counts as activity, and being idle is its usual end."""
+    """Whether people log in to the machine and work on it: their work is activity, and the usual end is being idle."""
 
     recipe: str
     recipe_sha256: str
@@ -406,81 +419,81 @@ class Job(Frozen, ABC):
 
     @property
     def needs_torch(self) -> bool:
-        """Return whether the Python that runs it must have torch."""
+        """Return whether the Python that runs the job must have torch."""
         return False
 
     @property
     @abstractmethod
     def disk_gb(self) -> int:
-        """Return the disk space that it needs on the machine, in GB."""
+        """Return the disk space that the job needs on the machine, in GB."""
 
     @property
     @abstractmethod
     def home_bytes(self) -> int:
-        """Return the most bytes that come home at the end."""
+        """Return the most bytes that are downloaded at the end."""
 
     @property
     @abstractmethod
     def save_s(self) -> int:
-        """Return how many seconds it gets to save and end after the stop signal."""
+        """Return how many seconds the job gets after the stop signal, to save and to end."""
 
     @abstractmethod
     def workload(self, plan: Plan, trainer: Path, cpus: int) -> Workload:
-        """Return what the plan's machine, with `cpus` cores, starts; `trainer` is the package that is uploaded."""
+        """Return the program for the plan's machine with `cpus` cores; `trainer` is the local folder of the trainer."""
 
     @abstractmethod
     def digest(self, plan: Plan, trainer: Path) -> str:
-        """Return one digest of the uploaded program: the trainer's modules, or the job's own folder."""
+        """Return one digest of the uploaded program: the modules in `trainer`, or the job's own folder."""
 
     def program(self, plan: Plan, trainer: Path) -> Path:
-        """Return the folder here that `digest` reads."""
+        """Return the local folder of which `digest` returns the digest."""
         return trainer
 
     def shipped(self, digest: str) -> Self:
-        """Return the job, with the facts that follow from the digest of its program."""
+        """Return the job with the fields that follow from the digest of its program."""
         return self
 
     @property
     def is_estimated(self) -> bool:
-        """Return whether its time is estimated from a recipe before it starts."""
+        """Return whether its time is estimated from a recipe before the start."""
         return self.terms.has_model
 
     @property
     def steps(self) -> int:
-        """Return how many steps it will take; 0 if unknown."""
+        """Return how many steps the job will take; 0 if unknown."""
         return 0
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Return the assumed size of one checkpoint: half of what comes home, because two are kept."""
+        """Return the assumed size of one checkpoint: half of `home_bytes`, because two checkpoints are kept."""
         return self.home_bytes // 2
 
     @property
     def more_kept(self) -> int:
-        """Return how many checkpoints come home in addition to the latest and the best."""
+        """Return how many checkpoints are downloaded in addition to the latest and the best."""
         return 0
 
     def most_bytes(self, kind: str) -> int | None:
-        """Return the largest size of one of its files of a kind; None if unknown."""
+        """Return the most bytes that a file of a kind can have ("weights", "output"); None if unknown."""
         return self.disk_gb << 30
 
     @property
     def can_resume(self) -> bool:
-        """Return whether it can continue from its newest checkpoint on another machine."""
+        """Return whether the job can continue from its newest checkpoint on another machine."""
         return False
 
     @property
     def checkpoint_every(self) -> int:
-        """Return after how many steps it saves a checkpoint; 0 if unknown."""
+        """Return the number of steps between two checkpoints; 0 if unknown."""
         return 0
 
     def resumed(self, leg: Leg) -> Self:
-        """Return the job in the form that continues on the machine of a leg."""
+        """Return the job in the form that continues from the checkpoint of a leg."""
         return self
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Return the names of its secrets."""
+        """Return the names of the secrets that it gets."""
         return ()
 
     @property
@@ -490,17 +503,17 @@ class Job(Frozen, ABC):
 
     @property
     def python(self) -> str:
-        """Return the Python that runs it on this machine; "" for gpurun's own."""
+        """Return the Python that runs it on this computer; "" for gpurun's own Python."""
         return ""
 
     @property
     def pip(self) -> tuple[str, ...]:
-        """Return the requirements that are first installed into that Python."""
+        """Return the pip requirements that are installed before it starts."""
         return ()
 
     @property
     def env(self) -> dict[str, str]:
-        """Return the variables that the user set for it."""
+        """Return the environment variables that the user set for the job."""
         return {}
 
     @property
@@ -510,13 +523,14 @@ class Job(Frozen, ABC):
 
     @property
     def challenge(self) -> str:
-        """Return its challenge, as WORD:KEYID; "" if it has none."""
+        """Return the job's challenge, as WORD:KEYID; "" if it has none."""
         return ""
 
     def code(self, plan: Plan, beside: Path) -> list[tuple[str, str]]:
-        """Return the names and texts of the user's own code; `beside` is where that folder of the plan is today.
+        """Return (label, text) rows about the user's own code, for an evidence card.
 
-        A copy that has changed since the upload is left out.
+        `beside` is the present path of the plan's `data.beside`. If the copy of the code in it has changed since the
+        upload, the rows are left out.
         """
         return []
 
@@ -525,19 +539,19 @@ class Job(Frozen, ABC):
         return {"job": self.kind}
 
     def headline(self) -> list[str]:
-        """Return the parts of the plan's line about it, its name first."""
+        """Return the parts of the plan's line about the job, with its name first."""
         return [self.recipe]
 
     def cargo(self, plan: Plan) -> tuple[list[str], list[str]]:
-        """Return what the plan calls the uploaded files, and the names of its digests."""
+        """Return the plan's words for the uploaded files, and its words with their digests."""
         return [], []
 
     def cures(self, message: str, log: str) -> Iterator[str]:
-        """Yield possible remedies after a failure, from its last message and the end of its log, both untrusted."""
+        """Yield possible remedies for a failure, given its last message and the end of its log, both untrusted."""
         yield from ()
 
     def flat(self) -> dict[str, Any]:
-        """Return its part of plan.json, which `job_in` reads: the fields of every kind, and apart those of its kind."""
+        """Return its part of plan.json, which `job_in` reads: the common fields, and in "job" the kind's own fields."""
         fields = self.model_dump(mode="json")
         of_all = {key: fields.pop(key) for key in Job.model_fields}
         return {**of_all, "job": {"kind": self.kind, **fields}}
@@ -548,7 +562,7 @@ _KIND = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
 
 def job_class(kind: str) -> type[Job]:
-    """Return the class of a kind of job; ValueError for a kind that this gpurun does not have."""
+    """Return the class of a kind of job, from `gpurun.jobs.KIND`; ValueError if this gpurun does not have the kind."""
     if kind not in _KINDS and _KIND.fullmatch(kind):
         try:
             import_module(f"gpurun.jobs.{kind}")
@@ -560,9 +574,9 @@ def job_class(kind: str) -> type[Job]:
 
 
 def job_in(plan: Mapping[str, Any]) -> Job:
-    """Return the job of a plan from the plan's file.
+    """Return the job in the data of a plan.json.
 
-    The fields of training jobs and commands stand among the plan's own keys: plan.json has always had that form.
+    The fields of training jobs and commands are among the plan's own keys there, as in the oldest form of plan.json.
     """
     stated = plan.get("job")
     if isinstance(stated, Job):
@@ -573,10 +587,10 @@ def job_in(plan: Mapping[str, Any]) -> Job:
 
 
 class Plan(Frozen):
-    """What will be done and what it may cost at most: shown, approved, and then never changed.
+    """A plan: a job, the offer for it, and the most that it may cost. It is shown, approved, and then never changed.
 
-    It is a job on the candidate that was `chosen` for it. In JSON the fields of both stand beside the plan's, in
-    place of `job` and `chosen`: plan.json has always had that form.
+    `chosen` is the offer that is used, with time and cost. In JSON, the fields of `job` and `chosen` are among the
+    plan's own, as in the oldest form of plan.json.
     """
 
     v: Literal[1] = 1
@@ -590,7 +604,7 @@ class Plan(Frozen):
     candidates: tuple[Candidate, ...]
     data: DataSummary
     bundle_sha256: str
-    """The digest of the job's program."""
+    """The digest of the job's uploaded program."""
     ship_files: int
     ship_bytes: int
     notes: tuple[str, ...] = ()
@@ -608,7 +622,7 @@ class Plan(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _of_file(cls, data: Any) -> Any:
-        """Return the plan's parts from plan.json, where the fields of job and candidate stand beside the plan's."""
+        """Return plan.json's data with the fields of job and chosen candidate moved into `job` and `chosen`."""
         if not isinstance(data, dict):
             return data
         parts: dict[str, Any] = {"job": job_in(data)}
@@ -640,38 +654,38 @@ class Plan(Frozen):
 
     @property
     def offer(self) -> Offer:
-        """Return the offer that is rented, or the machine that exists already."""
+        """Return the offer on which the job will run; it may be a machine that exists already."""
         return self.chosen.offer
 
     @property
     def estimate(self) -> Estimate:
-        """Return the expected needs of the run there."""
+        """Return the expected memory, speed and time on the chosen machine."""
         return self.chosen.estimate
 
     @property
     def enters_image(self) -> bool:
-        """Return whether the user's command runs in a container there, and gpurun's own programs outside it."""
+        """Return whether the user's command runs in a container on the machine; gpurun's programs run outside of it."""
         return bool(self.choices.image) and place_facts(self.offer.provider).enters_image
 
     @property
     def lease(self) -> Lease:
-        """Return the time limits of the lease there."""
+        """Return the time limits of the lease on the chosen machine."""
         assert self.chosen.lease is not None
         return self.chosen.lease
 
     @property
     def expected_micros(self) -> Micros:
-        """Return the expected cost there; 0 if unknown."""
+        """Return the expected cost on the chosen machine; 0 if unknown."""
         return self.chosen.expected_micros or Micros(0)
 
     @property
     def worst_micros(self) -> Micros:
-        """Return the most that it can cost there."""
+        """Return the most that the run can cost on the chosen machine."""
         return self.chosen.worst_micros or Micros(0)
 
     @property
     def approved(self) -> tuple[Candidate, ...]:
-        """Return what may be rented, in this order: the chosen offer, then the others that the cap pays for."""
+        """Return the offers that may be rented, in this order: the chosen one, then the others that the cap allows."""
         others = (
             candidate for candidate in self.candidates if candidate.lease is not None and candidate.offer != self.offer
         )
@@ -684,16 +698,16 @@ class Plan(Frozen):
 
     @property
     def cap_left_micros(self) -> Micros | None:
-        """Return the cap minus the upper bound of the cost of earlier machines."""
+        """Return the cap minus the upper bound of the cost of earlier machines; None if there is no cap."""
         return self.leg.left_micros if self.leg is not None else self.cap_micros
 
     def with_notes(self, *notes: str, warnings: Iterable[str] = ()) -> Plan:
-        """Return the same plan with more notes (information) and warnings (what may hurt the user)."""
+        """Return the same plan with more notes (information) and warnings (possible harm to the user)."""
         update = {"notes": (*self.notes, *notes), "warnings": (*self.warnings, *warnings)}
         return self.model_copy(update=update)
 
     def with_chosen(self, candidate: Candidate) -> Plan:
-        """Return the same plan on another of its approved offers."""
+        """Return the same plan on another of its approved offers; ValueError if the candidate was not approved."""
         if candidate.lease is None or candidate.worst_micros is None:
             raise ValueError(f"{candidate.offer.label} was not approved")
         processes = candidate.offer.gpu_count or self.processes
@@ -701,4 +715,4 @@ class Plan(Frozen):
 
 
 _CHOSEN = ("offer", "estimate", "lease", "expected_micros", "worst_micros")
-"""The parts of the chosen candidate that plan.json has."""
+"""The fields of the chosen candidate that are in plan.json."""

@@ -1,4 +1,4 @@
-"""Keys that must not be shown, and the environment that a child process may get."""
+"""Secret strings that are never shown, and the environment that a child process may get."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-# What a program needs to run at all. All other variables, above all cloud keys, stay with the parent.
+# The variables that a child process needs. It gets no others, above all no cloud keys.
 _PASSED_ON = (
     "PATH",
     "HOME",
@@ -35,7 +35,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
-        """Return the value, for the one place that sends it."""
+        """Return the value, for code that sends or stores it."""
         return self._value
 
     def __repr__(self) -> str:
@@ -54,16 +54,16 @@ class Secret:
 
 
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for a child process: an allow-list of this one, plus `extra`."""
+    """Return the environment for a child process: the allowed variables of this process, plus `extra`."""
     kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     return {**kept, **(extra or {})}
 
 
 @contextmanager
 def only_for_children(*also: str) -> Iterator[None]:
-    """Reduce this process's environment to that of a child, while a library works that starts programs itself.
+    """Reduce this process's environment to a child's during the `with` block, for a library that starts programs.
 
-    `also` names variables that the library reads.
+    `also` names variables that the library reads itself; they stay.
     """
     whole = dict(os.environ)
     known = child_environment({name: whole[name] for name in also if name in whole})

@@ -1,9 +1,9 @@
-"""Defaults that a user may set once: flag > environment > project file > user file > built in.
+"""Settings that a user makes once. The first of these wins: flag, environment, project file, user file, default.
 
 The user file is `config.toml` in the home, and may set every key. The project file is `gpurun.toml` in the working
-folder, which may be a stranger's: it may set only PROJECT_KEYS, and it can lower a cap but never raise or give one. Its
-tables [run.NAME] are named commands, which `jobs/commands/named_command.py` reads. Every value comes with its
-source, so that `gpurun config show` and the plan can show it.
+folder, which may be a stranger's: it may only set PROJECT_KEYS, and it can lower the user's cap but not raise or set
+it. Its tables [run.NAME] are named commands, which `jobs/commands/named_command.py` reads. Every value has its source,
+which `gpurun config show` and the plan show.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A value and its source."""
+    """The value of a setting, as text, and its source in words."""
 
     value: str
     source: str
 
 
 def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) -> dict[str, Setting]:
-    """Return all settings with their sources; UsageError for a malformed setting, with its place.
+    """Return all settings by key. `project` is the folder in which a project file may be.
 
-    SetupError for a file that cannot be read.
+    Raise UsageError, with the place, for a malformed setting, and SetupError for a file that cannot be read.
     """
     found = {key: Setting(value, "built in") for key, value in DEFAULTS.items()}
     found |= _read(home.config, _USER_FILE)
@@ -92,14 +92,14 @@ def variable_of(key: str) -> str:
 
 
 def _lower(own: Setting, of_project: Setting) -> Setting:
-    """Return the smaller of two caps; no cap if the user has none, because a stranger's folder must not provide one."""
+    """Return the smaller of two caps; if the user has none, no cap, because a stranger's folder must not set one."""
     if not own.value:
         return Setting("", f"built in: no cap; the {of_project.source} can only lower a cap that you have set")
     return min(of_project, own, key=lambda setting: parse_usd(setting.value))
 
 
 def check_setting(key: str, value: str, source: str) -> Setting:
-    """Return a checked setting: a value that no verb accepts is refused here, where its place is known."""
+    """Return a setting after checking its value. UsageError, with the source, for a value that no verb would accept."""
     place = f"{key} in the {source}"
     if key in ("max_cost", "budget.month") and value:
         parse_usd(value, name=place, example=f"{key} = 25")
@@ -117,7 +117,7 @@ def check_setting(key: str, value: str, source: str) -> Setting:
 
 
 def _demand_for_notices(place: str, text: str) -> None:
-    """Raise UsageError for an address that must not get notices: it must be encrypted or local, and contain no key."""
+    """Raise UsageError for an address that must not get notices: it needs https or 127.0.0.1, and no password in it."""
     hint = 'Write for example url = "https://ntfy.sh/my-runs".'
     try:
         parts = urlsplit(text)
@@ -137,7 +137,7 @@ def _demand_for_notices(place: str, text: str) -> None:
 
 
 def is_of_the_link(host: str) -> bool:
-    """Return whether an address is link-local, or a cloud's metadata address, which hands out keys; no name is."""
+    """Return whether an IP address is link-local, or a cloud's metadata address, which gives out keys."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -147,7 +147,7 @@ def is_of_the_link(host: str) -> bool:
 
 
 def _is_line(text: str) -> bool:
-    """Return whether a text is a possible line speed in Mbit/s."""
+    """Return whether a text is a possible upload speed in Mbit/s."""
     try:
         return 0.1 <= float(text) <= 100_000
     except ValueError:
@@ -155,12 +155,18 @@ def _is_line(text: str) -> bool:
 
 
 def load_clusters(home: Home, broken: dict[str, UsageError] | None = None) -> dict[str, Cluster]:
-    """Return the Slurm clusters of the user file, by name; UsageError for an invalid table, or put in `broken`."""
+    """Return the Slurm clusters of the user file, by name.
+
+    An invalid table is a UsageError; with `broken`, the error is stored there by the table's name instead.
+    """
     return _clusters(_table(home.config).get("slurm", {}), broken)
 
 
 def find_cluster(home: Home, name: str | None) -> Cluster:
-    """Return the cluster with that name, or the only one; UsageError. An error in another table does not matter."""
+    """Return the cluster with this name or, without a name, the only one; UsageError if there is no such cluster.
+
+    An invalid table is an error only if it is the named one, or if no table is valid.
+    """
     from gpurun.core.cluster import cluster_of
 
     broken = dict[str, UsageError]()
@@ -183,10 +189,10 @@ def _clusters(tables: object, broken: dict[str, UsageError] | None = None) -> di
 
 
 def _read(path: Path, source: str) -> dict[str, Setting]:
-    """Return one file's settings, each checked; {} if the file does not exist."""
+    """Return the checked settings of one file by key; {} if the file does not exist."""
     table = _table(path)
     if source == _USER_FILE and "slurm" in table:
-        _clusters(table.pop("slurm"))  # Reports its errors; `load_clusters` returns the tables.
+        _clusters(table.pop("slurm"))  # Only to raise an error for an invalid table.
     if source == _OF_PROJECT and isinstance(table.get("run"), dict):
         table.pop("run")  # `project_runs` reads it.
     for name, value in list(table.items()):
@@ -201,14 +207,14 @@ def _read(path: Path, source: str) -> dict[str, Setting]:
 
 
 def _as_text(value: object) -> str:
-    """Return a TOML value as the environment would contain it."""
+    """Return a TOML value in the form that the environment variable of its key would have."""
     if isinstance(value, list):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _table(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file; {} if it does not exist."""
+    """Return the content of a TOML file; {} if it does not exist, SetupError or UsageError if it cannot be read."""
     try:
         return recipe_file.parse_toml(read_regular(path).decode("utf-8-sig"))
     except FileNotFoundError:

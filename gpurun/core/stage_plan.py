@@ -1,4 +1,4 @@
-"""The bucket that shards are staged in, as recorded in a plan."""
+"""The bucket in which shards are staged, as a plan records it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from gpurun.core.records import Frozen, Offer
 
 
 class StagePlan(Frozen):
-    """The bucket for staging, and how many of the files that are worth staging were there when the plan was made.
+    """The bucket for staging. `files` and `bytes` count the files that are worth staging.
 
-    `upload_s` is the time to upload the missing ones before anything is rented. `saves_s` is how much longer it would
-    take to send all of them from here to the machine. Both use the transfer rates that plans assume.
+    `there_files` and `there_bytes` count those that were in the bucket when the plan was made. `upload_s` is the time
+    to upload the missing ones before anything is rented. `saves_s` is how much longer it would take to send all of them
+    from this computer to the machine. Both use the transfer rates that plans assume.
     """
 
     url: str
@@ -27,9 +28,9 @@ class StagePlan(Frozen):
 
     @property
     def is_of_aws(self) -> bool:
-        """Return whether the bucket is AWS's own, so that AWS bills what leaves its region."""
+        """Return whether the bucket is AWS's own: then AWS bills data that leaves its region."""
         return (urlsplit(self.endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
     def is_beside(self, offer: Offer) -> bool:
-        """Return whether machine and bucket are both AWS's and in one region, where transfers are free."""
+        """Return whether an offer's machine and the bucket are AWS's, in the same region: then transfers are free."""
         return self.is_of_aws and place_facts(offer.provider).store == AWS and offer.region == self.region

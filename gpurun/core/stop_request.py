@@ -1,4 +1,4 @@
-"""The user's request to a running supervisor to stop: one small file, which can only become stronger."""
+"""The user's request to a supervisor to stop: one small file in the run folder. A request can only become stronger."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ STRENGTH: dict[str, int] = {"": 0, "save": 1, "now": 2, "destroy": 3}
 
 @dataclass(frozen=True)
 class StopRequest:
-    """How to stop: `save` first, `now` without a checkpoint, or `destroy` without collecting; by whom, and why.
+    """A request to stop a run: `how` is "save" (a checkpoint first), "now" (without it) or "destroy" (no download).
 
-    `same_account`: the user confirms that the key used now belongs to the account that rented the machine. `signal`
-    names the signal behind the request ("SIGINT", "SIGTERM"), if any. `leaves`: the user was told which files do not
-    come home, and gives them up.
+    `same_account` means that the user confirms that the present key belongs to the account that rented the machine.
+    `signal` names the signal behind the request ("SIGINT", "SIGTERM"), if any. `leaves` means that the user has seen
+    which files do not come home, and gives them up.
     """
 
     how: How
@@ -34,7 +34,7 @@ class StopRequest:
 
 
 def read_stop_request(folder: RunFolder) -> StopRequest | None:
-    """Return the current request, if any. An unreadable file counts as the mildest request, because there is one."""
+    """Return the current request; None if there is none. A file that cannot be read counts as the weakest request."""
     try:
         content = json.loads(read_regular(folder.control))
         how, same_account = _HOW[content["how"]], content.get("same_account") is True
@@ -50,7 +50,7 @@ def read_stop_request(folder: RunFolder) -> StopRequest | None:
         return None
     except (ValueError, KeyError, TypeError, RecursionError):
         return StopRequest("save", by="user", reason=f"{folder.control.name} cannot be understood")
-    except OSError as error:  # For example from `sudo gpurun stop`: only its existence can be seen.
+    except OSError as error:  # For example, `sudo gpurun stop` wrote a file that only root can read.
         unread = StopRequest("save", by="user", reason=f"{folder.control.name} cannot be read: {error.strerror}")
         return unread if os.path.exists(folder.control) else None
 
@@ -61,7 +61,7 @@ def ask_to_stop(
 ) -> None:  # fmt: skip
     """Ask the supervisor to stop the run; a weaker request than the current one changes nothing.
 
-    SetupError if the folder cannot be written: then the supervisor was not asked.
+    Raise SetupError if the folder cannot be written; then the supervisor gets no request.
     """
     request = StopRequest(how, by=by, reason=reason, same_account=same_account, signal=signal, leaves=leaves)
     try:

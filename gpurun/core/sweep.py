@@ -1,4 +1,4 @@
-"""What a sweep tries: the settings with their values, the number of trials, and which results are kept."""
+"""The definition of a sweep: settings with their values, the number of trials, and how many results are kept."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Sampler = Literal["grid", "random", "tpe"]
 SAMPLERS = ("grid", "random", "tpe")
 USUAL_TRIALS, MOST_TRIALS = 20, 1000
 MOST_LOOKED_AT = 256
-"""How many combinations are resolved before anything is rented."""
+"""The most combinations of settings that are checked before anything is rented."""
 EARLIER = "earlier_sweep"
-"""The folder of an earlier machine's results, on the next machine."""
+"""The name of the folder with the results of an earlier sweep or machine, from which a sweep continues."""
 END_S = 15
-"""How long the sweep itself needs to end, after its trials."""
+"""How many seconds the sweep itself needs to end, after its trials have ended."""
 LOG_FROM = 10
 """If the ends of a range differ by at least this factor, values are drawn on a logarithmic scale."""
 
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 
 class Range(Frozen):
-    """All numbers between two, both included; `whole` means integers: both ends are written without a decimal point."""
+    """A range of numbers, both ends included. `whole`: only integers. `log`: draw them on a logarithmic scale."""
 
     low: float
     high: float
@@ -41,7 +41,7 @@ class Range(Frozen):
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Return both ends in the form that a trial gets them."""
+        """Return both ends as text, in the form in which a trial gets its values."""
         low, high = ((int(end) if self.whole else end) for end in (self.low, self.high))
         return f"{low:.4g}" if not self.whole else str(low), f"{high:.4g}" if not self.whole else str(high)
 
@@ -52,8 +52,8 @@ Axis = tuple[str, ...] | Range
 class Sweep(Frozen):
     """The trials of one job: `space` has each setting with its values, by name.
 
-    `at_once` is how many trials share a GPU (0: as many as the plan finds room for; for a command, one). The files of
-    the `keep` best trials come home.
+    `at_once` is how many trials run on a GPU at the same time (0: as many as the plan finds room for; for a command,
+    one). The files of the `keep` best trials come home. `prune` is the method that ends bad trials early, "" for none.
     """
 
     space: dict[str, Axis]
@@ -71,9 +71,10 @@ class Sweep(Frozen):
         return prod(listed) if len(listed) == len(self.space) else None
 
     def corners(self) -> Iterator[dict[str, str]]:
-        """Yield combinations to check beforehand: all of a small grid; of a range, its ends.
+        """Yield combinations to check before anything is rented: all combinations, with only the ends of a range.
 
-        If there are too many, yield each value once, then the combinations of the smallest and the largest values.
+        If there are too many, yield each value once, with the first values of the other settings, and then combinations
+        of smallest and largest values.
         """
         values = [axis.ends if isinstance(axis, Range) else axis for axis in self.space.values()]
         first = [listed[0] for listed in values]
@@ -85,7 +86,7 @@ class Sweep(Frozen):
             yield dict(zip(self.space, combination, strict=True))
 
     def words(self) -> list[str]:
-        """Return the settings in readable form."""
+        """Return each setting and its values in words."""
         return [f"{name} {_axis_words(axis)}" for name, axis in self.space.items()]
 
 
@@ -102,7 +103,7 @@ def _axis_words(axis: Axis) -> str:
 
 
 def parse_axis(text: str) -> tuple[str, Axis]:
-    """Parse `lr=1e-3,3e-4`, or a range such as `lr=1e-4..1e-2`; UsageError for anything else."""
+    """Return name and values of a --set option: `lr=1e-3,3e-4`, or a range `lr=1e-4..1e-2`; else UsageError."""
     name, sign, values = (part.strip() for part in text.partition("="))
     if not (sign and values and _NAME.fullmatch(name)):
         what = f"--set {text!r} is not of the form NAME=VALUE,VALUE."
@@ -111,7 +112,7 @@ def parse_axis(text: str) -> tuple[str, Axis]:
 
 
 def axis_of(name: str, values: Sequence[str]) -> Axis:
-    """Return the values of one setting without repeats; UsageError for an empty range."""
+    """Return the values of one setting without repeats, or its range; UsageError for an empty value or range."""
     found = tuple(dict.fromkeys(values))
     bounds = _RANGE.fullmatch(found[0]) if len(found) == 1 else None
     if bounds is None:

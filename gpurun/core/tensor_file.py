@@ -1,7 +1,7 @@
-"""Reads the header of an untrusted safetensors file: which tensors it has, and where they are.
+"""Reads the header of an untrusted safetensors file: which tensors it has, and where they are. No tensor is read.
 
-The format is 8 bytes with the length of the header (little-endian), the header {name: {dtype, shape, data_offsets}} in
-JSON, then the tensors end to end. No tensor is read.
+The file begins with 8 bytes: the length of the header (little-endian). Then come the header in JSON, {name: {dtype,
+shape, data_offsets}}, and the tensors without gaps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpurun.core.paths import open_regular
 from gpurun.core.untrusted import Malformed, parse_object, plain_line, whole
 
 _MOST_HEADER_BYTES = 16 << 20
-"""Two hundred bytes for each of eighty thousand tensors."""
+"""Enough for eighty thousand tensors with two hundred bytes each."""
 _MOST_DIMENSIONS = 64
 _WIDTHS = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -26,7 +26,7 @@ _WIDTHS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """The shape of a tensor, its first byte in the file, and the byte after its last."""
+    """A tensor in a file: its shape, the offset of its first byte, and the offset after its last byte."""
 
     shape: list[int]
     start: int

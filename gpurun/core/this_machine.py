@@ -1,4 +1,4 @@
-"""The hardware of this machine."""
+"""The GPUs of this computer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpurun.core.secrets import child_environment
 
 @dataclass(frozen=True)
 class CardHere:
-    """A GPU as the NVIDIA driver here names it."""
+    """A GPU of this computer, by the name that its NVIDIA driver gives; 0 MiB if the memory is not known."""
 
     name: str
     memory_mib: int
 
 
 def cards_here() -> tuple[CardHere, ...]:
-    """Return the GPUs that an NVIDIA driver shows; only the trainer imports torch."""
+    """Return the GPUs that nvidia-smi lists, because only the trainer imports torch; () without such a driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()
@@ -31,5 +31,5 @@ def cards_here() -> tuple[CardHere, ...]:
 
 
 def has_cuda() -> bool:
-    """Return whether an NVIDIA driver shows a GPU."""
+    """Return whether nvidia-smi lists a GPU."""
     return bool(cards_here())

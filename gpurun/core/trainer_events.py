@@ -1,7 +1,8 @@
-"""Parses the trainer's events, one record per line of events.jsonl; nothing else does (docs/FORMATS.md has every key).
+"""Parses the trainer's events, the lines of events.jsonl. No other module parses them (docs/FORMATS.md has every key).
 
-All of it comes from the machine and may be false. Every field is checked here: a figure is a finite number or None,
-a word is one harmless line, a text has no control characters except line ends and tabs, and all lengths are bounded.
+Everything in them comes from the machine and may be false. Every field is checked here: a figure is a finite number or
+None, a word is one harmless line, a text has no control characters except line ends and tabs, and all lengths are
+bounded.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _COMMANDS = re.compile("[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u20
 class TrainerEvent:
     """The fields of every event; an event of an unknown kind has only these.
 
-    `wall` is seconds since the epoch, `elapsed_s` seconds since the trainer's process started. `said` is the raw line,
-    for readers that pass it on unparsed.
+    `wall` is in seconds since the epoch, `elapsed_s` in seconds since the trainer's process started. `said` is the
+    line's JSON object, for readers that pass it on unchecked.
     """
 
     kind: str
@@ -57,9 +58,10 @@ class StartEvent(TrainerEvent):
 
 @dataclass(frozen=True)
 class StepEvent(TrainerEvent):
-    """An optimiser step: `step_s` is the median since the line before, `tokens` is the total so far, `mfu` is 0..1.
+    """A report of the trainer after an optimiser step. `step_s` is the median time of a step since the last report.
 
-    `steps` is the total number of steps, if it is only known from the lines of a command.
+    `tokens` is the total so far. `mfu`, the share of the GPU's peak speed, is from 0 to 1. `steps` is the total number
+    of steps, in the events of a command that reports it.
     """
 
     loss: float | None
@@ -75,7 +77,7 @@ class StepEvent(TrainerEvent):
 
 @dataclass(frozen=True)
 class EvaluationEvent(TrainerEvent):
-    """A validation loss, its duration, and related figures; `hellaswag` is the share of its items solved."""
+    """A validation loss, how long the evaluation took, and related figures; `hellaswag` is a share of solved items."""
 
     val_loss: float | None
     bits_per_byte: float | None
@@ -86,7 +88,7 @@ class EvaluationEvent(TrainerEvent):
 
 @dataclass(frozen=True)
 class CoreScoreEvent(TrainerEvent):
-    """The CORE score after the last step, over `items` items of the bundle with that digest."""
+    """The CORE score after the last step, over `core_items` items of the bundle with the digest `bundle_sha256`."""
 
     core: float | None
     core_items: int | None
@@ -103,7 +105,7 @@ class SampleEvent(TrainerEvent):
 
 @dataclass(frozen=True)
 class CheckpointEvent(TrainerEvent):
-    """A checkpoint is on the machine's disk; training paused for `stall_s`."""
+    """A checkpoint is on the machine's disk. The training paused for `stall_s` to write it."""
 
     bytes: int | None
     stall_s: float | None
@@ -111,7 +113,7 @@ class CheckpointEvent(TrainerEvent):
 
 @dataclass(frozen=True)
 class AlertEvent(TrainerEvent):
-    """A `warning`: something that a person should know and that does not stop training."""
+    """A `warning`: something that the user should know, and that does not stop the training."""
 
     code: str
     message: str
@@ -119,7 +121,7 @@ class AlertEvent(TrainerEvent):
 
 @dataclass(frozen=True)
 class StopEvent(TrainerEvent):
-    """Why training ended, according to the trainer."""
+    """The end of the training, with the trainer's reason."""
 
     reason: str
     message: str
@@ -130,8 +132,8 @@ class StopEvent(TrainerEvent):
 class TrialEvent(TrainerEvent):
     """The current state of one trial of a sweep: `running`, done, pruned, failed, stopped, or its loss became nan.
 
-    `result` is the figure that ranks the trials, `why` says how a failed one failed. A trial that `is_restored` ran in
-    an earlier run.
+    `result` is the figure by which trials are ranked; `why` explains a failure. `is_restored` means that the trial ran
+    in an earlier run, or on an earlier machine of this run (see `later_of_trial`).
     """
 
     trial: int | None
@@ -148,25 +150,25 @@ class TrialEvent(TrainerEvent):
 
     @property
     def is_under_way(self) -> bool:
-        """Return whether the event only reports how far its trial is."""
+        """Return whether the trial is still running, and the event only reports its progress."""
         return self.state == "running" and self.step is not None
 
     @property
     def is_ranked(self) -> bool:
-        """Return whether it has a result that may be the best."""
+        """Return whether the trial has a result that may be the best one."""
         return self.result is not None and self.state in ("done", "stopped")
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """Return the sort key of trials, best first, in the machine's order: finished ones come before stopped ones."""
+        """Return the sort key of trials, best first, as on the machine: finished trials come before stopped ones."""
         return not self.is_ranked, self.state != "done", self.result if self.result is not None else 0.0
 
 
 def later_of_trial(before: TrialEvent | None, event: TrialEvent) -> TrialEvent:
-    """Return what is known of a trial after one more event of it; what this run paid for is its own on each machine.
+    """Return the state of a trial after its next event; `before` is its state so far, None if this is the first event.
 
-    On the next machine of a run a trial is restored from the one before, and only then: `is_restored` means an earlier
-    run.
+    In the returned state, `is_restored` only means an earlier run. The run's next machine also reports a trial of the
+    machine before as restored, but this run has paid for that trial.
     """
     if event.is_restored and before is not None and not before.is_restored:
         return replace(event, is_restored=False)
@@ -175,31 +177,32 @@ def later_of_trial(before: TrialEvent | None, event: TrialEvent) -> TrialEvent:
 
 @dataclass(frozen=True)
 class FilesLeft:
-    """Files that stay on the machine: their number, their bytes, and the first of them by name with their sizes."""
+    """A group of files on the machine: their number, their bytes in all, and name and size of the first of them."""
 
     files: int
     bytes: int
     first: tuple[tuple[str, int], ...] = ()
 
     def ending_in(self, suffixes: tuple[str, ...]) -> FilesLeft:
-        """Return the named files whose names end with one of the suffixes."""
+        """Return the group of those in `first` whose names end with one of the suffixes, in any case of letters."""
         first = tuple((name, size) for name, size in self.first if name.lower().endswith(suffixes))
         return FilesLeft(len(first), sum(size for _, size in first), first)
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the same as JSON data."""
+        """Return the group as JSON data."""
         first = [{"name": name, "bytes": size} for name, size in self.first]
         return {"files": self.files, "bytes": self.bytes, "first": first}
 
 
 @dataclass(frozen=True)
 class OutputsEvent(TrainerEvent):
-    """The files that a command had left when it ended, as counts and bytes; a kind without files is empty.
+    """The files that a command left when it ended, in groups; a group may be empty.
 
-    `published` files come home. `unpublished` files are finished but could not be listed, `left_behind` files stay by
-    rule, `elsewhere` files are outside the folder that comes home. `unmatched` are the flags whose globs match no new
-    file, `still_working` the processes that were still busy when the command ended.
+    `published` files come home. `unpublished` files are finished, but the machine could not list them for download.
+    `left_behind` files stay on the machine by a rule. `elsewhere` files are outside of the folder that is downloaded.
+    `matched` is the number of files for each glob, `unmatched` are the flags whose globs match no new file.
+    `still_working` names the processes that were still busy when the command ended.
     """
 
     published: FilesLeft
@@ -212,7 +215,7 @@ class OutputsEvent(TrainerEvent):
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the same as data for the journal: `published`, and the rest only if not empty."""
+        """Return the data for the journal: the counts of `published`, and each other part if it is not empty."""
         kinds = {name: getattr(self, name) for name in ("unpublished", "left_behind", "elsewhere")}
         words = {name: list(getattr(self, name)) for name in ("unmatched", "still_working")}
         return {
@@ -225,7 +228,7 @@ class OutputsEvent(TrainerEvent):
 
 
 def parse_event(line: bytes | str) -> TrainerEvent | None:
-    """Parse one line into its event; None for anything but an object with a `kind`. Never raises."""
+    """Return the event of one line; None for anything but a JSON object with a `kind`. This never raises."""
     if not line or len(line) > LINE_BYTES:
         return None
     try:
@@ -245,18 +248,18 @@ def make_event(data: Mapping[str, Any]) -> TrainerEvent | None:
 
 
 def events_of(path: Path) -> Iterator[TrainerEvent]:
-    """Yield the events of a file, which may be huge or hostile; invalid lines are skipped. None if there is no file."""
+    """Yield the events of a file, which may be huge or hostile. Skip invalid lines; a missing file has no events."""
     return (event for line in lines_of(path) if (event := parse_event(line)) is not None)
 
 
 class EventLines:
-    """Splits an arriving stream into events: an incomplete line waits for its rest."""
+    """A parser of an arriving stream of events, which keeps an incomplete line until its rest arrives."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def take(self, piece: bytes) -> list[TrainerEvent]:
-        """Return the events that are complete now."""
+        """Take the next piece of the stream, and return the events that it completes."""
         *lines, rest = (self._rest + piece).split(b"\n")
         self._rest = rest[: LINE_BYTES + 1]
         return [event for line in lines if (event := parse_event(line)) is not None]
@@ -291,7 +294,7 @@ def _text(value: Any) -> str:
 
 
 def _left(value: Any) -> FilesLeft:
-    """Return files that stay; an invalid value means none, and the count is at least the number of named files."""
+    """Return a group of files; an invalid value is an empty group. It counts at least as many files as it names."""
     data = value if isinstance(value, dict) else {}
     named = [file for file in _some(data.get("first")) if isinstance(file, dict) and isinstance(file.get("name"), str)]
     first = tuple((plain_line(file["name"], _NAME_CHARS), whole(file.get("bytes")) or 0) for file in named)

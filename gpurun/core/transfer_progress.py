@@ -1,4 +1,4 @@
-"""The progress of a transfer or a set-up: a small file in the run folder for viewers; never durable, never evidence."""
+"""The progress of a transfer or set-up, in a small file of the run folder: for viewers, not durable, no evidence."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ STALE_S = 30.0
 
 @dataclass(frozen=True)
 class Moving:
-    """A transfer under way: how much is done at `wall`, counted in this attempt from `begun_wall` on.
+    """A transfer, or another task, that is running now: `done` of `total` at the time `wall`.
 
-    The unit is bytes. A boot, a set-up and a check are in seconds elapsed of the seconds allowed, with their last
-    output in `words`.
+    This attempt began at `begun_wall`, when `begun` was done already. The unit is bytes; for a boot, a set-up or a
+    check it is seconds, of which `total` are allowed. `words` is the last output.
     """
 
     what: What
@@ -42,22 +42,22 @@ class Moving:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """Return the rate of this attempt; None before there is one."""
+        """Return the rate of this attempt; None if nothing has been transferred yet."""
         fresh = self.done - self.begun
         return fresh / self.seconds if self.seconds > 0 and fresh > 0 else None
 
 
 class Tell(Protocol):
-    """Receives the progress, as often as the caller likes."""
+    """A function that records the progress of a task; the caller may call it at any rate."""
 
     def __call__(self, done: int, words: str = "") -> None:
-        """Report the amount done so far."""
+        """Record the amount that is done so far."""
         ...
 
 
 @contextmanager
 def moving(folder: RunFolder, clock: Clock, what: What, total: int) -> Iterator[Tell]:
-    """Record a transfer: yield a function that takes the amount done; the file is removed at the end."""
+    """Yield a function that records the progress of a task in the run folder; remove the record at the end."""
     begun: tuple[int, float] | None = None
     due_mono = clock.monotonic()
 
@@ -69,7 +69,7 @@ def moving(folder: RunFolder, clock: Clock, what: What, total: int) -> Iterator[
         due_mono = clock.monotonic() + PERIOD_S
         now = Moving(what, done, total, clock.wall(), *begun, words)
         half = folder.moving.with_suffix(".tmp")
-        with suppress(OSError):  # A full disk must not end a transfer for a progress bar.
+        with suppress(OSError):  # This is only for a progress bar: a full disk must not end the transfer.
             half.write_text(json.dumps(asdict(now)))
             os.replace(half, folder.moving)
 
@@ -81,7 +81,7 @@ def moving(folder: RunFolder, clock: Clock, what: What, total: int) -> Iterator[
 
 
 def read_moving(folder: RunFolder, now_wall: float) -> Moving | None:
-    """Return the transfer that is under way in a run, if any."""
+    """Return the transfer or task that a run is doing now; None if there is no record from the last STALE_S seconds."""
     try:
         progress = Moving(**read_object(folder.moving))
         is_fresh = abs(now_wall - progress.wall) < STALE_S and progress.total > 0

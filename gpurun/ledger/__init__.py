@@ -1,1 +1,1 @@
-"""What is written down and proven: the journal, the run's lock, receipts, the chain that they form, and their audit."""
+"""The records of runs and money: the journal, the run's lock, budgets, receipts, their chain, and the audit."""

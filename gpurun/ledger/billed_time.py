@@ -1,4 +1,4 @@
-"""How long one rental was billed: from before the request to its end by the journal, and what that end rests on.
+"""Computes how long one rental was billed, from its request to its end by the journal, and the evidence for that end.
 
 Seconds are computed in whole milliseconds, as docs/RECEIPTS.md explains under "How seconds are rounded".
 """
@@ -26,7 +26,7 @@ from gpurun.core.journal_records import STAMPS_S, Event, Record, all_typed, last
 from gpurun.core.money import Micros, seconds_paid, total
 
 WATCHED_S = 120.0
-"""The end was watched if the last sign of life is at most this long before the first reading that shows it gone."""
+"""An end was watched if the last sign of life is at most this long before the first reading of the machine as gone."""
 MEASURED, REPORTED, UNSEEN, BY_TIMER = "measured", "provider-reported", "unseen", "its own timer"
 BY_BILL = "the provider's bill"
 _ALIVE = {
@@ -49,9 +49,10 @@ def last_of(records: Sequence[Record], event: Event) -> Record | None:
 
 
 def elapsed_ms(records: Sequence[Record], start: Record, end: Record) -> int:
-    """Return the milliseconds between two records by the clock that advanced most, rounded up.
+    """Return the milliseconds between two records, rounded up. `records` contains both, and the records in between.
 
-    Wall time can be set back, and monotonic time restarts at a boot: from record to record the larger counts.
+    From each record to the next, the clock that advanced more counts, because wall time can be set back, and monotonic
+    time restarts at a boot.
     """
     between = [record for record in records if start.seq <= record.seq <= end.seq]
     passed_us = sum(after.us_since(before) for before, after in pairwise(between))
@@ -59,25 +60,25 @@ def elapsed_ms(records: Sequence[Record], start: Record, end: Record) -> int:
 
 
 def elapsed_s(records: Sequence[Record], start: Record, end: Record) -> float:
-    """Return `elapsed_ms` in seconds."""
+    """Return the seconds between two records; see `elapsed_ms`."""
     return elapsed_ms(records, start, end) / 1000
 
 
 def nearest_ms(us: int) -> int:
-    """Return a reported or planned duration, to the nearest millisecond."""
+    """Convert microseconds to the nearest millisecond, for durations that are reported or planned."""
     return round(us / 1000)
 
 
 def _ago_ms(ago_s: float | None, unknown_ms: int) -> int:
-    """Return how long before its record something was, as the record has it; `unknown_ms` if it does not."""
+    """Convert a record's "seconds ago" to milliseconds; return `unknown_ms` if the record has no such time."""
     return unknown_ms if ago_s is None else nearest_ms(microseconds(ago_s))
 
 
 @dataclass(frozen=True)
 class BilledTime:
-    """The records of one attempt, from its `create.intended` on, and the billed time that follows from them.
+    """The records of one rental, from its `create.intended` on, and the billed time that follows from them.
 
-    `billed` is the amount on the provider's bill for its machine, once two readings agreed.
+    `billed` is the amount on the provider's bill for the machine, once two readings of the bill agreed; else None.
     """
 
     records: tuple[Record, ...]
@@ -85,48 +86,48 @@ class BilledTime:
 
     @property
     def asked(self) -> Record:
-        """Return the record that was written before the request."""
+        """Return the rental's first record: the intent that was written before the request."""
         return self.records[0]
 
     @cached_property
     def intent(self) -> CreateIntended:
-        """Return what was about to be requested."""
+        """Return the content of the first record: the intent to create the machine."""
         intent = self.asked.typed
         assert isinstance(intent, CreateIntended)
         return intent
 
     @property
     def token(self) -> str:
-        """Return the token under which it was requested."""
+        """Return the token of the request."""
         return self.intent.token
 
     def last(self, event: Event) -> Record | None:
-        """Return the last record of an event in this rental."""
+        """Return the last record of an event in this rental; None if there is none."""
         return last_of(self.records, event)
 
     @property
     def instance(self) -> SeenMachine | None:
-        """Return the provider's last description of the machine; None if it was never seen."""
+        """Return the provider's last description of the machine; None if the provider never described it."""
         return self._answers[-1] if self._answers else None
 
     @property
     def machine_id(self) -> str:
-        """Return the id of its machine; "" if none was seen."""
+        """Return the id of the machine; "" if the provider never described it."""
         return self.instance.id if self.instance else ""
 
     @cached_property
     def _answers(self) -> list[SeenMachine]:
-        """Return every description of the machine by its provider, in order."""
+        """Return all of the provider's descriptions of the machine, in order."""
         seen = (record.typed.instance for record in self.records if "instance" in record.data)
         return [machine for machine in seen if machine is not None]
 
     def reported(self, key: str) -> Any:
-        """Return the provider's last value for one property of the machine; None if it gave none."""
+        """Return the provider's last value for one field of `SeenMachine`; None if it gave none."""
         return next((value for machine in reversed(self._answers) if (value := getattr(machine, key))), None)
 
     @cached_property
     def end(self) -> str:
-        """Return `refused` (nothing was made), a proven teardown, or `not_proven`."""
+        """Return how the rental ended: "refused" (no machine was made), the proven teardown, or "not_proven"."""
         if self.last(Event.CREATE_REFUSED) is not None:
             return "refused"
         proof = last_typed(self.records, DeathProven)
@@ -134,12 +135,15 @@ class BilledTime:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds that may be billed for the machine itself; 0 if certainly none was made."""
+        """Return the most seconds that may be billed for the machine; 0 if it is certain that none was made."""
         return 0.0 if self.end == "refused" else self._span[0] / 1000
 
     @property
     def least_seconds(self) -> float:
-        """Return the seconds that are certainly billed: as long as it was seen to run, or as its provider reports."""
+        """Return the seconds that are certainly billed: the time in which the machine was seen to run.
+
+        Instead, it is the time by the provider's report or bill, if the billed time rests on that and it is longer.
+        """
         if self.end == "refused":
             return 0.0
         ms, why = self._span
@@ -147,10 +151,11 @@ class BilledTime:
         return max(0, certain_ms, 0 if self.is_queued else self._seen_ms()) / 1000
 
     def _seen_ms(self) -> int:
-        """Return how long it was seen to run, by the clock that advanced less: a changed clock lengthens nothing.
+        """Return for how many milliseconds the machine was certainly seen to run, from its first sign of life on.
 
-        A record shows what was seen after the record before it, because this computer may have slept in between. A
-        machine that is ending does not count as running, because not every provider bills that.
+        The clock that advanced less counts, because the other may have been changed. A sign of life counts from the
+        record before it, because this computer may have slept between the two. A machine that is ending does not count
+        as running, because not every provider bills that time.
         """
         signs = [record.seq for record in self.records if record.seq < self.last_paid.seq and self._shows_life(record)]
         if not signs:
@@ -164,21 +169,24 @@ class BilledTime:
 
     @property
     def is_queued(self) -> bool:
-        """Return whether it had to queue, so that its time counts from its start."""
+        """Return whether the machine is a job in a queue: then its billed time counts from its start."""
         return self.longest_ms is not None
 
     @property
     def begun(self) -> bool:
-        """Return whether its time counts: always without a queue, else once its wait is known to be over."""
+        """Return whether billed time has begun: always without a queue, and with a queue once a start is reported."""
         return not self.is_queued or self._waited_ms is not None
 
     @property
     def end_is(self) -> str | None:
-        """Return what the end of the billed time rests on; None if nothing ended or an old gpurun did not record it."""
+        """Return the evidence for the end of the billed time, such as "measured" or "provider-reported".
+
+        None if no end is proven, if no machine was made, or if an older gpurun did not record the evidence.
+        """
         return None if self.end in ("refused", "not_proven") else self._span[1]
 
     def ms_until(self, record: Record) -> int:
-        """Return the milliseconds from its request to a record, measured like `elapsed_ms`."""
+        """Return the milliseconds from the rental's first record to another of its records, as `elapsed_ms` does."""
         return -(-self._passed_us[record.seq] // 1000)
 
     @cached_property
@@ -188,7 +196,10 @@ class BilledTime:
 
     @cached_property
     def last_paid(self) -> Record:
-        """Return the record up to which it can have been paid: the first of the readings that prove its end."""
+        """Return the record up to which the machine can have been billed: the first of the readings that prove its end.
+
+        Without a proof it is the last record. An older gpurun's readings do not suffice: then it is the proof itself.
+        """
         proven = self.last(Event.DEATH_PROVEN)
         if proven is None:
             return self.records[-1]
@@ -200,20 +211,20 @@ class BilledTime:
 
     @property
     def longest_ms(self) -> int | None:
-        """Return how long a queued machine may run before its scheduler ends it; None without a queue."""
+        """Return after how many milliseconds the scheduler ends a queued job, from its start; None without a queue."""
         lease = self.intent.lease
         return 1000 * (lease.total_s + lease.kill_allowance_s) if lease.queue_s else None
 
     @cached_property
     def _waited_ms(self) -> int | None:
-        """Return how long it waited in a queue, by the earliest reported start; None if no start was reported."""
+        """Return the milliseconds from request to start, by the earliest reported start; None if none was reported."""
         starts = [(record, record.runs_us) for record in self.records if record.seq <= self.last_paid.seq]
         waits = [self.ms_until(record) - nearest_ms(us) for record, us in starts if us is not None]
         return max(0, min(waits)) if waits else None
 
     @property
     def queued_s(self) -> float:
-        """Return the seconds from its request to its start, which are free; 0 without a queue or a reported start."""
+        """Return the seconds in a queue, which cost nothing; 0 without a queue or a reported start."""
         return self._queued_ms / 1000
 
     @property
@@ -222,10 +233,11 @@ class BilledTime:
 
     @cached_property
     def _span(self) -> tuple[int, str | None]:
-        """Return the time from the request, or from a queued machine's start, to the end, and what that end rests on.
+        """Return the most milliseconds that may be billed, and the evidence for their end (`end_is`).
 
-        The first reading that shows it gone is always a bound. The provider's times, bill and time limit may be closer
-        bounds; none of them overrules what was seen of the machine.
+        They count from the request, or from the start of a queued job. The first reading that shows the machine gone is
+        always an upper bound. The provider's times, its bill and its time limit are further upper bounds, unless a sign
+        of life contradicts them. The lowest of all bounds counts.
         """
         gone = self.last_paid
         gone_ms, read = self.ms_until(gone), gone.typed
@@ -235,16 +247,16 @@ class BilledTime:
         sign_ms = self.ms_until(signs[-1]) if signs else 0
         born_ms = self.ms_until(signs[0]) if signs else 0
         alive_ms = max(sign_ms, gone_ms - _ago_ms(read.alive_s_ago, gone_ms))
-        # A machine that is ending is still visible, and may be free by its provider's own time of the end.
+        # A machine that is ending is still visible, but by its provider's time of the end it may no longer be billed.
         up_ms = max(sign_ms, gone_ms - _ago_ms(read.up_s_ago, gone_ms))
         first_ms = self._first_gone_ms(gone.seq, gone_ms - _ago_ms(read.gone_s_ago, 0))
         lived_us = self._lived_us(read)
         if first_ms < alive_ms or (lived_us is not None and first_ms < nearest_ms(lived_us) - _STAMPS_MS):
-            first_ms = gone_ms  # It was not gone yet: it appeared again, or its provider reports a later end.
+            first_ms = gone_ms  # The first reading was wrong: the machine appeared again, or its end is reported later.
         is_watched = first_ms - alive_ms <= 1000 * WATCHED_S
         ends: list[tuple[int, str | None]] = [(first_ms, MEASURED if is_watched else UNSEEN)]
         if self.longest_ms is not None:
-            # A start that was never reported contradicts nothing: what was seen alive may have been in the queue.
+            # If no start was reported, signs of life are no contradiction: the job may have been in the queue.
             ends += self._ends_of_queued(read.ran_s, self.longest_ms, *((alive_ms, up_ms) if self.begun else (0, 0)))
             ms, why = min(ends, key=lambda end: end[0])
             return max(0, ms - self._queued_ms), why
@@ -262,19 +274,20 @@ class BilledTime:
             timer_ms = nearest_ms(lease_us + microseconds(self.intent.lease.kill_allowance_s))
             ends += [(timer_ms, BY_TIMER)] if timer_ms >= alive_ms else []
         ms, why = min(ends, key=lambda end: end[0])
-        return max(1, ms), why  # What was made costs the least that is billed, even if it was gone at once.
+        return max(1, ms), why  # A machine that was made costs at least the provider's minimum, however soon it ended.
 
     def _lived_us(self, read: DeathRead) -> int | None:
-        """Return how long it lived by its provider's own times, in microseconds; None if these are not known."""
+        """Return how long the machine existed by its provider's times, in microseconds; None if they are not known."""
         created = [machine.created_wall for machine in self._answers if machine.created_wall is not None]
         if not created or read.ended_wall is None or self.is_queued:
             return None
         return microseconds(read.ended_wall) - min(map(microseconds, created))
 
     def _first_gone_ms(self, seq: int, begun_ms: int) -> int:
-        """Return when the unbroken readings of GONE up to that line begin, in milliseconds from the request.
+        """Return when the series of readings as gone began that ends at line `seq`, in milliseconds from the request.
 
-        A sign of life breaks them, and so do two minutes without a reading: a single reading may be wrong.
+        `begun_ms` is when it began by the reading in that line. A sign of life interrupts a series, and so do more than
+        two minutes without a reading, because a single reading may be wrong.
         """
         first_ms = begun_ms
         for record in reversed([record for record in self.records if record.seq < seq]):
@@ -293,9 +306,10 @@ class BilledTime:
     def _ends_of_queued(
         self, ran_s: float | None, longest_ms: int, alive_ms: int, up_ms: int
     ) -> Iterator[tuple[int, str | None]]:
-        """Yield bounds for a queued machine, from the request: how long it ran by its provider, and its time limit.
+        """Yield upper bounds for the end of a queued job, in milliseconds from the request, with their evidence.
 
-        If its start was never reported, they are bounds in any case.
+        They are the time that it ran by its provider, and its time limit. A bound that a sign of life contradicts is
+        left out.
         """
         if ran_s is not None:
             ran_ms = nearest_ms(microseconds(ran_s) + (microseconds(STAMPS_S) if ran_s else 0))
@@ -306,9 +320,9 @@ class BilledTime:
             yield self._queued_ms + longest_ms, BY_TIMER
 
     def _shows_life(self, record: Record) -> bool:
-        """Return whether a record shows that the machine lives, or that its provider says so.
+        """Return whether a record is a sign of life: the machine itself answered, or its provider shows it as alive.
 
-        A queued job leaves its folder behind, which can be read long after its end: only its scheduler's word counts.
+        For a queued job only the scheduler's word counts, because the job's folder can be read long after its end.
         """
         if record.event is Event.INCIDENT:
             return isinstance(incident := record.typed, Incident) and incident.code in _LIVES
@@ -330,16 +344,16 @@ class BilledTime:
 
     @property
     def rate_is_limit(self) -> bool:
-        """Return whether the provider only reported the most that it bills per hour."""
+        """Return whether the provider reported only the most that it bills per hour."""
         return any(seen.rate_is_limit for seen in self._answers)
 
     @property
     def rate(self) -> int:
-        """Return the price per hour: the one that the provider reports for the machine, else the agreed one."""
+        """Return the machine's price per hour: the highest that the provider reported, else the agreed one."""
         reported = self._reported_rate()
         return self.intent.rate_micros_per_hour if reported is None else reported
 
     def _reported_rate(self) -> int | None:
-        """Return the highest price per hour that the provider reported for it."""
+        """Return the highest price per hour that the provider reported for the machine; None if it reported none."""
         reported = [seen.rate_micros_per_hour for seen in self._answers if seen.rate_micros_per_hour is not None]
         return max(reported, default=None)

@@ -1,11 +1,13 @@
-"""Budgets that rentals share: what a rental may cost is held before the request, and replaced by its cost at its end.
+"""Budgets: limits on what several rentals cost together.
 
-A budget is a file of holds under one lock. The month of one home is the first; anything else that limits several
-rentals together is another `Budget` (`mandate.py`), and a rental is held in all that apply to it. It is held after its
-create intent is on disk and before the request, so a hold that is found is a bound until an end is proven.
+A budget is a file of amounts under one lock. The most that a rental may cost is held in the budget before the machine
+is requested, and replaced by the cost when its end is proven. The month of a home is one budget, a mandate another
+(`mandate.py`); a rental is held in all budgets that apply to it. This happens after the create intent is on disk and
+before the request. So even if gpurun is killed, what is held is an upper bound of the rental's cost.
 
-An approved run without a rental yet is reserved: this counts while its supervisor lives, and for a minute before there
-is one. Of several runs that are approved at once, only as many start as the budgets can pay for.
+For an approved run that has no rental yet, the amount is reserved. A reservation counts while a supervisor drives the
+run, and for a minute before that. So if several runs are approved at the same time, only those start for which the
+budgets have room.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ RESERVED_S = 60.0
 
 
 class Held(Frozen):
-    """What one rental may cost until then at most, or what it cost once it is settled.
+    """One amount in a budget: the most that a rental may cost until `until_wall` or, once it is `settled`, its cost.
 
-    `who` is the run; `receipt` is the digest of the receipt that states the cost, if there is one yet. `reserved` means
-    approved, with nothing requested yet.
+    `who` is the run. `receipt` is the digest of the receipt that states the cost, "" if there is none yet. `reserved`
+    means that the run is approved, and that no machine has been requested.
     """
 
     who: str
@@ -50,7 +52,7 @@ class Held(Frozen):
 
     @property
     def is_spent(self) -> bool:
-        """Return whether the amount was paid, and is no longer only possible."""
+        """Return whether the amount is the cost of an ended rental, and not only what it may cost."""
         return self.settled or bool(self.receipt)
 
 
@@ -58,11 +60,11 @@ _FORM: TypeAdapter[dict[str, Held]] = TypeAdapter(dict[str, Held])
 
 
 class Budget(ABC):
-    """One limit for the rentals of one home; a rental is held in the budgets in the order of their `name`."""
+    """A limit on the cost of several rentals of one home. `Budgets` uses its budgets in the order of their `name`."""
 
     name: str
     cure: str
-    """What to do about a file that cannot be read."""
+    """The hint for a budget's file that cannot be used."""
 
     def __init__(self, home: Home, clock: Clock) -> None:
         self._home, self._clock = home, clock
@@ -70,25 +72,25 @@ class Budget(ABC):
     @property
     @abstractmethod
     def path(self) -> Path:
-        """Return the file of its holds."""
+        """Return the file with the budget's amounts."""
 
     @abstractmethod
     def limit(self) -> Micros | None:
-        """Return how much they may cost together; None if they are only recorded."""
+        """Return how much the rentals may cost together; None if there is no limit and they are only recorded."""
 
     @abstractmethod
     def begins_wall(self) -> float:
-        """Return the time from which a rental counts: one that should have ended before it is forgotten."""
+        """Return the time from which amounts count: one whose `until_wall` is earlier is forgotten."""
 
     @abstractmethod
     def refusal(self, limit: Micros, worst: Micros, others: Sequence[Held]) -> NoOffer:
-        """Return the refusal of a rental for which the limit has no room."""
+        """Return the error for a rental that may cost `worst`, for which the limit has no room beside the `others`."""
 
     def hold(self, token: str, who: str, worst: Micros, until_wall: float) -> bool:
-        """Hold what a rental may cost until then, and return whether the hold is new: a token is held once.
+        """Hold the most that a rental may cost, in place of what is reserved for its run.
 
-        It replaces what is reserved for the run. Raises NoOffer, which names what holds the money, if the limit has no
-        room. Nothing is changed then.
+        Return whether the hold is new; a second call with the same token replaces the hold. Raise NoOffer if the limit
+        has no room; then nothing is changed.
         """
         limit = self.limit()
         with self._entries() as entries:
@@ -102,7 +104,10 @@ class Budget(ABC):
             return is_new
 
     def reserve(self, token: str, run: str, worst: Micros) -> None:
-        """Reserve what an approved run may cost, until its rental is held or no process drives it."""
+        """Reserve what an approved run may cost. This ends when its rental is held, or when no process drives the run.
+
+        `token` is the name of the reservation. Raise NoOffer if the limit has no room.
+        """
         limit = self.limit()
         with self._entries() as entries:
             self.demand_room(limit, run, worst, list(entries.values()))
@@ -110,15 +115,15 @@ class Budget(ABC):
             entries[token] = Held(who=run, micros=worst, until_wall=until_wall, reserved=True)
 
     def demand_room(self, limit: Micros | None, who: str, worst: Micros, others: Sequence[Held]) -> None:
-        """Raise the refusal if the limit has no room for it beside the others."""
+        """Raise `refusal` if the limit has no room for the amount `worst` beside the others; `who` is the run."""
         if limit is not None and total(worst, *(held.micros for held in others)) > limit:
             raise self.refusal(limit, worst, others)
 
     def settle(self, token: str, paid: Micros, receipt: str = "") -> None:
-        """Replace what was held for a rental by what it cost; a rental that cost nothing is forgotten."""
+        """Replace what was held or reserved by what was paid; if nothing was paid, remove it."""
         with self._entries() as entries:
             before = entries.pop(token, None)
-            if paid:  # Also if its hold was lost: what was paid counts.
+            if paid:  # This counts even if the hold was lost.
                 who, until_wall = before.who if before else "", self._clock.wall()
                 entries[token] = Held(who=who, micros=paid, until_wall=until_wall, receipt=receipt, settled=True)
 
@@ -131,13 +136,16 @@ class Budget(ABC):
             return left_of(limit, total(*(held.micros for held in entries.values())))
 
     def entries(self) -> list[Held]:
-        """Return all holds that count now."""
+        """Return all amounts that count now."""
         with self._entries() as entries:
             return list(entries.values())
 
     @contextmanager
     def _entries(self) -> Iterator[dict[str, Held]]:
-        """Yield the holds that count, to be changed under the lock."""
+        """Yield the amounts that count now, by token, and write them back at the end; the lock is held meanwhile.
+
+        After an exception in the `with` block, nothing is written. Raise SetupError if the file cannot be used.
+        """
         first_wall = self.begins_wall()
         try:
             with exclusive(self.path.with_name(f".{self.path.stem}.lock")):
@@ -150,20 +158,20 @@ class Budget(ABC):
             raise SetupError("budget.unreadable", f"{self.path} cannot be used: {why}.", hint=self.cure) from error
 
     def _on_file(self) -> dict[str, Held]:
-        """Return the holds in the file; none if there is no file."""
+        """Return the amounts in the file by token; {} if there is no file."""
         return _FORM.validate_json(read_regular(self.path)) if self.path.exists() else {}
 
     def _counts(self, held: Held, first_wall: float) -> bool:
-        """Return whether a hold still counts; money reserved for a run that no process drives is free again."""
+        """Return whether an amount still counts; a reservation ends after its time, unless a process drives the run."""
         if held.reserved and held.until_wall < self._clock.wall():
             return holder_of(self._home.run(held.who).lock) is not None
         return held.until_wall >= first_wall
 
 
 class MonthBudget(Budget):
-    """The rentals of this calendar month in UTC; the limit is `budget.month` of the user's own settings.
+    """The budget for the rentals of this calendar month in UTC. Its limit is the setting `budget.month`.
 
-    A rental also counts in the month in which it ends.
+    A rental that began in an earlier month counts, too, if it ends in this one. A project file cannot change the limit.
     """
 
     name = "month"
@@ -185,7 +193,7 @@ class MonthBudget(Budget):
         return now.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
 
     def refusal(self, limit: Micros, worst: Micros, others: Sequence[Held]) -> NoOffer:
-        """See `Budget.refusal`: what is spent, and how much open runs may still cost."""
+        """See `Budget.refusal`. The error states what is spent, and how much open runs may still cost."""
         spent = total(*(held.micros for held in others if held.is_spent))
         open_micros = total(*(held.micros for held in others if not held.is_spent))
         who = ", ".join(sorted({held.who for held in others if not held.is_spent}))
@@ -200,15 +208,15 @@ class MonthBudget(Budget):
 
 
 class Budgets:
-    """All budgets that apply to a run: a rental is held in all of them, or in none."""
+    """All budgets that apply to a run: the amount for a rental is held in all of them, or in none."""
 
     def __init__(self, budgets: Sequence[Budget] = ()) -> None:
         self._budgets = sorted(budgets, key=lambda budget: budget.name)
 
     def hold(self, token: str, who: str, worst: Micros, until_wall: float) -> None:
-        """Hold a rental in each budget, always in the same order; if one refuses, the new holds are released.
+        """Hold a rental in each budget, always in the same order. If a budget refuses, remove the new holds and raise.
 
-        What an earlier supervisor of the run held stays: that machine may have been requested.
+        A hold that an earlier supervisor of the run made is kept, because that machine may have been requested.
         """
         new: list[Budget] = []
         for budget in self._budgets:
@@ -222,9 +230,9 @@ class Budgets:
 
     @contextmanager
     def reserved(self, run: str, worst: Micros) -> Iterator[None]:
-        """Reserve what an approved run may cost, in all budgets or in none, while it starts; an error frees it.
+        """Reserve what an approved run may cost, in all budgets or in none; the `with` block starts the run.
 
-        Nothing is reserved for a free run.
+        After an error in the block, the reservations are removed. Nothing is reserved for a run that costs nothing.
         """
         token, done = f"approved-{run}-{secrets.token_hex(4)}", list[Budget]()
         try:
@@ -238,6 +246,6 @@ class Budgets:
             raise
 
     def settle(self, token: str, paid: Micros, receipt: str = "") -> None:
-        """Settle the rental in each budget."""
+        """Call `Budget.settle` of each budget."""
         for budget in self._budgets:
             budget.settle(token, paid, receipt)

@@ -2,8 +2,8 @@
 
     {"prev": SHA256, "receipt_sha256": SHA256, "run": "fox-41", "seq": 17}
 
-A line holds nothing that its receipt does not hold too. It shows which receipts exist, so that a missing one is
-noticed. The process that appends holds the file's kernel lock.
+Apart from the receipt's own digest, a line contains nothing that is not in the receipt, too. The chain shows which
+receipts exist, so a missing one is noticed. A process that appends a line holds the file's kernel lock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GENESIS = "0" * 64
 
 
 class Link(Frozen):
-    """One receipt's place in the chain."""
+    """One line of the chain: the place of a receipt. `prev` is the sha256 of the receipt before."""
 
     seq: int
     run: str
@@ -36,14 +36,17 @@ class Link(Frozen):
 
 @dataclass(frozen=True)
 class Chain:
-    """The readable links. An unreadable line is skipped here and reported by the audit."""
+    """The readable links of a chain; unreadable lines are left out here, and reported by the audit.
+
+    `good_bytes` is the length of the complete lines, `torn_bytes` that of an unfinished last line.
+    """
 
     links: tuple[Link, ...]
     good_bytes: int
     torn_bytes: int
 
     def link_of(self, run: str) -> Link | None:
-        """Return a run's link; None if it has none."""
+        """Return the link of a run; None if the run has no receipt in the chain."""
         return next((link for link in self.links if link.run == run), None)
 
     @property
@@ -58,10 +61,10 @@ class Chain:
 
 
 def read_chain(path: Path) -> Chain:
-    """Read a chain; a missing file has no links."""
+    """Read the file of a chain; a missing file is an empty chain."""
     *lines, rest = (read_regular(path) if path.exists() else b"").split(b"\n")
     if not rest and lines and b"\0" in lines[-1]:
-        # Zeros left by a power cut, as in a journal: that link was never written, and its run takes the place again.
+        # A power cut left zeros: this write never returned, so the line counts as torn and its run is added again.
         rest = lines.pop() + b"\n"
     links = []
     for line in lines:
@@ -73,7 +76,10 @@ def read_chain(path: Path) -> Chain:
 
 
 def append_link(path: Path, chain: Chain, link: Link) -> None:
-    """Append a link to the chain as it was read, after cutting a torn last line. The caller holds the lock."""
+    """Append a link to the file of `chain`, after cutting off a torn last line. The caller holds the lock.
+
+    Raise VerificationFailed if the file has changed since it was read, SetupError if the disk refuses.
+    """
     if chain.torn_bytes:
         os.truncate(path, chain.good_bytes)
     append_durably(path, canonical(link.model_dump()) + b"\n", after=chain.good_bytes)
@@ -81,13 +87,16 @@ def append_link(path: Path, chain: Chain, link: Link) -> None:
 
 @contextmanager
 def chain_locked(path: Path) -> Iterator[None]:
-    """Wait for the chain's lock and hold it; a holder's death frees it. A SetupError names the file that failed."""
+    """Wait for the chain's lock and hold it during the `with` block. An OSError in the block becomes a SetupError.
+
+    The SetupError names the file that could not be read or written.
+    """
     try:
         with exclusive(path):
             fsync_folder(path.parent)
             yield
     except OSError as error:
-        if error.filename and Path(error.filename) != path:  # A file of the run whose receipt is being made.
+        if error.filename and Path(error.filename) != path:  # A file of the run for which the receipt is made.
             raise SetupError(
                 "ledger.unreadable",
                 f"{error.filename} cannot be read: {error.strerror}.",
@@ -97,7 +106,7 @@ def chain_locked(path: Path) -> Iterator[None]:
 
 
 def has_receipt(home: Home, name: str) -> bool:
-    """Return whether a run of this name is in the chain, with or without its folder."""
-    with suppress(OSError):  # An unreadable chain is reported when it is written to.
+    """Return whether a run of this name is in the chain, even if its folder is gone; False for an unreadable chain."""
+    with suppress(OSError):  # The next write to the chain reports the error.
         return read_chain(home.ledger).link_of(name) is not None
     return False

@@ -1,4 +1,7 @@
-"""Appends that are complete and on disk when they return, or are undone; and a check that a disk can do this."""
+"""Appends lines durably: once the call returns, the line is on disk, and a failed append is undone.
+
+Also checks whether a disk supports that.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def append_durably(path: Path, line: bytes, *, after: int) -> int:
     """Append a line to a file of exactly `after` bytes, fsync it, and return the new length.
 
-    If anything fails, the file is cut back to its old length, so that the next line never follows half a line. A
-    file of another length was changed by another program: VerificationFailed, and nothing is written. A full disk and
-    every other refusal of the system is a SetupError.
+    If the write fails, the file is cut back to its old length, so the next line never follows half a line. If the file
+    has another length, another program has changed it: raise VerificationFailed and write nothing. A full disk, or any
+    other error of the system, is a SetupError.
     """
     try:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -46,7 +49,7 @@ def append_durably(path: Path, line: bytes, *, after: int) -> int:
 def _write_or_undo(descriptor: int, line: bytes, after: int) -> None:
     try:
         rest = memoryview(line)
-        while rest:  # A write may be short: near a full disk, or when a signal arrives.
+        while rest:  # `os.write` may write only a part: near a full disk, or when a signal arrives.
             rest = rest[os.write(descriptor, rest) :]
         fsync_file(descriptor)
     except OSError:
@@ -73,7 +76,7 @@ def unwritable_error(path: Path, error: OSError) -> SetupError:
 def require_durable(folder: Path) -> None:
     """Check that locks and fsync work in a folder; SetupError if they do not (some network disks) or the disk is full.
 
-    The lock is taken twice through two descriptors: a disk that grants both excludes no process.
+    To test the lock, two descriptors request the lock of one file: the second request must fail.
     """
     try:
         first, name = tempfile.mkstemp(prefix=".probe-", dir=folder)

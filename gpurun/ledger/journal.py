@@ -1,6 +1,6 @@
-"""One run's journal: what was intended and observed, chained line by line, and on disk before the next step.
+"""The journal of a run: what was intended and observed, chained line by line, and on disk before the next step.
 
-docs/JOURNAL.md has the format. One process writes it, under the run's lock; any number read it without a lock.
+docs/JOURNAL.md has the format. One process, which has the run's lock, writes a journal; readers need no lock.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _PROSE = ("message", "hint", "reason")
 
 
 class JournalDamaged(VerificationFailed):
-    """A journal is broken in its middle: it can be read and its machines ended, but nothing more is spent."""
+    """A journal is damaged before its end. Its machines can still be ended, but the run spends nothing more."""
 
 
 def damaged_error(path: Path, where: str) -> JournalDamaged:
-    """Return the error for a run whose journal is damaged there."""
+    """Return the error for a run whose journal is damaged at `where`."""
     hint = (
         f"gpurun spends nothing more on it. End any machine that it may have left: gpurun destroy {path.parent.name}."
     )
@@ -58,18 +58,19 @@ def damaged_error(path: Path, where: str) -> JournalDamaged:
 
 
 def newer_error(run: str, event: str) -> VerificationFailed:
-    """Return the error for a run with an event of a newer gpurun in its journal: nothing is rented for it."""
+    """Return the error for a run whose journal contains an event of a newer gpurun: nothing is rented for the run."""
     hint = f"Resume it with the newer gpurun, or end the run: gpurun destroy {run}."
     return VerificationFailed("journal.newer", f"A newer gpurun wrote {event} in the journal of {run}.", hint=hint)
 
 
 @dataclass(frozen=True)
 class JournalReading:
-    """A journal as far as it can be trusted.
+    """The content of a journal, as far as it can be trusted.
 
-    `torn` is an unfinished last line, which never took effect; `damage` says where and how the chain breaks.
-    `good_bytes` is the length of the lines behind `records`, and `head` the sha256 of the last of them. `hides_intent`:
-    the lines after the damage record an intent to request a machine.
+    `torn` is an unfinished last line, which never took effect. `damage` says where and how the journal is damaged; None
+    if it is not. `good_bytes` is the length of the intact lines, from which `records` were read; `head` is the sha256
+    of the last one. `hides_intent` says whether the bytes from the first bad line on contain an intent to request a
+    machine.
     """
 
     records: tuple[Record, ...]
@@ -81,7 +82,10 @@ class JournalReading:
 
 
 def read_journal(path: Path) -> JournalReading:
-    """Read everything up to a torn line or a break; a missing journal has no records."""
+    """Read a journal up to an unfinished last line, or to the first damaged line; a missing journal has no records.
+
+    Raise SetupError if the file cannot be read.
+    """
     try:
         content = read_regular(path)
     except FileNotFoundError:
@@ -94,7 +98,7 @@ def read_journal(path: Path) -> JournalReading:
         ) from error
     *lines, rest = content.split(b"\n")
     if not rest and lines and b"\0" in lines[-1]:
-        # A power cut can keep a line's end and lose its middle, as zeros: that write never returned.
+        # A power cut can turn the middle of a line into zeros. The write of this line never returned.
         rest = lines.pop() + b"\n"
     records: list[Record] = []
     head, good_bytes = GENESIS, 0
@@ -110,7 +114,7 @@ def read_journal(path: Path) -> JournalReading:
 
 
 def _parse(line: bytes) -> Record | str:
-    """Return a line's record, or why it cannot be understood."""
+    """Return the record in a line or, as text, why the line is damaged."""
     where = ""
     try:
         record = Record.model_validate(parse_object(line, numbers=AS_WRITTEN))
@@ -134,13 +138,13 @@ def _break_of(record: Record, number: int, head: str) -> str | None:
 
 
 def seal_of(record: Mapping[str, Any]) -> str:
-    """Return the digest that a run's closing line carries of itself, because no later line confirms it."""
+    """Return the seal of a closing line: the digest of the line without the seal. No later line has such a digest."""
     data = {key: value for key, value in record["data"].items() if key != "seal"}
     return hashlib.sha256(canonical({**record, "data": data})).hexdigest()
 
 
 class Journal:
-    """The only writer of a journal. The caller holds the run's lock."""
+    """An open journal, and the only writer of its file. The caller holds the run's lock."""
 
     def __init__(self, path: Path, clock: Clock, reading: JournalReading) -> None:
         self._path = path
@@ -152,9 +156,9 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, clock: Clock) -> Journal:
-        """Open or start a journal; a torn last line is cut, and the cut recorded.
+        """Open a journal, or begin a new one. An unfinished last line is cut off, and the cut is recorded.
 
-        Raises JournalDamaged, which names the line, if the journal is broken before its end.
+        Raise JournalDamaged, which names the line, if the journal is damaged before its end.
         """
         make_private(path.parent)
         reading = read_journal(path)
@@ -178,16 +182,16 @@ class Journal:
         return self._head
 
     def append(self, event: JournalEvent) -> Record:
-        """Put one record on disk and return it as it reads there; once this returns, it survives a power cut.
+        """Append a record for an event and return it in the form in which it is stored; it is then on disk.
 
-        Raises a SetupError if it cannot be written; the journal is unchanged then.
+        Raise SetupError if it cannot be written; then the journal is unchanged.
         """
         return self.write(event.event, event.as_data())
 
     def write(self, event: str, data: Mapping[str, Any]) -> Record:
-        """Put one line on disk from plain data, for a caller that copies a record; others use `append`.
+        """Append a record from plain data and return it, as `append` does, for a caller that copies a record.
 
-        Raises a SetupError if it cannot be written; the journal is unchanged then.
+        Raise SetupError if it cannot be written; then the journal is unchanged.
         """
         crashpoint(f"before {event}")
         fields: dict[str, Any] = {
@@ -211,7 +215,7 @@ class Journal:
 
 
 def is_noted(path: Path, records: Iterable[Record], event: JournalEvent) -> bool:
-    """Return whether these records already contain the event, as their journal stores it."""
+    """Return whether the records contain the event, compared in the form in which the journal at `path` stores it."""
     stored = _stored(path, event.as_data())
     return any(record.event is event.event and record.data == stored for record in records)
 
@@ -221,13 +225,13 @@ def _stored(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_relative_paths(home: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data with paths relative to the home: a receipt is shown to others, and a home may be moved."""
+    """Return the data with `home` removed from paths in messages, because others may see them in a receipt."""
     prose = {key: text.replace(home, "") for key in _PROSE if isinstance(text := data.get(key), str)}
     return {**data, **prose}
 
 
 def _storable(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data as JSON gives it back; half a surrogate pair (from an odd file name) becomes a question mark."""
+    """Return the data as it is when read back from JSON; half a surrogate pair (an odd file name) becomes "?"."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
     stored: dict[str, Any] = json.loads(text)
     return stored

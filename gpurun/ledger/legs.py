@@ -1,4 +1,4 @@
-"""The machines of a run in their order, each with its cost and steps, and how it ended if another one followed."""
+"""The receipt's entries for the machines of a run that continued on others: cost, steps, and reason of each end."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from gpurun.ledger.paid_phases import phases_s
 from gpurun.ledger.rental import Rental, rentals_of
 
 _AT_THE_END = ("collect", "hold", "destroy", "other")
-"""The phases that follow the training once in an unbroken run; "other" is the time outside of all phases."""
+"""The phases after the training, which an unbroken run has only once; "other" is the time outside of all phases."""
 
 
 def legs_of(records: Sequence[Record]) -> list[ReceiptLeg]:
-    """Return an entry for each machine of a run that continued on another one; [] for a run that never did.
+    """Return an entry for each machine of a run that continued on another machine; [] for a run that never did.
 
-    `step` is the checkpoint that it started from. `again` counts the later steps that an earlier machine had trained
-    and that were lost with it. `why` is how the machine ended, if another one followed.
+    In an entry, `step` is the checkpoint from which the machine started. `again` counts the steps after this checkpoint
+    that an earlier machine had trained and that were lost. `why` is the reason of the machine's end, if another machine
+    followed.
     """
     plans = [(record.seq, record.typed) for record in records if isinstance(record.typed, LegPlanned)]
     if not any(plan.token for _, plan in plans):
@@ -36,21 +37,27 @@ def legs_of(records: Sequence[Record]) -> list[ReceiptLeg]:
 
 
 def on_demand_of(rentals: Sequence[Rental]) -> Micros | None:
-    """Return what the time of a run's only spot machine would have cost on demand; None if that price is not known."""
+    """Return what the time of a run's only rental would have cost on demand.
+
+    None if the run had several rentals, or if the price on demand or the end of the rental is not known.
+    """
     rented = [rental for rental in rentals if rental.end != "refused"]
     rate = _on_demand_rate(rented[0]) if len(rented) == 1 else None
     return None if rate is None else rented[0].share_of_time(rented[0].seconds, rate, is_last=True)
 
 
 def _on_demand_rate(rental: Rental) -> Micros | None:
-    """Return the price per hour on demand that was known beside a spot price, once the cost of the machine is known."""
+    """Return the price on demand in a spot rental's offer; None if the offer has none, or the rental has not ended."""
     rate = rental.intent.offer.get("on_demand_micros_per_hour")
     return Micros(rate) if isinstance(rate, int) and rate > 0 and rental.ended else None
 
 
 @dataclass(frozen=True)
 class _Leg:
-    """A machine, the plan by which it was requested, the plan that followed its loss, and its paid seconds by phase."""
+    """One machine of a run, with its paid seconds by phase.
+
+    `plan` is the leg's plan by which it was requested, None for the first. `after` is the plan that followed its loss.
+    """
 
     rental: Rental
     plan: LegPlanned | None
@@ -59,19 +66,22 @@ class _Leg:
 
     @property
     def step(self) -> int:
-        """Return the step of the checkpoint that it started from."""
+        """Return the step of the checkpoint from which the machine started; 0 for a start from the beginning."""
         return self.plan.step if self.plan is not None else 0
 
     @property
     def lost_s(self) -> float:
-        """Return the seconds in which it trained what was lost with it: their share of its training, by steps."""
+        """Return the seconds in which the machine trained the steps that were lost: a share of its training time."""
         if self.after is None:
             return 0.0
         trained, lost = self.after.reached - self.step, self.after.reached - self.after.step
         return self.phases.get("training", 0.0) * min(1.0, max(0, lost) / trained) if trained > 0 else 0.0
 
     def unbroken_s(self, *, is_first: bool, is_last: bool) -> float:
-        """Return the seconds that an unbroken run would have needed as well: the kept steps, one start-up, one end."""
+        """Return the machine's seconds that an unbroken run would also have needed.
+
+        These are the seconds for the steps that were kept, the start-up of the first machine, and the end of the last.
+        """
         end_s = sum(self.phases.get(name, 0.0) for name in _AT_THE_END)
         training_s = self.phases.get("training", 0.0)
         start_s = sum(self.phases.values()) - end_s - training_s
@@ -79,13 +89,13 @@ class _Leg:
 
 
 def _lost_token(leg: _Leg, plans: Sequence[tuple[int, LegPlanned]]) -> str:
-    """Return the token of the machine that was lost before a leg; "" for the first."""
+    """Return the token of the machine that was lost before a leg; "" if there is none."""
     number = leg.plan.number if leg.plan is not None else 0
     return next((plan.token for _, plan in plans if plan.number == number and plan.token), "")
 
 
 def _entry(leg: _Leg, lost: _Leg | None, first: _Leg, last: _Leg) -> ReceiptLeg:
-    """Return the receipt's entry for a leg; `lost` is the machine that was lost before it."""
+    """Return the receipt's entry for a leg. `lost` is the machine that was lost before it, None if there is none."""
     rental, plan, offer = leg.rental, leg.plan, leg.rental.intent.offer
     ended = last_typed(rental.records, TrainObserved)
     entry: ReceiptLeg = {

@@ -1,8 +1,8 @@
-"""What log and events show: the lines, losses, device and sample of a receipt, and its verdict.
+"""Reads the trainer's log and events for a receipt: the quoted lines, losses, device and sample, and the verdict.
 
-All of it is what the machine reports: it is quoted, never trusted. A run was on a GPU only if the first `device:` line
-of its log is `cuda` and every start event agrees, and no figure of money or time rests on that. The verdict also states
-whose word it is: the provider's, which described what it rented out, or the machine's alone.
+All of this comes from the machine: it is quoted, but not trusted. A run counts as one on a GPU only if the first
+`device:` line of its log is `cuda` and every start event agrees. No figure of money or time depends on that. The
+verdict also states the source of this claim: the provider, which described the machine, or the machine alone.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ _START_KEYS = (
 
 @dataclass(frozen=True)
 class Evidence:
-    """The trainer's log and events, summarised. `device` is "cuda", "cpu", or "" if log and events disagree."""
+    """The content of a run's log and events that a receipt uses.
+
+    `device` is "cuda", "cpu", or "" if log and events disagree or do not name one.
+    """
 
     log: Digested
     events: Digested
@@ -99,7 +102,7 @@ class Evidence:
 
 @dataclass
 class _EventSummary:
-    """What one pass over the events collects."""
+    """The events that a receipt needs, collected in one pass over the file."""
 
     start: StartEvent | None = None
     devices: set[str | None] = field(default_factory=set)
@@ -116,7 +119,7 @@ class _EventSummary:
 
 
 def read_evidence(folder: RunFolder) -> Evidence:
-    """Read log and events of a run; missing files show nothing."""
+    """Read log and events of a run; a missing file counts as an empty one."""
     summary = _summarise(events_of(folder.events))
     lines, device = _quote(folder.log)
     return Evidence(
@@ -134,7 +137,7 @@ def read_evidence(folder: RunFolder) -> Evidence:
 
 
 def digest_file(path: Path) -> Digested:
-    """Return a file's length and sha256; both are unknown if it does not exist."""
+    """Return a file's length and sha256; None and "unknown" if the file does not exist."""
     if not path.is_file():
         return {"bytes": None, "sha256": UNKNOWN}
     with open_regular(path) as content:
@@ -142,9 +145,9 @@ def digest_file(path: Path) -> Digested:
 
 
 def _quote(log: Path) -> tuple[list[str], str]:
-    """Return the lines that a receipt shows, and the device that the log names first.
+    """Return the lines that a receipt quotes, and the device that the log names first; "" if it names none.
 
-    Only the first `device:` line counts: a sample may print anything, but only after it.
+    Only the first `device:` line counts: a later one may come from a sample, which can contain anything.
     """
     singles: dict[int, str] = {}
     checkpoint, steps = "", 0
@@ -191,7 +194,7 @@ def _summarise(events: Iterable[TrainerEvent]) -> _EventSummary:
 
 
 def _figures(summary: _EventSummary) -> dict[str, Any]:
-    """Return losses, steps and speed as the trainer reported them; null where it did not."""
+    """Return losses, steps, tokens and training time as the trainer reported them; None where it did not."""
     first, last, core = summary.first_step, summary.last_step, summary.core
     scored = {key: getattr(core, key) for key in ("core", "core_items", "bundle_sha256")} if core else None
     return {
@@ -214,7 +217,7 @@ def _sample(event: SampleEvent | None) -> ReceiptSample | None:
 
 
 def verdict_of(opened: RunOpened, machine: ReceiptMachine | None, device: str, outcome: str) -> Verdict:
-    """Return the verdict of a run opened like this on that machine; `device` is "" if log and events disagree."""
+    """Return the verdict of a run that trained a model; `device` is the one in `Evidence`, `outcome` how it ended."""
     if opened.endpoint:
         trained = GPU_SENTENCE if device == "cuda" else _smoke_sentence(device, outcome)
         says = plain_line(f"{opened.endpoint} answered instead of {opened.provider}; {trained}")
@@ -229,11 +232,11 @@ def verdict_of(opened: RunOpened, machine: ReceiptMachine | None, device: str, o
 def command_verdict(
     opened: RunOpened, machine: ReceiptMachine | None, tally: Mapping[str, Any], outcome: str
 ) -> Verdict:
-    """Return the verdict of a user's command: by what the agent saw the GPUs do, not by the log."""
+    """Return the verdict of a user's command, by the agent's samples of the GPUs (`tally`) and not by the log."""
     own, busy, looks = (whole(tally.get(key)) or 0 for key in ("own", "busy", "looks"))
     is_on_gpu = bool(
         own or (busy and not place_facts(opened.provider).is_own_box)
-    )  # Others may use the user's own box.
+    )  # On the user's own box, another program may use the GPU.
     how = _COMMAND_ENDS.get(outcome, "the command failed").replace(COMMAND.work, terms_in(opened.as_data()).work)
     seen = f"a GPU was at work in {own or busy} of {looks} looks" if is_on_gpu else "no GPU was seen at work"
     says = f"{how}; {seen}"
@@ -254,16 +257,16 @@ def command_verdict(
 
 
 def older_verdict(device: str, outcome: str) -> Verdict:
-    """Return the verdict as receipts had it before they stated whose word it is."""
+    """Return the verdict in the old form, in which it does not state its source: the provider or the machine."""
     if device == "cuda":
         return {"is": "gpu", "says": GPU_SENTENCE}
     return {"is": SMOKE, "says": _smoke_sentence(device, outcome)}
 
 
 def _without_gpu(opened: RunOpened, outcome: str) -> str:
-    """Return the verdict of a run without a GPU: a run that failed, was cut off or never started tested nothing.
+    """Return the verdict of a run without a GPU: `smoke`, or `not done` if it failed, was cut off or never started.
 
-    Rules 1 called that a smoke test, too.
+    By rules 1 it is always `smoke`.
     """
     return SMOKE if outcome in ("done", "stopped") or (opened.rules or 1) < 2 else NOT_DONE
 
@@ -280,7 +283,7 @@ def _smoke_sentence(device: str, outcome: str) -> str:
 
 
 def _is_reported(machine: ReceiptMachine) -> bool:
-    """Return whether the provider itself named the card or the machine type; for the user's own box none did."""
+    """Return whether the provider itself reported the GPU or the machine type. The user's own box has no provider."""
     unreported = machine.get("as_ordered", [])
     return (
         not place_facts(machine["provider"]).is_own_box

@@ -1,7 +1,7 @@
-"""A mandate: how much a process that is started with its file may spend, and on what. It is one more budget.
+"""Mandates. A mandate is a file that limits how much a process may spend, and on what; it is one of the budgets.
 
-A person writes it, the home's key signs it, and its sum is kept in the home beside it. What is held in it never lapses:
-the money for a machine that may exist stays held until its end is proven.
+A person makes it, and the home's key signs it. The amounts that were spent under it are kept in the home. They are
+never forgotten: the money for a machine that may exist stays held until the machine's end is proven.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _ID = re.compile(r"[0-9a-f]{8}")
 
 
 class Mandate(Frozen):
-    """What may be spent, and on what.
+    """The terms of a mandate: how much may be spent, and on what.
 
-    `total_micros` is for all runs together, `per_run_micros` for each. Without `providers`, every cloud that rents by a
-    key is allowed; without `cards`, every card. Everything that is uploaded must be below the folder `root`. `setups`
-    are the digests of the allowed scripts, `secrets` the names of the allowed secrets, `images` the only allowed
-    images.
+    `total_micros` is the limit for all runs together, `per_run_micros` for each run. Without `providers`, every cloud
+    that rents by a key is allowed; without `cards`, every GPU. Everything that is uploaded must be below the folder
+    `root`. `setups` are the digests of the allowed scripts, `secrets` the names of the allowed secrets, `images` the
+    allowed images.
     """
 
     v: Literal[1] = 1
@@ -60,22 +60,25 @@ class Mandate(Frozen):
 
     @property
     def name(self) -> str:
-        """Return its name among the budgets."""
+        """Return the mandate's name among the budgets."""
         return f"mandate {self.id}"
 
 
 def folder_of(home: Home) -> Path:
-    """Return the folder of a home's mandates, with what was spent under each."""
+    """Return the folder of a home's mandates and of the amounts that were spent under each."""
     return home.root / "mandates"
 
 
 def file_of(home: Home, mandate_id: str) -> Path:
-    """Return the home's own copy of a mandate."""
+    """Return the path of the home's own copy of a mandate."""
     return folder_of(home) / f"{mandate_id}.json"
 
 
 def write_mandate(home: Home, clock: Clock, **terms: Any) -> tuple[Mandate, Path]:
-    """Sign a new mandate and start its sum at zero; SetupError if the home has no key to sign with."""
+    """Sign a new mandate with the given terms and store it, with nothing spent; return it and the path of its file.
+
+    Raise SetupError if the home has no key that can sign it.
+    """
     signer = load_signer(home.prepare().keys)
     if signer is None:
         what = f"This home's key must sign a mandate, and {home.keys} has no readable key."
@@ -92,7 +95,7 @@ def write_mandate(home: Home, clock: Clock, **terms: Any) -> tuple[Mandate, Path
 def read_mandate(path: Path, home: Home) -> Mandate:
     """Read a mandate that this home signed; SetupError if it was edited, is another home's, or is not a mandate.
 
-    It may be expired or revoked: `MandateBudget.mandate` checks that.
+    The mandate may be expired or revoked: only `MandateBudget.mandate` checks that.
     """
     hint = "Ask the person who gave it to you for a new one; `gpurun mandate new` writes one at a terminal."
     try:
@@ -116,7 +119,10 @@ def read_mandate(path: Path, home: Home) -> Mandate:
 
 
 def _own_key(home: Home) -> dict[str, Ed25519PublicKey]:
-    """Return this home's own key only: `keys/` may hold others, whose receipts are trusted."""
+    """Return this home's own public key by its id; {} if it cannot be read.
+
+    The other public keys in `keys/` are trusted for receipts, but not for mandates.
+    """
     try:
         return parse_public_key(read_regular(home.keys / PUBLIC_NAME))
     except (OSError, ValueError):
@@ -124,7 +130,10 @@ def _own_key(home: Home) -> dict[str, Ed25519PublicKey]:
 
 
 def mandate_here(home: Home) -> Mandate | None:
-    """Return the mandate that GPURUN_MANDATE names; None if the variable is not set, errors as in `read_mandate`."""
+    """Return the mandate in the file that GPURUN_MANDATE names; None if the variable is not set.
+
+    SetupError if the variable is empty, and as in `read_mandate`.
+    """
     named = os.environ.get(MANDATE_VARIABLE)
     if named is None:
         return None
@@ -145,12 +154,12 @@ def mandates_of(home: Home) -> Iterator[tuple[str, Mandate | None]]:
 
 
 def is_revoked(home: Home, mandate_id: str) -> bool:
-    """Return whether a person has revoked it."""
+    """Return whether a mandate has been revoked."""
     return _revoked_mark(home, mandate_id).exists()
 
 
 def revoke_mandate(home: Home, mandate_id: str) -> None:
-    """Revoke it for good: nothing more starts under it, but what runs continues to its end."""
+    """Revoke a mandate for good: no run starts under it any more, but a run that has started continues to its end."""
     write_atomic(_revoked_mark(home, mandate_id), b"")
 
 
@@ -159,7 +168,7 @@ def _revoked_mark(home: Home, mandate_id: str) -> Path:
 
 
 class MandateBudget(Budget):
-    """The sum of one mandate: what all its runs have cost and may still cost."""
+    """The budget of one mandate: what its runs have cost and may still cost, within its limits."""
 
     cure = "Nothing more can start under this mandate; ask the person who gave it to you for a new one."
 
@@ -173,7 +182,7 @@ class MandateBudget(Budget):
         return folder_of(self._home) / f"{self._id}.spent"
 
     def mandate(self) -> Mandate:
-        """Return the home's own copy; SetupError if it was edited, has expired or was revoked."""
+        """Return the mandate, from the home's own copy; SetupError if it was edited, has expired or was revoked."""
         mandate = read_mandate(file_of(self._home, self._id), self._home)
         hint = "Ask the person who gave it to you for a new one; what runs continues to its end."
         if is_revoked(self._home, self._id):
@@ -184,15 +193,15 @@ class MandateBudget(Budget):
         return mandate
 
     def limit(self) -> Micros:
-        """See `Budget.limit`; SetupError as `mandate`."""
+        """See `Budget.limit`; SetupError as in `mandate`."""
         return self.mandate().total_micros
 
     def begins_wall(self) -> float:
-        """See `Budget.begins_wall`: nothing is forgotten."""
+        """Return minus infinity: under a mandate every rental counts, however old."""
         return float("-inf")
 
     def demand_room(self, limit: Micros | None, who: str, worst: Micros, others: Sequence[Held]) -> None:
-        """See `Budget.demand_room`; a run's rentals together must also stay below the limit of one run."""
+        """See `Budget.demand_room`. All rentals of the run `who` together must also stay within a run's limit."""
         most, own = self.mandate().per_run_micros, [held.micros for held in others if held.who == who]
         if total(worst, *own) > most:
             left = format_left(left_of(self.limit(), total(*(held.micros for held in others))))
@@ -210,12 +219,12 @@ class MandateBudget(Budget):
         return NoOffer("mandate.total", f"This may cost {format_usd(worst)}. The mandate: {sums}.", hint=hint)
 
     def _on_file(self) -> dict[str, Held]:
-        """See `Budget._on_file`; removing the file does not bring its money back."""
+        """See `Budget._on_file`. A missing file is an error: removing it must not make the money available again."""
         if not self.path.exists():
             raise FileNotFoundError(2, "the record of what was spent is missing", str(self.path))
         return super()._on_file()
 
 
 def budgets_of(home: Home, clock: Clock, mandate_id: str = "") -> Budgets:
-    """Return all budgets that apply to a run that may cost something: the month and its mandate, if it has one."""
+    """Return all budgets that apply to a run that may cost money: the month's and, if it has one, its mandate's."""
     return Budgets([MonthBudget(home, clock), *([MandateBudget(home, clock, mandate_id)] if mandate_id else [])])

@@ -1,7 +1,7 @@
-"""Where the paid seconds went: each phase by this computer's clock, and inside training by the machine's figures.
+"""Divides the paid seconds into phases by this computer's clock, and the training phase by the machine's figures.
 
-The phases of all rentals together are the billable seconds, to the millisecond: what belongs to none is "other". The
-machine's figures only divide the training phase; if they claim more than it lasted, none of them is kept.
+The phases of all rentals add up to the billable seconds, to the millisecond; time outside of all phases is "other". The
+machine's figures only divide the training phase. If they add up to more than this phase, they are not used at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpurun.core.untrusted import number, plain_data
 from gpurun.ledger.billed_time import MEASURED, last_of
 from gpurun.ledger.rental import Rental
 
-# The phase that begins after each record; other records change nothing.
+# The phase that begins with a record of each event; the other events do not change the phase.
 _BEGINS: dict[str, str] = {
     Event.CREATE_INTENDED: "boot",
     Event.READY_OBSERVED: "upload",
@@ -41,7 +41,8 @@ _LEASE = {
     "collect": "collect_s",
     "destroy": "destroy_s",
 }
-# Ends of phases whose record states how long the last parts took: set-up, connecting, unpacking, downloading.
+# For an event that ends a phase: the phase, and the parts at its end that count as phases of their own, with the
+# fields of the event that state how long these parts took.
 _LAST_PARTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     Event.READY_OBSERVED: ("boot", (("setup", "setup_s"), ("connect", "connect_s"))),
     Event.SHIP_OBSERVED: ("upload", (("unpack", "unpack_s"),)),
@@ -50,7 +51,7 @@ _LAST_PARTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 
 
 def phases_s(rentals: Sequence[Rental]) -> dict[str, float]:
-    """Return the seconds of each phase that was reached, over all rentals; they add up to what may be billed."""
+    """Return the seconds of each phase that was reached, over all rentals. They add up to the billable seconds."""
     spent_ms: dict[str, int] = {}
     for rental in (rental for rental in rentals if rental.end != "refused"):
         for name, spent_us in _phases_us(rental).items():
@@ -62,7 +63,7 @@ def phases_s(rentals: Sequence[Rental]) -> dict[str, float]:
 
 
 def _phases_us(rental: Rental) -> dict[str, int]:
-    """Return the microseconds of each phase of one rental, up to the end of what may be billed."""
+    """Return the microseconds of each phase of one rental, up to the end of its billable time."""
     records = [record for record in rental.records if record.seq <= rental.last_paid.seq]
     left_us, free_us = round(rental.seconds * 1e6), round(rental.queued_s * 1e6)
     spent: dict[str, int] = {}
@@ -84,10 +85,11 @@ def _phases_us(rental: Rental) -> dict[str, int]:
 
 
 class TrainingSplit:
-    """Takes the trainer's events and divides its seconds. Every figure is the machine's word.
+    """The division of the trainer's seconds into parts, computed from its events. All figures are the machine's.
 
-    For each process of the trainer: `import`, until its `start` event; `compile`, what its first steps took beyond the
-    quickest reported step; `steps`, the steps at the reported speed; `eval`; `checkpoint`, its stalls.
+    The parts are, over all processes of the trainer: `import`, the time until the `start` event; `compile`, how much
+    longer the first steps took than at the quickest reported speed; `steps`, the other steps at their reported speed
+    and the first ones at the quickest; `eval`; and `checkpoint`, the pauses for checkpoints.
     """
 
     def __init__(self) -> None:
@@ -98,7 +100,7 @@ class TrainingSplit:
         self._quickest_us: int | None = None
 
     def take(self, event: TrainerEvent) -> None:
-        """Take the next event."""
+        """Add the next event to the figures."""
         match event:
             case StartEvent():
                 self._close()
@@ -123,7 +125,7 @@ class TrainingSplit:
             self._measured_us["steps"] += count * step_us
 
     def _close(self) -> None:
-        """Finish one process of the trainer."""
+        """Add the first steps of the current process of the trainer to the figures, because the process is over."""
         if self._first is not None:
             took_us, count = self._first
             usual_us = min(took_us, count * (self._quickest_us or 0))
@@ -132,7 +134,10 @@ class TrainingSplit:
         self._began_us, self._first, self._quickest_us = None, None, None
 
     def within(self, training_s: float) -> dict[str, float] | None:
-        """Return the seconds of the training phase, divided, the rest as "other"; None if the figures do not fit."""
+        """Divide the training phase: return the seconds of each part, and of the rest as "other".
+
+        None if the parts do not fit in the phase, or if the events have no figures.
+        """
         self._close()
         measured_ms = {name: us // 1000 for name, us in self._measured_us.items()}
         total_ms = round(1000 * training_s)
@@ -145,7 +150,7 @@ class TrainingSplit:
 
 
 def planned_phases(intent: CreateIntended, plan: Mapping[str, Any]) -> Planned:
-    """Return the plan's limit for each phase of a rental, and how long it expected training to take."""
+    """Return the limit of each phase in a rental's lease, and the range of the training time that the plan expected."""
     limits, offers = intent.lease.model_dump(), [plan, *(plan.get("candidates") or ())]
     guess: Any = next((entry.get("estimate") for entry in offers if entry.get("offer") == intent.offer), None)
     return {
@@ -156,9 +161,10 @@ def planned_phases(intent: CreateIntended, plan: Mapping[str, Any]) -> Planned:
 
 
 def timeline(records: Sequence[Record]) -> Timeline:
-    """Return when things were seen here: the first request, and the last of everything else.
+    """Return the times at which this computer observed each stage: the first request, and the last of all other stages.
 
-    Of a run that moved, the beginning is that on its first machine.
+    For a run that moved, by rules from END_BY_MACHINE_CLOCK on, the stages up to the start of the training are those of
+    its first machine.
     """
     intended = next((record for record in records if record.event is Event.CREATE_INTENDED), None)
     first = by_machine(records)[0] if (opened_of(records).rules or 1) >= END_BY_MACHINE_CLOCK else records
@@ -181,5 +187,5 @@ def timeline(records: Sequence[Record]) -> Timeline:
 
 
 def _microseconds(seconds: float | None) -> int:
-    """Return reported seconds in microseconds; 0 if they are not plausible."""
+    """Convert reported seconds to microseconds; return 0 if they are missing or not plausible."""
     return round(seconds * 1e6) if seconds is not None and 0 <= seconds < 1e12 else 0

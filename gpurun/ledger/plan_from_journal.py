@@ -1,4 +1,4 @@
-"""A run's plan or, if its file is damaged, the journal's part of it: enough to end the machine and show the cost."""
+"""Reads a run's plan. If its file is damaged, the journal has enough of it to end the machine and show the cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpurun.core.records import Offer
 from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Plan
 
 _NO_GUESS = Estimate(fits=True, peak_bytes=0, micro_batch=0, tokens_per_s=None, train_s=None, basis="the plan is lost")
-# Fields that a journal may lack and nothing here needs.
+# Values for the fields of an offer that a journal may lack; they are only placeholders.
 _NO_OFFER: dict[str, Any] = {
     **dict.fromkeys(("type_id", "gpu", "price_source"), "unknown"),
     **dict.fromkeys(("gpu_count", "vram_gb", "boot_s"), 0),
@@ -28,12 +28,12 @@ _PRICED = {"provider", "rate_micros_per_hour", "billing_unit_s"}
 
 
 def read_plan(folder: RunFolder) -> Plan:
-    """Read the approved plan, with its data where they lie now; OSError or ValidationError if it is not a plan."""
+    """Read the approved plan, with the present paths of its data; OSError or ValidationError if it is not a plan."""
     return _with_current_paths(Plan.from_json(read_regular(folder.plan)), folder)
 
 
 def _with_current_paths(plan: Plan, folder: RunFolder) -> Plan:
-    """Return the plan with its files where they lie now: a home may have been moved."""
+    """Return the plan with the present paths of its files, because the home may have been moved."""
     places = {key: folder.now_at(getattr(plan.data, key)) for key in ("folder", "beside")}
     update: dict[str, Any] = {"data": plan.data.model_copy(update=places)}
     if plan.leg is not None:
@@ -42,7 +42,7 @@ def _with_current_paths(plan: Plan, folder: RunFolder) -> Plan:
 
 
 def read_leg_plan(folder: RunFolder, name: str, sha256: str) -> Plan:
-    """Return the plan of a leg by its file's name in the journal; OSError or ValueError if it is not that plan."""
+    """Return a leg's plan from the file with this name and digest; OSError or ValueError if there is no such file."""
     return _with_current_paths(_leg_of(folder.legs / Path(name).name, sha256), folder)
 
 
@@ -55,9 +55,9 @@ def _leg_of(path: Path, sha256: str) -> Plan:
 
 
 def plan_of(folder: RunFolder, records: Sequence[Record]) -> tuple[Plan, VerificationFailed | None]:
-    """Return the plan of the current machine, or the journal's part of it with the error that says why.
+    """Return the plan of the current machine and None or, if it cannot be read, the journal's part of it and the error.
 
-    Raises that error if the journal has no part of it: then nothing was requested either.
+    If the journal has no part of it either, raise the error; then no machine was requested.
     """
     leg = last_typed(records, LegPlanned)
     try:
@@ -76,13 +76,16 @@ def plan_of(folder: RunFolder, records: Sequence[Record]) -> tuple[Plan, Verific
 
 
 def _intents_of_now(records: Sequence[Record]) -> list[CreateIntended]:
-    """Return what was requested since the last plan of a leg, or at all."""
+    """Return the create intents of the current leg or, if it has none, of the whole run."""
     since = list(all_typed(by_machine(records)[-1], CreateIntended))
     return since or list(all_typed(records, CreateIntended))
 
 
 def _stand_in(opened: RunOpened, intents: Sequence[CreateIntended]) -> Plan:
-    """Return a plan with the requested offers, in the order of the requests; it knows nothing of the training."""
+    """Return a plan with the offers of the intents, in their order, and placeholders for everything about the training.
+
+    Raise IndexError if there are no intents.
+    """
     offers = {
         Offer.model_validate(_NO_OFFER | intent.model_dump(include=_PRICED) | intent.offer): intent
         for intent in intents

@@ -1,4 +1,4 @@
-"""How often machines like one were taken away from this user or lost, by the journals of runs that have a receipt."""
+"""Counts how often the user's machines of one kind were taken away or lost, by the journals of runs with a receipt."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gpurun.ledger.journal import read_journal
 from gpurun.ledger.rental import Rental, rentals_of
 
 LEAST_RUNS, MOST_RUNS = 10, 200
-"""Fewer receipts say nothing of how often such a machine is taken away; older runs than the last ones are not read."""
+"""The least number of runs from which a frequency is derived, and the number of the latest runs that are read."""
 _KIND = ("provider", "gpu", "gpu_count", "nodes", "spot")
 _LOST = frozenset({"machine.lost", "boot.gone"})
 
 
 @dataclass(frozen=True)
 class Reclaims:
-    """What became of all machines of a kind: how many there were, for how long, and how many were taken or lost."""
+    """The number of machines of a kind, how many of them were taken away or lost, and their billable seconds."""
 
     machines: int
     taken: int
@@ -30,9 +30,10 @@ class Reclaims:
 
 
 def own_reclaims(home: Home, offer: Offer) -> Reclaims | None:
-    """Return what became of this user's machines of an offer's kind; None before ten receipts tell of it.
+    """Return how often this user's machines of the same kind as an offer were taken away or lost.
 
-    A run that cannot be read counts as none. The kind is the provider, the cards, and whether it was spot.
+    None if fewer than LEAST_RUNS runs with a receipt had such a machine. Runs that cannot be read are left out. The
+    kind is the provider, the GPUs and nodes, and whether it is spot.
     """
     kind = {name: getattr(offer, name) for name in _KIND}
     runs, found = 0, list[Rental]()
@@ -50,14 +51,14 @@ def own_reclaims(home: Home, offer: Offer) -> Reclaims | None:
 
 
 def was_taken(records: Sequence[Record]) -> bool:
-    """Whether the machine of these records was taken away by its provider, or lost while it worked."""
+    """Return whether the machine of these records was taken away by its provider, or was lost."""
     ends = list(all_typed(records, TrainObserved))
     is_lost = any(end.outcome == "lost" or end.reason == "preempted" for end in ends)
     return is_lost or any(failure.code in _LOST for failure in all_typed(records, StepFailed))
 
 
 def is_time_over(records: Sequence[Record]) -> bool:
-    """Whether the machine of these records ended because its time was over: so it was not taken away."""
+    """Return whether the machine of these records ended because its time was over: then it was not taken away."""
     ends, stops = all_typed(records, TrainObserved), all_typed(records, StopRequested)
     is_over = any((end.outcome, end.reason) == ("stopped", "lease") for end in ends)
     return is_over or any(stop.by == "lease" for stop in stops)

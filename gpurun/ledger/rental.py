@@ -1,4 +1,4 @@
-"""What one rental cost according to the journal, with extra machines and the readings that prove its end."""
+"""Computes the cost of rentals from the journal, with extra machines and the readings that prove each end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ GONE = ("create.duplicate_gone", "create.late_gone")
 
 @dataclass(frozen=True)
 class ExtraRental:
-    """A machine beside the run's own: paid for from its token's intent to its proven end, or so far."""
+    """A second machine with a rental's token, which is paid for, too.
+
+    `seconds` count from the create intent to its proven end or, until it has `ended`, to the last record.
+    """
 
     id: str
     seconds: float
@@ -49,7 +52,7 @@ class ExtraRental:
 
 @dataclass(frozen=True)
 class PaidRise:
-    """A price increase while the machine ran, and for how long it was paid."""
+    """A price increase while the machine ran: the new price, the increase, and the seconds from then to the end."""
 
     micros_per_hour: Micros
     more_micros_per_hour: Micros
@@ -58,34 +61,37 @@ class PaidRise:
 
 @dataclass(frozen=True)
 class Rental(BilledTime):
-    """One rental in money, with the extra machines of its token."""
+    """One rental with its cost, and with the extra machines of its token."""
 
     extras: tuple[ExtraRental, ...] = ()
 
     @property
     def machines(self) -> int:
-        """Return how many machines are paid for over the whole rental: old journals only record a duplicate as such."""
+        """Return how many machines are paid for during the whole rental.
+
+        It is 1, plus the duplicates that an older gpurun recorded without an id; the others are in `extras`.
+        """
         incidents = all_typed(self.records, Incident)
         return 1 + len([incident for incident in incidents if incident.code == "create.duplicate" and not incident.id])
 
     @property
     def ended(self) -> bool:
-        """Return whether it can cost nothing more."""
+        """Return whether the rental can cost nothing more: its machine and all extra machines are proven gone."""
         return self.end != "not_proven" and all(extra.ended for extra in self.extras)
 
     @property
     def gpu_hours(self) -> float:
-        """Return its billable hours times its GPUs; a node without GPUs counts as one."""
+        """Return the billable hours of the machine times its GPUs; a node without GPUs counts as one GPU."""
         return self._gpu_hours(self.seconds)
 
     @property
     def most_gpu_hours(self) -> float:
-        """Return the same with all machines that it had beside its own."""
+        """Return the billable GPU-hours of the machine and all extra machines together."""
         return self._gpu_hours(self.machines * self.seconds + sum(extra.seconds for extra in self.extras))
 
     @property
     def longest_gpu_hours(self) -> float:
-        """Return what a machine takes at most that lives until its lease ends it."""
+        """Return the most GPU-hours that the rental can take: as if its machine lived until the lease ends it."""
         return max(self.most_gpu_hours, self._gpu_hours(self.intent.lease.total_s + self.intent.lease.kill_allowance_s))
 
     def _gpu_hours(self, seconds: float) -> float:
@@ -94,7 +100,7 @@ class Rental(BilledTime):
 
     @property
     def rises(self) -> list[PaidRise]:
-        """Return the prices that the provider reported while it ran, each from the last reading of the one before."""
+        """Return each price increase while the machine ran, counted from the last reading of the price before."""
         found: list[PaidRise] = []
         before = self.rate
         for record in self.records:
@@ -110,7 +116,7 @@ class Rental(BilledTime):
 
     @property
     def micros(self) -> Micros:
-        """Return the most that the rental cost, in micro-dollars; for a machine that is not proven gone, up to now."""
+        """Return the most that the rental has cost by its records, in micro-dollars, with all its machines."""
         unit_s = self.intent.billing_unit_s
         once = self._egress if self.seconds else Micros(0)
         rises = total(*(cost_of(rise.more_micros_per_hour, rise.seconds, unit_s) for rise in self.rises))
@@ -119,17 +125,17 @@ class Rental(BilledTime):
 
     @property
     def least_micros(self) -> Micros:
-        """Return what it cost at least: the machine alone, for as long as it certainly existed.
+        """Return the least that the rental cost: the machine alone, for the seconds that are certainly billed.
 
-        Nothing is certain of a price that is only the most that its provider bills.
+        It is 0 if the provider reported only the most that it bills per hour.
         """
         return Micros(0) if self.rate_is_limit else self._lasting(self.least_seconds)
 
     @property
     def _egress(self) -> Micros:
-        """Return the cost of data that left the machine: by the counted bytes, or as planned if none were counted.
+        """Return the cost of the data that left the machine: as counted or, if it was not counted, as planned.
 
-        A machine that never answered sent nothing; a job that may send data itself costs at least what was planned.
+        It is 0 for a machine that never answered, and at least the planned cost for a job that may send data itself.
         """
         counted, planned = last_typed(self.records, CollectObserved), Micros(self.intent.egress_micros)
         if counted is None:
@@ -138,22 +144,25 @@ class Rental(BilledTime):
         return max(sent, planned) if self.intent.sends_itself else sent
 
     def micros_of(self, extra: ExtraRental) -> Micros:
-        """Return what an extra machine of this rental cost, or has cost so far."""
+        """Return what an extra machine of this rental has cost."""
         return self._lasting(extra.seconds)
 
     def share_of_time(self, seconds: float, rate: Micros, *, is_last: bool = False) -> Micros:
-        """Return what so many of its seconds cost at a rate, with what is beside it, and after its last with egress."""
+        """Return the cost of a part of the rental's seconds at a rate per hour, with what comes with the machine.
+
+        With `is_last`, the cost of the data that left the machine is included.
+        """
         beside = Micros(self.intent.beside_micros_per_hour)
         return total(cost_of(rate, seconds), cost_of(beside, seconds), self._egress if is_last else Micros(0))
 
     def _lasting(self, seconds: float) -> Micros:
-        """Return the cost of so many seconds, at least the provider's minimum, of the machine and what is beside it."""
+        """Return the cost of so many seconds of a machine and what comes with it, at least the provider's minimum."""
         unit_s, beside = self.intent.billing_unit_s, Micros(self.intent.beside_micros_per_hour)
         paid_s = max(seconds, float(self.intent.least_billed_s)) if seconds else 0.0
         return total(cost_of(Micros(self.rate), paid_s, unit_s), cost_of(beside, paid_s, unit_s))
 
     def proof(self) -> Proof:
-        """Return the readings that prove the end of this machine."""
+        """Return the receipt's entry about the machine's end, with the readings of the machine."""
         claimed = last_typed(self.records, DeathProven)
         reads = [(record.wall, record.typed) for record in self.records if record.event is Event.DEATH_READ]
         return {
@@ -172,14 +181,15 @@ class Rental(BilledTime):
 
 
 def all_bounded(rentals: Sequence[Rental]) -> bool:
-    """Return whether the journal bounds what was paid: each machine ended, and the journal records all of them."""
+    """Return whether the journal bounds the cost: each machine is proven gone, and nothing was paid beside them."""
     return all(rental.ended for rental in rentals) and not is_more_than_recorded(rentals)
 
 
 def is_cap_kept(rentals: Sequence[Rental], upper: Micros, cap: Micros, rules: int) -> bool | None:
-    """Return whether a cap was kept by rentals that cost `upper` at most; None if that is not known.
+    """Return whether rentals that cost `upper` at most kept a cap; None if that is not known.
 
-    It was broken if the cost of what was seen is over it; by older rules, if the cost is over it and not only a bound.
+    The cap was broken if the least that they cost is over it. By rules before CAP_BROKEN_WHERE_SEEN it was broken if
+    `upper` is over it, unless `upper` is only a bound.
     """
     if upper <= cap:
         return True
@@ -189,14 +199,17 @@ def is_cap_kept(rentals: Sequence[Rental], upper: Micros, cap: Micros, rules: in
 
 
 def figure_of(rentals: Sequence[Rental], *, is_watched: bool = False) -> Figure:
-    """Return what kind of figure the cost of these rentals is."""
+    """Return what kind of figure the cost of these rentals is: measured, billed, a bound, a floor, or so far.
+
+    `is_watched` means that a process drives the run now.
+    """
     paid = [rental for rental in rentals if rental.rate or rental.extras]
     unended = [rental for rental in paid if not rental.ended]
     if is_more_than_recorded(rentals):
         return Figure.FLOOR
     if unended and is_watched:
         return Figure.SO_FAR
-    if not all(rental.begun for rental in unended):  # It is not known whether it still waits in its queue.
+    if not all(rental.begun for rental in unended):  # It is not known whether the job still waits in its queue.
         return Figure.FLOOR
     is_unseen = any(rental.extras or rental.end_is in (UNSEEN, BY_TIMER) for rental in paid)
     if unended or is_unseen or any(rental.rate_is_limit for rental in paid):
@@ -205,7 +218,7 @@ def figure_of(rentals: Sequence[Rental], *, is_watched: bool = False) -> Figure:
 
 
 def billed_by(rentals: Sequence[Rental]) -> Micros | None:
-    """Return what was billed for all machines of a run; None if a bill was not read or there was a second machine."""
+    """Return the sum of the bills for these rentals; None if a bill was not read, or if there were extra machines."""
     paid = [rental for rental in rentals if rental.end != "refused" and (rental.rate or rental.extras)]
     bills = [rental.billed for rental in paid if rental.billed is not None and not rental.extras]
     return total(*bills) if paid and len(bills) == len(paid) else None
@@ -221,9 +234,9 @@ def unseen_ends(rentals: Sequence[Rental]) -> list[Rental]:
 
 
 def is_more_than_recorded(rentals: Sequence[Rental]) -> bool:
-    """Return whether more was paid than the records show: for something billed beside a machine, or a late machine.
+    """Return whether more was paid than the records show: for a leftover, or for a machine that appeared late.
 
-    A late machine counts here if no record identifies it, and in journals of an older gpurun.
+    A late machine counts here only if it is not among the extra machines of the rentals.
     """
     incidents = [incident for rental in rentals for incident in all_typed(rental.records, Incident)]
     counted = {extra.id for rental in rentals for extra in rental.extras}
@@ -232,24 +245,24 @@ def is_more_than_recorded(rentals: Sequence[Rental]) -> bool:
 
 
 def rentals_of(records: Sequence[Record]) -> list[Rental]:
-    """Return the journal cut into rentals, oldest first, each with the extra machines of its token."""
+    """Return the rentals in a journal, oldest first. Each has the records from its create intent to the next one."""
     starts = [place for place, record in enumerate(records) if record.event is Event.CREATE_INTENDED]
     cut = [BilledTime(tuple(records[start:end])) for start, end in pairwise([*starts, len(records)])]
     return [Rental(piece.records, _billed(piece, records), tuple(_extras_of(piece, records))) for piece in cut]
 
 
 def _billed(rental: BilledTime, records: Sequence[Record]) -> Micros | None:
-    """Return what was billed for a rental's machine; None if its provider's bill was not read."""
+    """Return the amount on the bill for a rental's machine; None if the bill was not read."""
     bills = [bill.micros for bill in all_typed(records, BillObserved) if bill.token == rental.token]
     return Micros(bills[-1]) if bills else None
 
 
 def _extras_of(rental: BilledTime, records: Sequence[Record]) -> Iterator[ExtraRental]:
-    """Yield the extra machines of a rental's token, whenever they appeared: they count from its intent."""
+    """Yield the extra machines with a rental's token. All of them are paid from the rental's create intent on."""
     proofs = [record.seq for record in rental.records if record.event is Event.DEATH_PROVEN]
     noted = [(record.seq, record.typed) for record in records if record.event is Event.INCIDENT]
     about = [(seq, its) for seq, its in noted if isinstance(its, Incident) and its.id and its.token == rental.token]
-    longest_ms = rental.longest_ms or inf  # The longest that it may run, however long it was queued.
+    longest_ms = rental.longest_ms or inf  # The scheduler ends a queued job after this time.
     is_older = not isinstance(opened := records[0].typed, RunOpened) or opened.home is None
     codes = ("create.duplicate",) if is_older else ("create.duplicate", "create.late")
     for name, found in {its.id: seq for seq, its in about if its.code in codes}.items():
@@ -261,7 +274,7 @@ def _extras_of(rental: BilledTime, records: Sequence[Record]) -> Iterator[ExtraR
 
 
 def cost_says(rentals: Sequence[Rental]) -> str:
-    """Return a sentence on what bounds the cost of these rentals, and whether the bill was read."""
+    """Return a phrase on what bounds the cost of these rentals, and whether the bill was read."""
     # A machine that appeared late was rented, too.
     rented = [rental for rental in rentals if rental.end != "refused" or rental.extras]
     if not rented:

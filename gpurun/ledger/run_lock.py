@@ -1,4 +1,4 @@
-"""The kernel lock of the one process that owns a run. That process's death, however it dies, releases it."""
+"""The lock of a run, which only one process at a time can have. The kernel releases the lock of a process that dies."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gpurun.core.filelock import open_lock, take_lock
 from gpurun.core.paths import open_regular
 from gpurun.core.untrusted import parse_object
 
-# A reader that looks for the holder takes the lock for an instant; an owner waits until that has passed.
+# `holder_of` takes the lock for an instant; a process that wants the lock retries for this time.
 _READERS_PASS_S = 0.2
 
 
 class RunLock:
-    """Exclusive ownership of a run, as a context manager.
+    """The lock of a run, as a context manager.
 
-    `RunHeld` names the holder if another process has it. The file stays after the release: only the kernel's lock
-    counts, not the file's existence or the process id in it. Taking it twice in one process is refused, too.
+    Entering raises `RunHeld`, which names the process that has the lock, also if it is this process. The lock's file
+    stays after the release: only the kernel's lock counts, not that the file exists or contains a process id.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +49,7 @@ class RunLock:
         self._release()
 
     def _take(self) -> bool:
-        """Try once; return False if another process holds it, for an instant or for good."""
+        """Try once to take the lock; return False if it is held, by a reader for an instant or by a supervisor."""
         try:
             descriptor = open_lock(self._path)
         except OSError as error:
@@ -67,7 +67,7 @@ class RunLock:
         return True
 
     def _sign(self, clock: SystemClock) -> None:
-        """Write who holds it, for the message that other processes show."""
+        """Write into the file which process has the lock, for the messages of other processes."""
         if self._descriptor is None:
             return
         holder = {"pid": os.getpid(), "host": platform.node(), "started": utc(clock.wall())}
@@ -75,7 +75,7 @@ class RunLock:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
         except OSError:
-            # On a full disk the lock still holds; only the holder's name is missing.
+            # On a full disk the lock still works, but its file does not name the process.
             return
 
     def _release(self) -> None:
@@ -85,17 +85,17 @@ class RunLock:
 
 
 def holder_of(path: Path) -> str | None:
-    """Return who holds a lock, in words, or None if it is free. Needs no lock and leaves none behind."""
+    """Return in words which process has a lock; None if the lock is free, or if its file cannot be read."""
     try:
         lock = open_regular(path)
-    except OSError:  # Another user's file, or a missing one, does not show a holder.
+    except OSError:  # The file is missing, or belongs to another user.
         return None
     with lock:
         return None if take_lock(lock.fileno(), shared=True) else _words(os.pread(lock.fileno(), 4096, 0))
 
 
 def _words(content: bytes) -> str:
-    """Return the holder's own note as a clause; a missing or broken note still means that a process is there."""
+    """Return the note in a lock's file in words. A missing or broken note also means that a process has the lock."""
     try:
         note = parse_object(content)
         return f"process {int(note['pid'])} on {str(note['host'])!r} since {note['started']}"
@@ -115,7 +115,7 @@ _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
 def _drop_in_child() -> None:
-    """Release the locks in a forked child, which would otherwise keep a dead holder's run locked."""
+    """Close the locks in a forked child; otherwise the child would keep the run locked after its parent's death."""
     for lock in list(_held):
         lock._release()
 

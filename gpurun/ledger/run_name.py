@@ -1,4 +1,4 @@
-"""The name of a new run."""
+"""Chooses the name of a new run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ANIMALS = (
 
 
 def free_name(home: Home) -> str:
-    """Return a short name that no run has or had: an animal and a number, which grows if many are taken."""
+    """Return a name that no run of the home has or had: an animal and a number, which is larger if many are taken."""
     numbers = 90
     while True:
         name = f"{secrets.choice(_ANIMALS)}-{secrets.randbelow(numbers) + 10}"

@@ -1,4 +1,7 @@
-"""Replays a journal: pure, total, and the only place that knows what a record means for the next step."""
+"""Replays a journal into the state of its run, and derives the next step from that state.
+
+These are pure functions, and the only place that knows what a record means for the next step.
+"""
 
 from __future__ import annotations
 
@@ -45,16 +48,16 @@ from gpurun.core.stop_request import STRENGTH
 
 TALK_S = 120.0
 MOVES_ON_S = 3600.0
-"""How long after a request another offer may still be taken: a day later the user expects no machine."""
+"""How long after a request another offer may still be used, because a day later the user expects no machine."""
 _MOST_NAMED = 20
 WORKING = (
     Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED, Phase.HELD,
 )  # fmt: skip
-"""The phases in which the machine is still needed: until its end is requested."""
+"""The phases in which the machine is still needed, because its end has not been requested."""
 
 
 class Step(StrEnum):
-    """What can be done next."""
+    """The steps of a run, of which one is taken at a time."""
 
     STAGE = "stage"
     CREATE = "create"
@@ -72,7 +75,7 @@ class Step(StrEnum):
 
 
 def replay_journal(run: str, records: Sequence[Record]) -> RunState:
-    """Fold a journal into the state of its run."""
+    """Return the state of a run after all records of its journal, in order."""
     state = RunState(run=run, phase=Phase.OPENED)
     for record in records:
         if not isinstance(record.event, Event):
@@ -91,7 +94,7 @@ def find_offer_place(state: RunState, plan: Plan) -> int:
 
 
 def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
-    """Return the one step to take now; None if the run is closed."""
+    """Return the one step to take now; None if the run is closed. `lease_over`: the time of the lease is over."""
     abandoned = bool(state.failure or state.stop or lease_over)
     failed_in = state.failure.step if state.failure else ""
     if state.imported and state.phase not in (Phase.SETTLED, Phase.CLOSED):
@@ -102,14 +105,14 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
                 return Step.MOVE if may_move(state) else Step.SETTLE
             return Step.STAGE if state.stage == "wanted" else Step.CREATE
         case Phase.CREATING:
-            # A machine that is not found after its deadline may have lived until then: it is proven dead, and paid for.
+            # A machine that is not found after its deadline may have lived until then: its end must be proven.
             return Step.DESTROY if lease_over or state.failure else Step.CREATE
         case Phase.CREATED:
             return Step.DESTROY if abandoned or state.moves_on else Step.AWAIT_READY
         case Phase.READY:
             return Step.DESTROY if abandoned else Step.SHIP
         case Phase.SHIPPED:
-            # A start whose answer was lost may have worked: it is repeated, to stop and collect what trains.
+            # A start without a reply may have worked. It is repeated, to stop the training and collect its files.
             may_train = state.start_asked and state.stop != "destroy" and not (state.failure or lease_over)
             return Step.DESTROY if abandoned and not may_train else Step.START
         case Phase.TRAINING:
@@ -134,18 +137,19 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
         case Phase.SETTLED:
             return Step.SETTLE if state.may_be_billing else Step.CLOSE
         case Phase.CLOSED:
-            # Only a run that an older gpurun closed too early is settled again.
+            # An older gpurun may have closed the run too early: then it is settled again.
             return Step.SETTLE if state.may_be_billing else None
 
 
 def may_move(state: RunState) -> bool:
-    """Return whether the run continues on another machine, if there is one: never after its own fault or end.
+    """Return whether the run may continue on another machine.
 
-    The journal's outcome decides, not an exit code: a machine that is gone leaves none.
+    This is so if its machine was taken away or lost, if none was available, or if only the time limit of the machine's
+    place is over; but not after a failure or a normal end of its own work, or after a stop by the user.
     """
     if not state.legs or state.stop_of_user or state.stays or state.cancelled:
         return False
-    if state.shared == "kept":  # Its newest files are only there: they come home by `gpurun collect`, and then --from.
+    if state.shared == "kept":  # The newest files are only on the cluster: `gpurun collect` brings them, then --from.
         return False
     failure = state.failure
     if state.overdue or (state.outcome == "stopped" and state.reason == "lease"):
@@ -158,38 +162,38 @@ def may_move(state: RunState) -> bool:
 
 
 def waits_for_machine(state: RunState) -> bool:
-    """Return whether nothing is rented for a run now, and it continues on another machine once there is one."""
+    """Return whether a run has no machine now, and will continue on another machine once one is available."""
     return state.phase in (Phase.GONE, Phase.OPENED) and not state.may_be_billing and may_move(state)
 
 
 _NOT_TO_BE_HAD = frozenset({"create.no_capacity", "create.cannot_look", "price.rose", "price.unknown"})
-"""Failures to get a machine after which one may be available later."""
+"""The codes of failed create steps after which a machine may be available later."""
 _LOST = frozenset({"machine.lost", "boot.gone", "boot.timeout"})
-"""Failures of a machine that was taken away, was ended by its provider, or never came up."""
+"""The codes of failures in which a machine was taken away, was ended by its provider, or never answered."""
 CANCELLED = "cancelled"
-"""The reason of a training whose user ended its machine, outside of gpurun."""
+"""The `reason` of a training that ended because its user ended the machine outside of gpurun."""
 
 
 def is_to_hold(state: RunState) -> bool:
-    """Return whether the machine should be held: its end would remove finished files that are not at home."""
+    """Return whether the machine should be held now: its end would remove finished files that are not at home."""
     is_wanted = state.stop != "destroy" and state.outcome != "lost"
     may_hold = state.hold_s > 0 and state.held_at is None and state.instance is not None
     return may_hold and is_wanted and (state.elsewhere > 0 or is_lacking(state))
 
 
 def is_lacking(state: RunState) -> bool:
-    """Return whether finished files did not come home for another reason than that the machine is gone."""
+    """Return whether the collect step failed to download finished files, although the machine was not gone."""
     failure = state.failure
     return failure is not None and failure.step == Step.COLLECT and failure.exit_code is ExitCode.COLLECT_FAILED
 
 
 def exit_code_of(state: RunState) -> ExitCode:
-    """Return the exit code of `train` for a run in this state."""
+    """Return the exit code of `gpurun train` for a run in this state."""
     if state.may_be_billing:
         return ExitCode.MAY_BE_BILLING
     if state.failure:
         code = as_exit_code(state.failure.exit_code)
-        # Finding no further machine is not a refusal of a run that has paid for one.
+        # For a run that has already paid for a machine, "no offer" would be wrong: it failed.
         is_paid = state.leg > 1 or state.outcome in ("failed", "lost")
         if state.failure.step == Step.MOVE and state.reason == "lease":
             return ExitCode.BUDGET_STOP
@@ -234,7 +238,7 @@ def _create_intended(state: RunState, record: Record, intent: CreateIntended) ->
 
 
 def _asked(record: Record, intent: CreateIntended, leg: int) -> CreateAttempt:
-    """Return the request that an intent records."""
+    """Return the create attempt that an intent records; `leg` is the number of the current leg."""
     return CreateAttempt(
         token=intent.token,
         provider=intent.provider,
@@ -250,7 +254,7 @@ def _asked(record: Record, intent: CreateIntended, leg: int) -> CreateAttempt:
 
 
 def _answered(state: RunState, answer: str) -> dict[str, CreateAttempt]:
-    """Return all requests, with the result of the current one."""
+    """Return all create attempts, with the outcome of the current one set to `answer`."""
     if state.token not in state.attempts:
         return state.attempts
     return {**state.attempts, state.token: state.attempts[state.token].model_copy(update={"answer": answer})}
@@ -281,7 +285,7 @@ def _ready_observed(state: RunState, record: Record, ready: ReadyObserved) -> di
 
 
 def _clock_ahead_s(record: Record, facts: dict[str, Any]) -> float:
-    """Return how far the machine's clock is ahead; its time was read up to a minute or two before the record."""
+    """Return how far the machine's clock is ahead; 0 below TALK_S, because its time was read some time before."""
     ahead_s = float(facts.get("wall", record.wall)) - record.wall
     return ahead_s if abs(ahead_s) > TALK_S else 0.0
 
@@ -295,7 +299,7 @@ def _create_refused(state: RunState, record: Record, refused: CreateRefused) -> 
 
 def _train_observed(state: RunState, record: Record, ended: TrainObserved) -> dict[str, Any]:
     outputs = ended.outputs or {}
-    # Kept files lie where the machine's end does not remove them.
+    # The machine's end does not remove files that are kept, and the user does not want those that are given up.
     is_settled = outputs.get("kept") or outputs.get("given_up")
     elsewhere = 0 if is_settled else int((outputs.get("elsewhere") or {}).get("files", 0))
     left = {"elsewhere": elsewhere, "unpublished": dict(outputs.get("unpublished") or {})}
@@ -317,12 +321,12 @@ def _stop_requested(state: RunState, record: Record, request: StopRequested) -> 
 
 
 def _collect_observed(state: RunState, record: Record, collected: CollectObserved) -> dict[str, Any]:
-    """Make missing files a failure with this record alone, so that a crash right after it does not hide them."""
+    """Return the changes by the end of a download. Missing files are a failure, even if no `step.failed` follows."""
     phase = Phase.HELD if state.phase is Phase.HELD else Phase.COLLECTED
     if not collected.missing:
-        # Files that came while the machine was held count like those that came at first.
+        # If the missing files came home while the machine was held, the collect step has not failed.
         cleared = {"failure": state.earlier} if is_lacking(state) and phase is Phase.HELD else {}
-        # What a lost machine finished last is only remembered: the bucket may have newer checkpoints.
+        # The last list of a lost machine may be older than its last checkpoint, which may be in the bucket.
         here: dict[str, Any] = {"pushed": "", "shared": "empty" if state.shared else ""}
         return {"phase": phase, **cleared} | ({} if collected.remembered else here)
     failure = StepFailed(
@@ -336,14 +340,14 @@ def _collect_observed(state: RunState, record: Record, collected: CollectObserve
 
 
 def _count(collected: CollectObserved) -> int:
-    """Return how many files are missing; of those that the machine could not list, only the first are named."""
+    """Return how many files are missing in all, also those that the record does not name."""
     unpublished, listed = collected.unpublished or {}, collected.missing_files
     named = listed["files"] if listed else len(collected.missing)
     return named + max(0, int(unpublished.get("files", 0)) - len(unpublished.get("first", ())))
 
 
 def _named(collected: CollectObserved) -> str:
-    """Return their size and their first names, if the record has them."""
+    """Return the size of the missing files, if it is known, and the first of their names, in words."""
     size, names = collected.missing_bytes, collected.missing
     shown = "" if size is None else f" ({size:,} bytes)"
     return f"{shown}: {', '.join(names[:_MOST_NAMED])}{' and more' if names[_MOST_NAMED:] else ''}"
@@ -355,7 +359,10 @@ def _hold_intended(state: RunState, record: Record, hold: HoldIntended) -> dict[
 
 
 def _salvage_observed(state: RunState, record: Record, salvaged: SalvageObserved) -> dict[str, Any]:
-    """Keep in mind where files may still be: a cluster's folder keeps them, and then the bucket may have them, too."""
+    """Return the changes by a salvage: whether the cluster's folder still has files, and the folder in the bucket.
+
+    The bucket is searched again only if the cluster's folder still has files.
+    """
     shared = state.shared if salvaged.shared is None else salvaged.shared
     return {"shared": shared, "pushed": state.pushed if salvaged.shared == "kept" else ""}
 
@@ -363,23 +370,26 @@ def _salvage_observed(state: RunState, record: Record, salvaged: SalvageObserved
 def _step_failed(state: RunState, record: Record, failure: StepFailed) -> dict[str, Any]:
     failed: dict[str, Any] = {"failure": state.failure or failure}
     if failure.step == Step.COLLECT:
-        # For a script, files that were lost on the way home matter more than why training ended.
+        # For the exit code, lost files matter more than why the training ended.
         failed["failure"] = failure
         failed["earlier"] = state.failure if state.failure and not is_lacking(state) else state.earlier
-    if failure.step == Step.MOVE:  # It states why the run ends, and what would have let it continue.
+    if failure.step == Step.MOVE:  # This failure states why the run cannot continue, and what could have helped.
         failed |= {"stays": True, "failure": failure, "earlier": state.failure}
     if failure.step == Step.HOLD:
         failed["phase"] = Phase.COLLECTED
     if failure.step == Step.WATCH:
         failed["phase"] = Phase.TRAINED
     if failure.step == Step.SALVAGE:
-        failed["pushed"] = ""  # It is not retried for ever; `gpurun collect` tries again.
+        failed["pushed"] = ""  # The step is not retried; the user can run `gpurun collect`.
         failed["shared"] = "kept" if state.shared else ""
     return failed
 
 
 def _death_proven(state: RunState, record: Record, proof: DeathProven) -> dict[str, Any]:
-    """Apply the proof to everything with the token: extra machines are gone with it."""
+    """Return the changes by a proof: the machine is gone, and so are the extra machines with its token.
+
+    If the machine was shown as gone before it was ready, the next offer is used, or the run fails if it is too late.
+    """
     gone = {name: extra for name, extra in state.extras.items() if extra.ended is None and extra.token == state.token}
     ended = {name: extra.model_copy(update={"ended": Moment.from_record(record)}) for name, extra in gone.items()}
     proven: dict[str, Any] = {
@@ -403,7 +413,10 @@ def _death_proven(state: RunState, record: Record, proof: DeathProven) -> dict[s
 
 
 def _incident(state: RunState, record: Record, incident: Incident) -> dict[str, Any]:
-    """Keep what is billed beside the machine open until it is gone; only then does a closed run get its exit code."""
+    """Return the changes by an incident. Extra machines and leftovers count as billed until another incident ends them.
+
+    When nothing of a closed run is billed any more, its exit code is computed again.
+    """
     if isinstance(incident, MachineEndsItself):
         return {"ends_wall": incident.ends_wall}
     if isinstance(incident, AddressChanged) and state.instance is not None:
@@ -456,7 +469,7 @@ _OF_ONE_MACHINE = (
     "hold_s", "held_at", "hold_until_wall", "hold_why", "elsewhere", "unpublished", "teardown", "dearer", "moved",
     "limited", "overdue",
 )  # fmt: skip
-"""The fields that belong to the current machine and its work: the next machine starts without them."""
+"""The fields about the current machine and its work, which a move to the next machine sets to their defaults."""
 
 
 def _leg_planned(state: RunState, record: Record, leg: LegPlanned) -> dict[str, Any]:
@@ -486,7 +499,7 @@ _MARKS: dict[Event, dict[str, Any]] = {
     Event.DEATH_READ: {"was_gone": True},
     Event.RECEIPT_OBSERVED: {"phase": Phase.SETTLED},
 }
-"""What an event changes whatever else its record holds."""
+"""The fixed changes by an event, for events in which no field of the record matters."""
 _EFFECTS: dict[Event, Callable[[RunState, Record, Any], dict[str, Any]]] = {
     Event.RUN_OPENED: _run_opened,
     Event.CREATE_INTENDED: _create_intended,

@@ -1,4 +1,4 @@
-"""The runs on this computer: found by name and read without a lock; an existing run is never changed here."""
+"""Finds the runs of a home and reads them without a lock; creates new runs, but never changes an existing one."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SOON_S = 1800.0
 
 @dataclass(frozen=True)
 class Sight:
-    """One run as its folder shows it, with the plan on the offer that it uses.
+    """One run, as read from its folder. `plan` is on the offer that the run uses.
 
-    `owner` names the process that drives it; `damage` is a break in its journal; `approved` is all that may have been
-    rented. `plan_lost` is why only the journal's part of the plan is left: the run can be stopped and ended, but not
-    resumed.
+    `owner` names the process that drives the run, None if there is none. `damage` says where its journal is damaged.
+    `approved` are all offers that may have been rented. If the plan's file is damaged, `plan_lost` is the error and
+    `plan` only the journal's part of it: the run can be stopped and ended, but not resumed.
     """
 
     folder: RunFolder
@@ -46,16 +46,16 @@ class Sight:
 
     @property
     def unfinished(self) -> bool:
-        """Return whether it is not closed yet, or was closed while something of it may be billed."""
+        """Return whether the run is not closed, or was closed although something of it may be billed."""
         return self.state.phase is not Phase.CLOSED or self.state.may_be_billing
 
     @property
     def opened_wall(self) -> float:
-        """Return when its journal begins; 0 for a run that never began."""
+        """Return the time of its journal's first record; 0 if there is none."""
         return self.records[0].wall if self.records else 0.0
 
 
-# Noted while gpurun tries to end a machine; any other incident is then a supervisor's last word.
+# The incidents that are only information while gpurun ends a machine. Any other incident is why it gave up.
 _NOTED = frozenset(
     {
         "create.duplicate", "create.duplicate_gone", "create.late", "create.late_gone", "leftover", "leftover_gone",
@@ -67,10 +67,10 @@ _TRIES = (Event.DESTROY_INTENDED, Event.DESTROY_ASKED, Event.DEATH_READ)
 
 
 def gave_up(sight: Sight, now: float | None = None) -> str:
-    """Return why a supervisor could not prove an end, or not look, if that is the last known of the machine; else "".
+    """Return why the last attempt to prove the machine's end failed; "" if none failed, or if its end is proven.
 
-    `train`, `ps` and `audit` show this, whether or not the next try has started. With `now` it also says if the time
-    at which the machine should have ended has passed.
+    `train`, `ps` and `audit` show this sentence, whether or not the next attempt has begun. With `now`, it also states
+    if the machine was ordered to end itself and that time has passed.
     """
     is_at_work = sight.state.phase in (*WORKING, Phase.COLLECTED) and sight.state.phase is not Phase.CREATING
     for record in reversed(sight.records) if sight.state.may_be_billing and not is_at_work else ():
@@ -89,7 +89,7 @@ def _is_noted(code: str) -> bool:
 
 
 def look_at_run(home: Home, name: str) -> Sight:
-    """Read one run; VerificationFailed if no trace of its plan is left, SetupError if its journal is not readable."""
+    """Read one run; VerificationFailed if its plan is lost completely, SetupError if its journal cannot be read."""
     folder = home.run(name)
     reading = read_journal(folder.journal)
     plan, plan_lost = plan_of(folder, reading.records)
@@ -109,7 +109,10 @@ def look_at_run(home: Home, name: str) -> Sight:
 
 
 def lost_records(home: Home, folder: RunFolder, state: RunState) -> str | None:
-    """Return how a journal is damaged if it would request a machine although the run had one; else None."""
+    """Return the damage if the journal has lost the records of a machine that the run had; else None.
+
+    Without this check, another machine would be requested.
+    """
     if state.phase is not Phase.OPENED or state.failure or state.stop:
         return None
     has_events = folder.events.exists() and folder.events.stat().st_size > state.events_before
@@ -119,7 +122,10 @@ def lost_records(home: Home, folder: RunFolder, state: RunState) -> str | None:
 
 
 def has_requested(folder: RunFolder, token: str) -> bool:
-    """Return whether a run's journal, damaged or not, contains a token: two homes may have runs of one name."""
+    """Return whether a run's journal, damaged or not, contains a token.
+
+    The token shows that a machine is this run's, because a run in another home may have the same name.
+    """
     try:
         return token.encode() in read_regular(folder.journal)
     except FileNotFoundError:
@@ -127,9 +133,12 @@ def has_requested(folder: RunFolder, token: str) -> bool:
 
 
 def find_run(home: Home, reference: str) -> str:
-    """Return the run that a person means: its name, a unique beginning of it, or `@last`."""
+    """Return the name of the run that the user means by a name, a unique beginning of a name, or `@last`.
+
+    Raise UsageError if there is no such run, or more than one.
+    """
     if not reference.strip():
-        # Every name begins with the empty string: a script's unset $RUN would stop the only run.
+        # Every name begins with "": a script with an unset $RUN would stop the only run.
         what = "The name of the run is empty."
         raise UsageError(
             "run.blank",
@@ -153,7 +162,7 @@ def find_run(home: Home, reference: str) -> str:
 
 
 def usual_run(home: Home) -> tuple[str, str]:
-    """Return the run that is meant if none is named, and why, in words: the only open one, else the last."""
+    """Return the run that the user means without naming one, and why in words: the only open run, else the last run."""
     still_open = planned_runs(home, only_open=True)
     if len(still_open) == 1:
         return still_open[0], "the only open run"
@@ -164,7 +173,7 @@ def usual_run(home: Home) -> tuple[str, str]:
 
 
 def left_alone(home: Home) -> str | None:
-    """Return the one unfinished run that no process drives; None if there is none, UsageError if there are several."""
+    """Return the only unfinished run that no process drives; None if there is none, UsageError if there are several."""
     names = [sight.folder.name for sight in unfinished_runs(home)]
     if len(names) > 1:
         hint = f"Name one: gpurun resume {names[0]}."
@@ -173,7 +182,7 @@ def left_alone(home: Home) -> str | None:
 
 
 def demand_free(home: Home, name: str) -> None:
-    """Refuse a name that a run has or had."""
+    """Raise RunHeld if a run of the home has or had this name."""
     if home.run(name).path.exists():
         raise _taken(name)
     if has_receipt(home, name):
@@ -190,7 +199,7 @@ def _taken(name: str) -> RunHeld:
 
 
 def create_run(home: Home, request: Request, plan: Plan) -> RunFolder:
-    """Create the folder of a new run, with its request and plan in it; a taken name is refused."""
+    """Create the folder of a new run with request, plan, shards and trainer; RunHeld if the name is taken."""
     demand_free(home, plan.run)
     folder = home.run(plan.run)
     try:
@@ -200,21 +209,24 @@ def create_run(home: Home, request: Request, plan: Plan) -> RunFolder:
         raise _taken(plan.run) from None
     staged = home.staged_data(plan.run)
     if staged.is_dir():
-        # The shards become the run's own: what it trained on stays beside its outputs.
+        # The shards are moved into the run's folder, and stay there beside its outputs.
         staged.rename(folder.data)
         key = "beside" if plan.data.beside else "folder"
         plan = plan.model_copy(update={"data": plan.data.model_copy(update={key: str(folder.data)})})
     if home.staged_trainer(plan.run).is_dir():
         home.staged_trainer(plan.run).rename(folder.trainer)
     write_atomic(folder.request, request.to_json().encode())
-    # The plan comes last: a folder without one never became a run, and nothing was requested.
+    # The plan is written last: for a folder without a plan, no machine was requested.
     write_atomic(folder.plan, plan.to_json().encode())
     fsync_folder(folder.path.parent)
     return folder
 
 
 def opening_record(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str, imported: Any = None) -> RunOpened:
-    """Return the record that opens a run, with its digests; fields of only some runs are present only in those."""
+    """Return the event that opens a run, with the digests of request and plan from `folder`.
+
+    A field that applies only to some runs is set only for them. `endpoint` is an address in place of the provider's.
+    """
     optional: dict[str, Any] = {
         **({"core_bundle_sha256": plan.data.core_sha256} if plan.data.core_sha256 else {}),
         **plan.choices.model_dump(include={"max_gpu_hours"}, exclude_none=True),
@@ -266,12 +278,15 @@ def look_at_unfinished(home: Home) -> tuple[list[Sight], list[GpurunError]]:
 
 
 def planned_runs(home: Home, *, only_open: bool = False) -> list[str]:
-    """Return the names of runs that came as far as a plan, oldest first; one that lost its plan has its journal."""
+    """Return the names of the runs that got a plan, oldest first.
+
+    If plan.json is lost, the journal shows that there was a plan.
+    """
     return [name for name in home.run_names(only_open=only_open) if _is_planned(home.run(name))]
 
 
 def _is_planned(folder: RunFolder) -> bool:
-    """Return whether there is or was a plan; a folder that cannot be read may have one, so it counts."""
+    """Return whether a run got a plan; True for a folder that cannot be read, because it may contain one."""
     try:
         return folder.plan.exists() or folder.journal.exists()
     except PermissionError:
@@ -279,7 +294,7 @@ def _is_planned(folder: RunFolder) -> bool:
 
 
 def look_at_all(home: Home, names: Iterable[str]) -> Iterator[tuple[Sight | None, GpurunError | None]]:
-    """Read runs one at a time; one that cannot be read yields its error, and the others are still read."""
+    """Yield each run with its error: a run that cannot be read is None, and one that lost its plan has both."""
     for name in names:
         try:
             sight = look_at_run(home, name)
@@ -290,7 +305,7 @@ def look_at_all(home: Home, names: Iterable[str]) -> Iterator[tuple[Sight | None
 
 
 def ends_soon(state: RunState, plan: Plan, now_wall: float) -> str:
-    """Return the warning for a dev box whose lease ends within half an hour; "" for any other run."""
+    """Return the warning for a dev box of which the lease ends within SOON_S; "" for every other run."""
     if not plan.job.is_attended or state.phase is not Phase.TRAINING or state.deadline_wall is None:
         return ""
     started_wall = state.instance.started_wall if state.instance is not None else None

@@ -1,7 +1,8 @@
 """The statement that the user's own box was shut down after a run: `shutdown.json`, beside the receipt.
 
-A receipt of such a box ends with "yours to do", because gpurun cannot end it. This signed in-toto Statement records
-what was seen there later, or what the user states, and never more: a box that does not answer SSH may still be billed.
+gpurun cannot end such a box, so its receipt leaves the shutdown to the user. This signed in-toto Statement records the
+later checks of the box, or the user's own words, and claims no more: a box that does not answer SSH may still be
+billed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ CONFIRMED, STATED = "confirmed", "stated by the user"
 
 @dataclass(frozen=True)
 class Try:
-    """One check of the box: seconds after the first check, and what was seen."""
+    """One check of the box: its time in seconds after the first check, and its result."""
 
     at_s: float
     seen: str
@@ -38,7 +39,7 @@ class Try:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """A statement as it was read. `problem` says why it does not match the receipt; "" if it does."""
+    """A statement as it was written or read. `problem` says why it is not valid for the receipt; "" if it is."""
 
     predicate: dict[str, Any]
     signature: Signature
@@ -46,16 +47,16 @@ class Confirmation:
 
     @property
     def is_seen(self) -> bool:
-        """Return whether it rests on what was seen, not on the user's word."""
+        """Return whether the statement is valid and is based on checks, not on the user's words."""
         return not self.problem and self.predicate["verdict"] == CONFIRMED
 
 
 def write_confirmation(
     home: Home, folder: RunFolder, receipt: Receipt, tries: Sequence[Try], *, words: str, wall: float
 ) -> Confirmation:
-    """Sign and write what was seen at `wall`, or the user's own `words` if they state it instead.
+    """Sign and write a statement about the checks `tries`, made at `wall`, or about the user's `words` if not empty.
 
-    Raises a SetupError if the disk refuses.
+    Raise SetupError if the disk refuses. Without a readable key, the statement is unsigned.
     """
     signer, confirmed_at = load_signer(home.keys), utc(wall)
     predicate = {
@@ -89,16 +90,17 @@ def write_confirmation(
 
 
 def box_of(receipt: Receipt) -> str:
-    """Return the box that a receipt is about, as `user@host:port`; "" if no machine was used."""
+    """Return the box in a receipt as `user@host:port`; "" if the receipt has no machine."""
     machine = receipt.predicate["instance"]
     return machine["type"] if machine else ""
 
 
 def _cost(receipt: Receipt, confirmed_at: str) -> Micros | None:
-    """Return what the box cost from the request to a time stamp, at the receipt's rate; None if a time is unknown.
+    """Return what the box cost from the request until `confirmed_at`, at the receipt's rate.
 
-    Both are the stated times, to the millisecond, because a checker has no others. The result is never less than what
-    the receipt counts up to its end, even if a clock was set back in between.
+    None if the time of the request is unknown, or if there was no rental. Only times in the receipt and the statement
+    are used, because the audit has no others. A clock that was set back in between does not make the time shorter than
+    the receipt's own.
     """
     times, rentals = receipt.predicate["timeline"], receipt.predicate["cost"]["rentals"]
     if times["asked"] == "unknown" or not rentals:
@@ -113,9 +115,9 @@ def _cost(receipt: Receipt, confirmed_at: str) -> Micros | None:
 
 
 def read_confirmation(home: Home, folder: RunFolder, receipt: Receipt) -> Confirmation | None:
-    """Return the statement about a receipt, and whether it holds; None if there is none.
+    """Return the statement beside a receipt, with the result of checking it; None if there is no statement.
 
-    VerificationFailed if the file is not such a statement.
+    Raise VerificationFailed if the file is not such a statement.
     """
     path = folder.path / NAME
     try:
@@ -143,7 +145,7 @@ def read_confirmation(home: Home, folder: RunFolder, receipt: Receipt) -> Confir
 
 
 def _is_shown(claim: dict[str, Any]) -> bool:
-    """Return whether everything that is shown of a statement has its form; anyone may have written the file."""
+    """Return whether the parts of a predicate that gpurun shows have the right form: anyone could write the file."""
     tries, cost, at = claim["checked"]["tries"], claim["cost"]["until_confirmed_micros"], claim["confirmed_at"]
     return (
         claim["verdict"] in (CONFIRMED, STATED)

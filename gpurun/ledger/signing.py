@@ -30,24 +30,24 @@ PRIVATE_NAME, PUBLIC_NAME = "ed25519.pem", "ed25519.pub"
 
 @dataclass(frozen=True)
 class Signer:
-    """A private key and the id that its signatures carry."""
+    """A private key, and the id that is stored with its signatures."""
 
     keyid: str
     private: Ed25519PrivateKey
 
     def sign(self, message: bytes) -> bytes:
-        """Return an ed25519 signature: the same message always gives the same 64 bytes."""
+        """Return the ed25519 signature of a message: always the same 64 bytes for the same message."""
         return self.private.sign(message)
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """Return the bytes that a DSSE signature covers: type and payload, each after its length."""
+    """Return the bytes that a DSSE signature covers: payload type and payload, each after its length."""
     kind = payload_type.encode()
     return b" ".join((b"DSSEv1", str(len(kind)).encode(), kind, str(len(payload)).encode(), payload))
 
 
 def make_envelope(payload: bytes, signer: Signer | None, payload_type: str = PAYLOAD_TYPE) -> dict[str, Any]:
-    """Wrap a payload; without a signer the envelope has no signatures."""
+    """Return a signed envelope with a payload; without a signer it has no signature."""
     signatures = []
     if signer is not None:
         made = signer.sign(pae(payload_type, payload))
@@ -56,7 +56,7 @@ def make_envelope(payload: bytes, signer: Signer | None, payload_type: str = PAY
 
 
 def payload_of(envelope: Mapping[str, Any]) -> bytes:
-    """Return the payload of an envelope, unchecked; ValueError if there is none."""
+    """Return the payload of an envelope without checking a signature; Malformed, a ValueError, if there is none."""
     try:
         return base64.b64decode(envelope["payload"], validate=True)
     except (KeyError, TypeError, AttributeError, binascii.Error) as error:
@@ -66,9 +66,10 @@ def payload_of(envelope: Mapping[str, Any]) -> bytes:
 def verify(
     envelope: Mapping[str, Any], keys: Mapping[str, Ed25519PublicKey], payload_type: str = PAYLOAD_TYPE
 ) -> Signature:
-    """Check every signature of an envelope against public keys by their id; a bad signature makes the whole BAD.
+    """Check all signatures of an envelope with the public keys, which are given by id.
 
-    So does a payload of another type: a receipt is not a mandate.
+    The result is BAD for a malformed envelope, for an invalid signature, and for a signed payload of another type,
+    because a receipt is not a mandate. The first signature that is invalid or by an unknown key decides.
     """
     try:
         payload = payload_of(envelope)
@@ -94,9 +95,9 @@ def verify(
 
 
 def load_signer(keys: Path) -> Signer | None:
-    """Return the signing key in a folder, made on first use; None if it was lost or cannot be read.
+    """Return the signing key in a folder, which is made on first use; None if it was lost or cannot be read.
 
-    A public key without its private key means that it was lost: no new key silently replaces it.
+    If the folder has a public key but no private key, the private key was lost: no new key is made in its place.
     """
     path = keys / PRIVATE_NAME
     try:
@@ -113,7 +114,7 @@ def load_signer(keys: Path) -> Signer | None:
 
 
 def _make_key(keys: Path) -> None:
-    """Put a complete new key in place by a hard link; if another process was first, its key stays."""
+    """Write a new private key. A hard link puts it in place as a whole; if another process was first, its key stays."""
     make_private(keys)
     content = Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -144,7 +145,7 @@ def _pem(public: Ed25519PublicKey) -> bytes:
 
 
 def parse_public_key(pem: bytes) -> dict[str, Ed25519PublicKey]:
-    """Return one public key by its id; ValueError if the text is not an ed25519 public key in PEM."""
+    """Return a table with one public key by its id; ValueError if the text is not an ed25519 public key in PEM."""
     try:
         public = serialization.load_pem_public_key(pem)
     except UnsupportedAlgorithm as error:
@@ -155,7 +156,7 @@ def parse_public_key(pem: bytes) -> dict[str, Ed25519PublicKey]:
 
 
 def public_keys(keys: Path) -> dict[str, Ed25519PublicKey]:
-    """Return every public key (`*.pub`) in a folder by its id; a file without one is skipped, and not trusted."""
+    """Return every public key (`*.pub`) in a folder by its id; files that are not public keys are left out."""
     found: dict[str, Ed25519PublicKey] = {}
     for path in sorted(keys.glob("*.pub")):
         try:

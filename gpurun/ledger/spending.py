@@ -1,6 +1,6 @@
-"""What a run costs, computed in one place: everything that shows money uses it, as does the receipt.
+"""The cost of a run, for everything that shows money. The receipt uses the same figures.
 
-Only the audit computes it a second time, with its own code (ledger/audit/rentals.py), to check it.
+Only the audit also computes the cost with its own code (ledger/audit/rentals.py), to check it.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from gpurun.ledger.rental import figure_of, rentals_of
 
 @dataclass(frozen=True)
 class Spending:
-    """What a run has cost, and what kind of figure that is."""
+    """The cost of a run, and what kind of figure it is."""
 
     micros: Micros
     figure: Figure
 
 
 def spending(records: Sequence[Record], now: float | None = None, *, is_watched: bool = False) -> Spending:
-    """Return what a run costs by its journal until `now`, or until its last record.
+    """Return the cost of a run by its journal until `now` (seconds since the epoch), or until its last record.
 
-    `is_watched`: a process drives the run, so its machine is known to live.
+    `is_watched` means that a process drives the run, so a machine that has not ended is known to live.
     """
     rentals = rentals_of(records if now is None else records_until(records, now))
     return Spending(total(*(rental.micros for rental in rentals)), figure_of(rentals, is_watched=is_watched))
 
 
 def spent_by(records: Sequence[Record], now: float) -> Micros:
-    """Return only the amount, for the live view."""
+    """Return only the amount of `spending` until `now`."""
     return spending(records, now).micros
 
 
 def records_until(records: Sequence[Record], now: float) -> list[Record]:
-    """Return the records and one of this moment, so that what has no recorded end is paid for until now."""
+    """Return the records and an artificial one at `now`: a rental without a recorded end is then paid until `now`."""
     if not records:
         return []
     last = records[-1]

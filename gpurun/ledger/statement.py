@@ -1,8 +1,8 @@
-"""Derives a run's statement from its folder: what was requested, what ran, what it cost, how it ended.
+"""Derives the statement in a run's receipt from its folder: what was requested, what ran, the cost, and the end.
 
-A pure function of the journal, the trainer's files and the place in the chain: it asks no clock and no machine, so a
-lost receipt is made again byte for byte. docs/RECEIPTS.md has every field. Each group of figures states what it rests
-on: "measured" (this computer's clock), "provider-reported", "instance-reported", "planned" or "unknown".
+The statement depends only on the run folder, the place in the chain and the key, not on a clock or a machine, so a
+lost receipt can be made again byte for byte. docs/RECEIPTS.md has every field. Each group of figures states its source:
+"measured" (this computer's clock), "provider-reported", "instance-reported", "planned" or "unknown".
 """
 
 from __future__ import annotations
@@ -64,19 +64,22 @@ MEASURED, REPORTED, FROM_INSTANCE = "measured", "provider-reported", "instance-r
 
 NOT_OBSERVED = "not observed: it ran in a notebook, which its user ends"
 
-# Events that may follow the end of a rental and change nothing about it.
+# Events that may follow the end of the last rental, and on which a receipt is not based.
 AFTERWARDS = {Event.STOP_REQUESTED, Event.JOURNAL_REPAIRED, Event.RECEIPT_OBSERVED, Event.RUN_CLOSED}
 _INCIDENTS = {Event.INCIDENT, Event.STEP_FAILED, Event.JOURNAL_REPAIRED}
 _CAME = {"type": "type_id", "region": "region", "gpu": "gpu", "gpu_count": "gpu_count"}
 _CHECKPOINT_KINDS = ("weights", "optimizer", "state", "checkpoint", "output")
 SEEN_LATE_S = 60.0
-"""An end that was seen so long after it, as by a laptop that slept, has both times in the receipt."""
+"""If the job's end was observed later than this, for example by a laptop that slept, the receipt has both times."""
 _TALLY = ("looks", "busy", "own", "most_mib")
 _SESSIONS = ("terminals", "open_s", "used_s")
 
 
 def basis_of(records: Sequence[Record]) -> list[Record]:
-    """Return the records that a receipt rests on: up to the last one about the rental, and none after the receipt."""
+    """Return the records on which a receipt is based: those before its own record, up to the last one that matters.
+
+    Records of AFTERWARDS at the end do not matter.
+    """
     observed = [place for place, record in enumerate(records) if record.event is Event.RECEIPT_OBSERVED]
     kept = list(records[: observed[0]] if observed else records)
     while len(kept) > 1 and kept[-1].event in AFTERWARDS:
@@ -87,7 +90,7 @@ def basis_of(records: Sequence[Record]) -> list[Record]:
 def build_statement(
     folder: RunFolder, records: Sequence[Record], *, head: str, seq: int, prev: str, keyid: str | None
 ) -> Statement:
-    """Return the in-toto Statement of a run. `records` are its `basis_of`, `head` is the sha256 of their last line."""
+    """Return the in-toto Statement of a run. `records` are from `basis_of`, `head` is the sha256 of their last line."""
     evidence = read_evidence(folder)
     opened, rentals = opened_of(records), rentals_of(records)
     is_imported = bool(opened.imported)
@@ -134,7 +137,7 @@ def build_statement(
 
 
 def _signed_files(files: list[FileAtHome], checkpoint: ReceiptCheckpoint) -> list[Subject]:
-    """Return the files that the receipt vouches for, with their sha256: checkpoints, and the list of all if many."""
+    """Return the statement's subjects: the downloaded checkpoints and outputs and, if there is one, the full list."""
     found = {file["name"]: file["sha256"] for file in files if file["kind"] in _CHECKPOINT_KINDS}
     if "listed" in checkpoint:
         found[COLLECTED] = checkpoint["listed"]["sha256"]
@@ -142,7 +145,7 @@ def _signed_files(files: list[FileAtHome], checkpoint: ReceiptCheckpoint) -> lis
 
 
 def _asked(opened: RunOpened) -> ReceiptAsked:
-    """Return what was requested, and the checkpoint of an earlier run that it continued from, if any."""
+    """Return the request; optional keys are present only if the run has a value for them."""
     request: ReceiptAsked = {
         "mode": opened.mode, "recipe": opened.recipe, "form": opened.form, "provider": opened.provider
     }  # fmt: skip
@@ -190,9 +193,9 @@ def _digests(opened: RunOpened, records: Sequence[Record], evidence: Evidence) -
 
 
 def _shipping(records: Sequence[Record]) -> Shipping:
-    """Return the bytes sent each way: over SSH, to the bucket before renting, from the bucket to the machine.
+    """Return the bytes over each route: over SSH, to the bucket before renting, from the bucket to the machine.
 
-    If the machine downloaded the shards itself, `public` names their set.
+    If the machine downloaded the shards itself, `public` names them.
     """
     staged, shipped = last_typed(records, StageObserved), last_typed(records, ShipObserved)
     ready = last_typed(records, ReadyObserved)
@@ -211,9 +214,9 @@ def _shipping(records: Sequence[Record]) -> Shipping:
 
 
 def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> ReceiptMachine | None:
-    """Return the last machine, as its provider describes it, and what it reports of itself.
+    """Return the provider's description of the last machine, and the machine's report about itself.
 
-    Fields that the provider did not give are named in `as_ordered`.
+    Fields that the provider did not report are those of the order; `as_ordered` names them. None without a machine.
     """
     made = [rental for rental in rentals if rental.instance is not None]
     if not made:
@@ -222,7 +225,7 @@ def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> ReceiptMachine | 
     ready, offer = last_typed(rental.records, ReadyObserved), rental.intent.offer
     reported = {ours: rental.reported(theirs) for ours, theirs in _CAME.items()}
     ordered = {ours: offer[theirs] for ours, theirs in _CAME.items()}
-    if opened.endpoint is None:  # An older gpurun named the ordered type.
+    if opened.endpoint is None:  # Receipts of an older gpurun have the ordered type.
         reported["type"] = None
     unreported = sorted(name for name in _CAME if not reported[name] and ordered[name])
     kind, region, gpu, gpu_count = (plain_data(reported[name]) or ordered[name] for name in _CAME)
@@ -250,10 +253,10 @@ def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> ReceiptMachine | 
 
 
 def _runtime(folder: RunFolder, rentals: Sequence[Rental], divided: TrainingSplit | None, *, is_seen: bool) -> Runtime:
-    """Return the seconds, by the widest reading of this computer's clocks, where they went, and the plan's limits.
+    """Return the billable seconds, by the clock that advanced more, their division into phases, and the plan's limits.
 
-    How the training phase divides is the machine's word; what a command does with its time is not known. Nothing of a
-    notebook's session was seen (`is_seen`).
+    `divided` has the machine's figures about the training phase; None for a command, of which they are not known. If
+    `is_seen` is false, the run was in a notebook, whose seconds are unknown.
     """
     ended, spent = is_seen and all_bounded(rentals), phases_s(rentals)
     rented = [rental for rental in rentals if rental.end != "refused"]
@@ -268,7 +271,7 @@ def _runtime(folder: RunFolder, rentals: Sequence[Rental], divided: TrainingSpli
 
 
 def _plan_of(folder: RunFolder) -> dict[str, Any]:
-    """Return the plan as data; {} if it is lost or broken, which its digest in the journal then shows."""
+    """Return the plan's file as data; {} if it is lost or damaged, which the audit finds by its digest."""
     try:
         return read_object(folder.plan)
     except (OSError, ValueError):
@@ -276,7 +279,7 @@ def _plan_of(folder: RunFolder) -> dict[str, Any]:
 
 
 def _cost(opened: RunOpened, rentals: Sequence[Rental]) -> Cost:
-    """Return what the run cost at most; unknown if the journal does not bound it."""
+    """Return the upper bound of the cost, with its parts; it is unknown if the journal does not bound the cost."""
     cap = None if opened.cap_micros is None else Micros(opened.cap_micros)
     ended = all_bounded(rentals) and not opened.imported
     upper: Micros | None = total(*(rental.micros for rental in rentals)) if ended else None
@@ -300,7 +303,7 @@ def _cost(opened: RunOpened, rentals: Sequence[Rental]) -> Cost:
 
 
 def _rental(rental: Rental) -> RentalPaid:
-    """Return one line of the costs; fields of only some rentals are present only in those."""
+    """Return a rental's entry in the costs; optional keys are present only if the rental has a value for them."""
     line: RentalPaid = {
         "attempt": rental.intent.attempt,
         "token": rental.token,
@@ -332,12 +335,15 @@ def _rental(rental: Rental) -> RentalPaid:
 
 
 def _figure_by_rules(opened: RunOpened, figure: Figure) -> str:
-    """Return the name of the bound; by rules 1 an unseen end was "measured", too."""
+    """Return the word for the kind of figure; for a run without a rules version it is always "measured"."""
     return MEASURED if opened.rules is None else str(figure)
 
 
 def _trials(evidence: Evidence, rentals: Sequence[Rental]) -> ReceiptTrials:
-    """Return a row for each trial: its last report, and its share of the cost by seconds, None if unknown."""
+    """Return all trials and the best one. A trial has its last report and a share of the cost, by its seconds.
+
+    The share is None if the cost is unknown, and 0 for a trial of an earlier run.
+    """
     cost = total(*(rental.micros for rental in rentals)) if all_bounded(rentals) else None
     own = [event for event in evidence.trials if not event.is_restored]
     whole_s = sum(event.seconds or 0.0 for event in own)
@@ -393,9 +399,10 @@ def _training(records: Sequence[Record], evidence: Evidence, rentals: Sequence[R
 
 
 def _training_seconds(records: Sequence[Record]) -> ReceiptMeasured:
-    """Return how long the job ran until its end was seen here, and by the machine's clock if that was long before.
+    """Return how long the job ran until this computer observed its end, added up over all machines of a run that moved.
 
-    A run that moved is counted on each of its machines.
+    If the machines' clocks show over SEEN_LATE_S less, that time is included, too. Rules before END_BY_MACHINE_CLOCK do
+    neither.
     """
     is_whole = (opened_of(records).rules or 1) >= END_BY_MACHINE_CLOCK
     parts = by_machine(records) if is_whole else [records]
@@ -411,21 +418,24 @@ def _training_seconds(records: Sequence[Record]) -> ReceiptMeasured:
 
 
 def _training_time(records: Sequence[Record]) -> tuple[float, float | None] | None:
-    """Return how long the job ran on one machine, and by that machine's clock if it is known; None if it did not."""
+    """Return how long the job ran on one machine, by this computer's clock and by the machine's (None if not known).
+
+    None if it did not run, or if its end was not observed.
+    """
     started, ended = last_of(records, Event.TRAIN_STARTED), last_of(records, Event.TRAIN_OBSERVED)
     began, seen = last_typed(records, TrainStarted), last_typed(records, TrainObserved)
     if not (started and ended and began and seen and ended.seq > started.seq):
         return None
-    # Downloads after the end were not training.
+    # After the end, `drained_s` were used for downloads.
     seconds = round(max(0.0, elapsed_s(records, started, ended) - (number(seen.drained_s) or 0.0)), 3)
     began_wall, ended_wall = number(began.started_wall), number(seen.ended_wall)
     return seconds, None if began_wall is None or ended_wall is None else ended_wall - began_wall
 
 
 def failed_step(records: Sequence[Record]) -> StepFailed | None:
-    """Return the last step that failed, except a collect whose files all came home while the machine was held.
+    """Return the last failure of a step, except of a collect whose missing files came home while the machine was held.
 
-    Failures on an earlier machine, after which the run continued on another, do not count.
+    Failures before the run moved to its last machine do not count.
     """
     records = by_machine(records)[-1]
     held = next((place for place, record in enumerate(records) if record.event is Event.HOLD_INTENDED), len(records))
@@ -452,7 +462,7 @@ def _checkpoint(collected: FilesBrought | None, files: list[FileAtHome]) -> Rece
 
 
 def _teardown(rentals: Sequence[Rental]) -> ReceiptTeardown:
-    """Return how every machine that may have existed ended, with the readings that prove it."""
+    """Return the ends of all machines that may have existed, with the readings that prove them."""
     rented = [rental for rental in rentals if rental.end != "refused"]
     ends = [rental.end for rental in rented]
     how = "not_proven" if "not_proven" in ends else ends[-1] if ends else None
@@ -460,7 +470,7 @@ def _teardown(rentals: Sequence[Rental]) -> ReceiptTeardown:
 
 
 def _verdict(records: Sequence[Record], machine: ReceiptMachine | None, evidence: Evidence) -> Verdict:
-    """Return the verdict; older runs, opened before challenges were recorded, have the verdict of their time."""
+    """Return the verdict; a run of an older gpurun, which recorded no challenge, has the verdict in its old form."""
     opened, seen = opened_of(records), last_typed(records, TrainObserved)
     outcome = seen.outcome if seen else "none"
     if not opened.has_model:
@@ -471,7 +481,7 @@ def _verdict(records: Sequence[Record], machine: ReceiptMachine | None, evidence
 
 
 def _incidents(records: Sequence[Record]) -> list[ReceiptIncident]:
-    """Return what should not have happened, and when; failed steps and a repaired journal are included."""
+    """Return the incidents with their times, including failed steps and repairs of the journal."""
     found: list[ReceiptIncident] = []
     is_older = opened_of(records).endpoint is None
     for record in (record for record in records if record.event in _INCIDENTS):

@@ -1,8 +1,8 @@
 """Writes a run's receipt and adds it to the chain; if the process is killed in between, the next call finishes it.
 
-The receipt is written first and its link second. If the process is killed before the link, the run has no place in the
-chain yet: the next call makes the receipt again for the place that is then the last. After the link the place is fixed:
-the receipt on disk is the one that the link names, or is made again from the run folder and must come out the same.
+The receipt is written first, and its link in the chain second. If the process is killed before the link is written, the
+run has no place in the chain: the next call makes the receipt again, for the next free place. Once the link is written,
+the place is fixed: a receipt that is lost is made again from the run folder, and must have the same digest.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ class WrittenReceipt:
 
 
 def write_receipt(home: Home, folder: RunFolder) -> WrittenReceipt:
-    """Write, sign and chain the receipt of a run; repeating it changes no byte.
+    """Write and sign the receipt of a run, and add it to the chain; a repeated call changes nothing.
 
-    Without a readable key the receipt is unsigned and says so. Raises JournalDamaged, a SetupError if the disk refuses,
-    and VerificationFailed if a receipt that the chain names can no longer be made from its run folder.
+    Without a readable key the receipt is unsigned, and states that. Raise JournalDamaged for a damaged journal,
+    SetupError if the disk refuses, and VerificationFailed if the receipt that the chain names is lost and can no longer
+    be made from the run folder.
     """
     with chain_locked(home.ledger):
         signer = load_signer(home.keys)
@@ -60,7 +61,7 @@ def write_receipt(home: Home, folder: RunFolder) -> WrittenReceipt:
 
 
 def _restore(folder: RunFolder, link: Link, signer: Signer | None) -> WrittenReceipt:
-    """Ensure that the receipt that the chain names is on disk."""
+    """Make the receipt of `link` again if it is not on disk; VerificationFailed if it is no longer the same."""
     content = read_regular(folder.receipt) if folder.receipt.exists() else b""
     if hashlib.sha256(content).hexdigest() != link.receipt_sha256:
         content = receipt_bytes(folder, link.seq, link.prev, signer)
@@ -84,7 +85,10 @@ def _put(folder: RunFolder, content: bytes) -> None:
 
 
 def receipt_bytes(folder: RunFolder, seq: int, prev: str, signer: Signer | None) -> bytes:
-    """Return a run's receipt for a place in the chain: the same bytes for the same run folder, place and key."""
+    """Return a run's receipt for a place in the chain: the same bytes for the same run folder, place and key.
+
+    Raise JournalDamaged if the journal is damaged or empty.
+    """
     reading = read_journal(folder.journal)
     if reading.damage is not None or not reading.records:
         why = reading.damage or "it is empty"
@@ -102,10 +106,9 @@ def receipt_bytes(folder: RunFolder, seq: int, prev: str, signer: Signer | None)
 
 
 def read_receipt(home: Home, folder: RunFolder) -> Receipt:
-    """Read a run's receipt and check its signature; `audit` checks the figures in it.
+    """Read a run's receipt and check its signature; only the audit checks the figures in it.
 
-    Raises a UsageError if there is none, VerificationFailed if the file is not a receipt, SetupError if it cannot be
-    read.
+    Raise UsageError if there is no receipt, VerificationFailed if the file is not one, SetupError if it cannot be read.
     """
     try:
         content = read_regular(folder.receipt)

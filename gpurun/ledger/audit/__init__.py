@@ -1,8 +1,8 @@
-"""Checks every receipt and journal of a home again, from the files alone.
+"""The audit: checks all receipts and journals of a home, from the files alone.
 
-With its own code it parses the journal, checks its order, takes every digest, and computes seconds, money and ends a
-second time. Every other figure is compared with what the receipt's builder makes of the run folder now. It claims no
-more than docs/RECEIPTS.md says.
+The audit has its own code to parse a journal, check its order, compute digests, and compute seconds, money and ends.
+All other figures in a receipt are compared with those that gpurun derives from the run folder now. docs/RECEIPTS.md
+says what the audit proves.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ def audit(
     expected_head: str | None = None,
     public_key: bytes | None = None,
 ) -> AuditReport:
-    """Audit all runs of a home, or those named, or those opened at or after `since` (seconds since the epoch).
+    """Audit the runs of a home: all, only `runs`, or those opened at or after `since` (seconds since the epoch).
 
-    The lines of the chain are always checked completely. `expected_head` is a head that was kept from an earlier audit:
-    it must still be in the chain, and so must every receipt, including those of runs that were not selected; a part of
-    a head is a UsageError. With `public_key` (PEM) only that key is trusted, and what it has not signed is a problem;
-    otherwise every `*.pub` in the home is trusted, and what is unsigned is a warning.
+    All lines of the chain are checked in any case. `expected_head` is a head that the user kept from an earlier audit:
+    it must be in the chain, and then the receipts of runs that were not selected must also match the chain. An
+    incomplete head is a UsageError. With `public_key` (PEM), only this key is trusted, and everything that it has not
+    signed is a problem; otherwise every `*.pub` in the home is trusted, and unsigned files are only warnings.
     """
     kept = None if expected_head is None else _whole_head(expected_head)
     keys = public_keys(home.keys) if public_key is None else _trusted(public_key)
     selected = None if runs is None else set(runs)
 
     def judged(names: Iterable[str], place: Mapping[str, Json]) -> Iterator[AuditRow]:
-        """Yield a row for each run, with one journal in memory at a time."""
+        """Yield a row for each selected run; only one journal is in memory at a time. `place` has the links by run."""
         for folder in [home.run(name) for name in names if selected is None or name in selected]:
             lines = journal_lines(folder.journal)
-            # A run whose journal does not show when it was opened is never left out.
+            # If the journal does not show when the run was opened, the run is audited.
             if since is None or not lines.records or lines.records[0].wall >= since:
                 yield audit_run(folder, place, keys, lines, must_be_signed=public_key is not None)
 
-    # Before the chain is read: a run that ends meanwhile, which may take minutes, is then judged by its receipt.
+    # This may take minutes. The chain is read again after it, because a run that ended meanwhile has a receipt now.
     unchained = list(judged(_unchained(home, chain_lines(home.ledger)[0]), {}))
     links, problems = chain_lines(home.ledger)
     place = {str(link["run"]): link for link in links}
@@ -65,7 +65,7 @@ def audit(
     ]
     if kept is not None and kept not in {GENESIS, *(link["receipt_sha256"] for link in links)}:
         found.append(f"the head {kept[:12]}… is not in the chain: receipts were removed or rewritten")
-    if kept is not None:  # A head covers the receipts before it only if each names the one before.
+    if kept is not None:  # The head covers an earlier receipt only if each receipt names the one before it.
         seen = {row.run for row in rows}
         found += [problem for name, link in place.items() if name not in seen for problem in _unlike(home, link)]
     return AuditReport(
@@ -78,7 +78,7 @@ def audit(
 
 
 def _unlike(home: Home, link: Json) -> Iterator[str]:
-    """Yield what is wrong with the receipt of a run that was not selected: its digest, or the place that it names."""
+    """Yield the problem if the receipt of a run that was not selected is missing or does not match its link."""
     name, place = str(link["run"]), ("run", "seq", "prev")
     if not RUN_NAME.fullmatch(name):
         return
@@ -96,7 +96,7 @@ def _unlike(home: Home, link: Json) -> Iterator[str]:
 
 
 def _whole_head(written: str) -> str:
-    """Return a head as it was written down; a part of one is refused, because many chains could match it."""
+    """Return a typed head in lower case; UsageError if it is not complete, because many heads could begin like it."""
     head = written.strip().lower()
     if not _HEAD.fullmatch(head):
         raise UsageError(
@@ -119,12 +119,12 @@ def _trusted(pem: bytes) -> dict[str, Ed25519PublicKey]:
 
 
 def _chained(links: Iterable[Json]) -> list[str]:
-    """Return the runs of the chain, in its order, each once."""
+    """Return the names of the runs in the chain, in its order and without repeats."""
     return [name for name in dict.fromkeys(str(link["run"]) for link in links) if RUN_NAME.fullmatch(name)]
 
 
 def _unchained(home: Home, links: Iterable[Json]) -> list[str]:
-    """Return the runs with a journal but no receipt in the chain, by name; other files of the run may be missing."""
+    """Return the names of the runs that have a journal but no receipt in the chain, sorted."""
     if not home.runs.is_dir():
         return []
     chained = {str(link["run"]) for link in links}
@@ -133,7 +133,7 @@ def _unchained(home: Home, links: Iterable[Json]) -> list[str]:
 
 
 def _has_journal(folder: RunFolder) -> bool:
-    """Return whether there is a journal; one in an unreadable folder counts, and reading it then reports why."""
+    """Return whether a run has a journal; True for an unreadable folder, so that the audit reports it."""
     try:
         return folder.journal.exists()
     except PermissionError:

@@ -1,4 +1,4 @@
-"""Audits one run: its journal, its receipt and its files, each against the others."""
+"""Audits one run: checks its journal, its receipt and its files, and that they agree with each other."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _TENSORS = {"weights", "optimizer"}
 
 @dataclass
 class _Findings:
-    """What the checks of one run find. `is_partial`: its journal is incomplete.
+    """The results of all checks of one run. `is_partial` means that its journal is incomplete.
 
-    `has_travelled`: only its evidence is here, with a plan without paths, and without the request.
+    `has_travelled` means that only the run's evidence is present: its plan without paths, and no request.
     """
 
     must_be_signed: bool = False
@@ -63,12 +63,12 @@ class _Findings:
     marks: frozenset[str] = frozenset()
 
     def guarded(self, what: str, check: Callable[[], None]) -> None:
-        """Run a check; data that it cannot follow is a finding, not a crash."""
+        """Run a check of `what`. If it raises an error because of malformed data, that is a problem of the run."""
         with finding(self.problems.append, f"{what} cannot be followed"):
             check()
 
     def unsigned(self, message: str) -> None:
-        """Report an unsigned file, which anyone could have written: a problem if a key was named, else a warning."""
+        """Add an unsigned file to the problems if the user named a key, else to the warnings."""
         (self.problems if self.must_be_signed else self.warnings).append(message)
 
 
@@ -81,10 +81,10 @@ def audit_run(
     must_be_signed: bool = False,
     has_travelled: bool = False,
 ) -> AuditRow:
-    """Return one run's row, by the `lines` of its journal; `chain` maps a run to its receipt's place in the chain.
+    """Audit one run and return its row. `lines` is its journal, `chain` has the links of the chain by run.
 
-    If it `has_travelled`, only the evidence is here: missing files are not reported, and the run that it continues from
-    is in another home.
+    `has_travelled` means that only the evidence of the run is present: then missing files are not reported, and the run
+    from which it continues is not looked up, because it is in another home.
     """
     found, link = _Findings(must_be_signed, has_travelled), chain.get(folder.name)
     found.guarded("the journal", lambda: _check_journal(found, lines, folder, link))
@@ -93,7 +93,7 @@ def audit_run(
         if not has_travelled:
             found.guarded("the run that it continues from", lambda: _check_origin(found, lines.records, link, chain))
     found.guarded("the list of files", lambda: _check_files(found, lines.records, folder))
-    # A damaged journal does not take back what a signed receipt in the chain once proved.
+    # What a signed receipt in the chain has proven stays proven, even if the journal is damaged.
     late, billed = find_unended(_after_receipt(lines.records) if found.receipt_proves_death else lines.records)
     is_open = lines.hides_intent or is_rented(lines.records)
     unseen = bool(late) or (is_open and not found.receipt_proves_death)
@@ -119,7 +119,10 @@ def audit_run(
 
 
 def _cost(found: _Findings, records: Sequence[Record]) -> tuple[Micros | None, Figure]:
-    """Return the cost that everything else shows, once the audit's own computation agrees; None if it is not known."""
+    """Return the higher of two costs, gpurun's usual one and the audit's own, and its kind; None if it is not known.
+
+    If the two differ, that is added to the problems.
+    """
     with finding(found.problems.append, "the cost cannot be derived from the journal"):
         own = measured_micros(records)
         if own is None:
@@ -133,7 +136,7 @@ def _cost(found: _Findings, records: Sequence[Record]) -> tuple[Micros | None, F
 
 
 def _after_receipt(records: Sequence[Record]) -> Sequence[Record]:
-    """Return what was recorded after the receipt got its place; nothing while it has none."""
+    """Return the records after `receipt.observed`; none if there is no such record."""
     places = [place for place, record in enumerate(records) if record.event is Event.RECEIPT_OBSERVED]
     return records[places[0] + 1 :] if places else ()
 
@@ -177,7 +180,7 @@ def _check_journal(found: _Findings, lines: Lines, folder: RunFolder, link: Json
 def _check_receipt(
     found: _Findings, lines: Lines, folder: RunFolder, link: Json, keys: Mapping[str, Ed25519PublicKey]
 ) -> None:
-    """Check the receipt's digest, form and signature, and every figure in it."""
+    """Check the receipt's digest, form and signature, all figures in it, and what the journal records after it."""
     if not folder.receipt.is_file():
         found.chain = "bad"
         found.problems.append(f"receipt #{link['seq']} is missing")
@@ -213,7 +216,7 @@ def _check_receipt(
 
 
 def _check_later(found: _Findings, later: Sequence[Record]) -> None:
-    """Check what the journal adds after the receipt: incidents may follow it, and some of them void its bound."""
+    """Check the journal's records after the receipt: only incidents may follow, and some of them void its bound."""
     codes: set[str] = set()
     for record in later:
         at, incident = f"journal line {record.seq}", record.typed
@@ -228,7 +231,7 @@ def _check_later(found: _Findings, later: Sequence[Record]) -> None:
 
 
 def _check_origin(found: _Findings, records: Sequence[Record], link: Json, chain: Mapping[str, Json]) -> None:
-    """Check that the run that it continues from has its receipt in the chain, before its own."""
+    """Check that the earlier run from which this run continues has its receipt in the chain, before this run's."""
     before = opened_of(records).continues if records else None
     if before:
         earlier = chain.get(before["run"], {})
@@ -241,7 +244,7 @@ def _check_origin(found: _Findings, records: Sequence[Record], link: Json, chain
 def _check_shutdown(
     found: _Findings, folder: RunFolder, statement: Json, sha256: str, keys: Mapping[str, Ed25519PublicKey]
 ) -> None:
-    """Check the statement about the end of a box that its user ends."""
+    """Check the statement about the shutdown of the user's own box, which the user has to end."""
     shutdown = check_shutdown(folder, statement, sha256, keys)
     if shutdown is not None:
         found.death = shutdown.death
@@ -269,10 +272,10 @@ def _check_signature(found: _Findings, envelope: Json, keyid: Any, keys: Mapping
 
 
 def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Record], statement: Json, link: Json) -> None:
-    """Compare every code, field and figure of the receipt with the run folder as it is now, and the cost with the cap.
+    """Compare all codes, fields and figures of the receipt with the run folder as it is now, and the cost with the cap.
 
-    Money and ends are computed a second time, too, so that a fault of the code that wrote them is not repeated here. A
-    receipt of other rules is checked by what no rules change, and noted.
+    Money and ends are also computed with the audit's own code, which does not have the faults of the code that wrote
+    them. A receipt by other rules is checked only for what no rules change, and gets a warning.
     """
     predicate = statement["predicate"]
     head, keyid = predicate["journal"]["head"], predicate["signing"]["keyid"]
@@ -285,7 +288,7 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Record], state
         broken = list(broken_by_any_rules(statement, again, basis))
         found.warnings.append(note_of(rules, [path for path in unlike if path not in broken]))
         unlike = broken
-    # Its statement about ends is only believed if no record here contradicts it.
+    # The receipt's statement about ends is only believed if the journal does not contradict it.
     found.receipt_proves_death &= not any(path.startswith("predicate.teardown") for path in unlike)
     if rules != rules_of(predicate):
         found.problems.append("the receipt names other rules than the run was opened with")
@@ -315,21 +318,22 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Record], state
 
 
 def _verdict(opened: RunOpened, made: Predicate) -> str:
-    """Return the run's verdict in today's words, even if its receipt is older."""
-    if not opened.has_model:  # What its log says about a device decides nothing.
+    """Return the run's verdict as one of today's words, also for an older receipt."""
+    if not opened.has_model:  # The log of a command does not decide its verdict.
         return made["verdict"]["is"]
     return verdict_of(opened, made["instance"], made["training"]["device"], made["training"]["outcome"])["is"]
 
 
 def _earlier_in(earlier: Json) -> Json:
-    """Return what identifies the checkpoint that a run continues from; its planned steps may not have been known."""
+    """Return the fields that identify the checkpoint from which a run continues; `steps` only if it is known."""
     return {key: earlier[key] for key in earlier if key in _EARLIER and (key != "steps" or earlier[key])}
 
 
 def _opening_problems(opened: RunOpened, plan: Json) -> Iterator[str]:
-    """Yield each field in which the opening of the run differs from its plan.
+    """Yield a problem for each field in which `run.opened` differs from the plan.
 
-    The plan is read key by key, not as a `Plan`: one of an older or newer gpurun may not parse, and is not a forgery.
+    The plan is read key by key and not as a `Plan`, because a plan of an older or newer gpurun may not be a valid
+    `Plan`, although it is not a forgery.
     """
     for name in ("run", "mode", "recipe", "form", "recipe_sha256", "bundle_sha256", "cap_micros"):
         if getattr(opened, name) != plan[name]:
@@ -358,7 +362,7 @@ def _opening_problems(opened: RunOpened, plan: Json) -> Iterator[str]:
 
 
 def _check_files(found: _Findings, records: Sequence[Record], folder: RunFolder) -> None:
-    """Check every collected file by its digest; a missing file is a warning, other content is a problem."""
+    """Check the digest of each downloaded file. A missing file is a warning, a different content is a problem."""
     collected = last_brought(records)
     files: Sequence[Mapping[str, Any]] = collected.files if collected else ()
     try:
@@ -381,7 +385,7 @@ def _check_files(found: _Findings, records: Sequence[Record], folder: RunFolder)
         else:
             held += 1
             if is_read and (fault := _tensor_fault(path, file)):
-                # What a user's command writes decides no verdict; the trainer writes only safetensors.
+                # A user's command may write any format; the trainer writes only safetensors.
                 (found.warnings if file["kind"] == "checkpoint" else found.problems).append(fault)
     found.files = f"{held}/{len(files)}"
     if missing and not found.has_travelled:
@@ -391,7 +395,7 @@ def _check_files(found: _Findings, records: Sequence[Record], folder: RunFolder)
 
 
 def _tensor_fault(path: Path, file: Mapping[str, Any]) -> str:
-    """Return why a file collected as tensors of a checkpoint is not a safetensors file; "" if it is one."""
+    """Return why a downloaded file with tensors is not a valid safetensors file; "" if it is, or has no tensors."""
     is_tensors = file["kind"] in _TENSORS or (file["kind"] == "checkpoint" and file["name"].endswith(".safetensors"))
     if is_tensors:
         try:

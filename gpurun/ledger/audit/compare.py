@@ -12,10 +12,10 @@ Keys = Literal["all", "expected", "common"]
 
 
 def find_differences(expected: Any, found: Any, path: str, *, keys: Keys = "all") -> Iterator[str]:
-    """Yield the paths at which two pieces of JSON differ; numbers of two types (1 and 1.0, 1 and true) differ, too.
+    """Yield the paths at which two JSON values differ; values of two types (1 and 1.0, 1 and true) differ, too.
 
-    `path` is where both are in a statement, "" for the whole. Sentences for people are not compared. Of a dictionary
-    only some `keys` are: all of both, the `expected` ones, or those that both have.
+    `path` is where the values are in a statement, "" for the whole statement. Sentences for people are not compared.
+    `keys` says which keys of a dictionary are compared: all, those of `expected`, or those in common.
     """
     if re.sub(r"\[\d+\]", "[]", path) in WORDS:
         return
@@ -32,7 +32,7 @@ def find_differences(expected: Any, found: Any, path: str, *, keys: Keys = "all"
 
 
 class _Absent:
-    """Stands for a key that one side does not have: equal to nothing that JSON can hold."""
+    """The value of a key that is missing in one of two dictionaries; it is not equal to any JSON value."""
 
 
 _ABSENT = _Absent()

@@ -1,7 +1,7 @@
-"""Finds contradictions in a run's own evidence: log, events, machine, plan, clocks and checkpoints, side by side.
+"""Finds contradictions between the parts of a run's evidence: log, events, machine, plan, clocks and checkpoints.
 
-Each yield is a problem in a sentence. An honest run yields none: what may differ for a good reason (a resumed trainer,
-a set-up that changed torch, a file that lost its last lines) is not compared.
+Each contradiction is a problem in words. An honest run has none: differences that can have a good reason (a resumed
+trainer, a set-up that changed torch, a file that lost its last lines) are not compared.
 """
 
 from __future__ import annotations
@@ -29,29 +29,35 @@ from gpurun.ledger.audit.strict_lines import Json
 
 MOST_STATE_BYTES = 16 << 20
 CLOCK_SLACK_S, CLOCK_DRIFT = 60.0, 1.01
-"""By how much a trainer's time may exceed this computer's: records are written a little later, and clocks differ."""
+"""How much longer a training may take by the trainer's clock than by this computer's: seconds, and a factor.
+
+Records are written a little later than the events, and clocks run at different speeds.
+"""
 _STEP_LINE = re.compile(r"step 0*(\d{1,9}) \| loss (\S+) \|.*")
 _MAKERS = re.compile(r"(nvidia|geforce|quadro|tesla|rtx|gtx|amd|gpu|cuda|device|\s)*", re.IGNORECASE)
-"""Words around the name of a card, which do not name a card themselves."""
+"""Matches names that consist only of makers, brands and general words, and so name no particular GPU."""
 _BYTES = 4
-"""The bytes of a parameter in a checkpoint: weights are kept in fp32 at every precision."""
+"""The bytes of a parameter in a checkpoint: weights are saved in fp32 at every training precision."""
 _FREE = {"micro_batch", "parallel"}
-"""Keys of `train` that the machine may have chosen."""
+"""Keys in the table `train` of a recipe that the machine may have changed."""
 
 
 MOST_STEPS = 1_000_000
-"""A checkpoint's name has six digits: no trainer takes more steps, so what is kept of them is limited."""
+"""The most steps that are kept in memory. No trainer takes more, because a checkpoint's name has six digits."""
 MOST_RATES, MOST_STARTS = 1 << 16, 1000
 
 
 class _Losses:
-    """The losses reported for each step, at most 17 bytes a step: one loss or two. More of a step count as unknown."""
+    """The losses that were reported for each step, in at most 17 bytes a step.
+
+    Up to two different losses of a step are kept; if there are more, or one cannot be read, they count as unknown.
+    """
 
     def __init__(self) -> None:
         self._one, self._other, self._is_open = array("d"), array("d"), bytearray()
 
     def add(self, step: int, loss: float | None) -> None:
-        """Note a loss of a step; None is one that could not be read."""
+        """Add a reported loss of a step; None is a loss that could not be read."""
         if not 0 <= step < MOST_STEPS:
             return
         if (missing := step + 1 - len(self._one)) > 0:
@@ -68,28 +74,28 @@ class _Losses:
 
     @property
     def last(self) -> int:
-        """Return the last step with a report; 0 if there is none."""
+        """Return the last step with a reported loss; 0 if there is none."""
         return max(0, len(self._one) - 1)
 
     def has(self, step: int) -> bool:
-        """Return whether there is a report of a step."""
+        """Return whether a loss of the step was reported, also one that counts as unknown."""
         return step < len(self._one) and (bool(self._is_open[step]) or not isnan(self._one[step]))
 
     def at_step(self, step: Any) -> set[float]:
-        """Return all losses of a step; none if they are not known."""
+        """Return the losses that were reported for a step; an empty set if there are none, or they count as unknown."""
         if type(step) is not int or not 0 <= step < len(self._one) or self._is_open[step]:
             return set()
         return {loss for loss in (self._one[step], self._other[step]) if not isnan(loss)}
 
 
 class _Rates:
-    """The reported speeds or, if there are too many, an even selection of them."""
+    """The reported speeds in tokens per second or, if there are too many, an even selection of them."""
 
     def __init__(self) -> None:
         self._kept, self._each, self._seen = array("d"), 1, 0
 
     def add(self, rate: float) -> None:
-        """Note a speed."""
+        """Add a reported speed."""
         if self._seen % self._each == 0:
             self._kept.append(rate)
         self._seen += 1
@@ -103,21 +109,21 @@ class _Rates:
 
 @dataclass
 class _Events:
-    """What one pass over the events keeps; its size is limited, however many events there are."""
+    """The content of a run's events that the checks need. Its size is limited, however many events there are."""
 
     starts: list[StartEvent] = field(default_factory=list)
-    """The first processes that report something new about what they run on."""
+    """The start events with different reports about GPU, torch, processes and parameters; at most MOST_STARTS."""
     losses: _Losses = field(default_factory=_Losses)
     val_losses: _Losses = field(default_factory=_Losses)
     rates: _Rates = field(default_factory=_Rates)
     run_s: float = 0.0
-    """How long all its processes together report to have run, in seconds."""
+    """The seconds that all processes of the trainer together report to have run."""
     turned_back: bool = False
     quickest: float = 0.0
     """The highest tokens per second of any process, between its first and its last step."""
 
     def begin(self, start: StartEvent) -> None:
-        """Note a process of the trainer."""
+        """Add the start of a process of the trainer, unless an earlier one reported the same."""
 
         def known(process: StartEvent) -> tuple[object, ...]:
             return process.device, process.cuda_name, process.torch, process.world_size, process.parameters
@@ -126,7 +132,7 @@ class _Events:
             self.starts.append(start)
 
     def span(self, tokens: int, seconds: float) -> None:
-        """Note how long a process took from its first step to its last."""
+        """Add the tokens and seconds of a process between its first and its last step."""
         if tokens > 0:
             self.quickest = max(self.quickest, tokens / seconds if seconds > 0 else float("inf"))
 
@@ -134,7 +140,10 @@ class _Events:
 def contradictions(
     folder: RunFolder, records: Sequence[Record], plan: Json, predicate: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield what contradicts itself in a run whose receipt states `predicate`, by the records that it rests on."""
+    """Yield the contradictions in a run's evidence, in words.
+
+    `records` are those on which the receipt is based, `predicate` is the statement that they give today.
+    """
     events = _listen(folder)
     yield from _challenge_problems(predicate, plan)
     if not terms_in(predicate).has_model:  # A command may print anything, and no verdict rests on it.
@@ -183,7 +192,7 @@ def _listen(folder: RunFolder) -> _Events:
 
 
 def _card_problems(events: _Events, predicate: Mapping[str, Any], records: Sequence[Record]) -> Iterator[str]:
-    """Check that a run that reports cuda can have had a card: one of its machines', if it was on several."""
+    """Check the evidence for the GPU of a run that reports cuda; if it had several machines, any of their GPUs fits."""
     asked, machine = predicate["asked"], predicate["instance"]
     hello = ((machine or {}).get("facts") or {}).get("hello") or {}
     torch, gpus = hello.get("torch") or {}, hello.get("gpus") or ()
@@ -213,16 +222,16 @@ def _card_problems(events: _Events, predicate: Mapping[str, Any], records: Seque
 
 
 def _is_of_family(gpu: str, cuda_name: str) -> bool:
-    """Return whether the word that names a provider's card (A100, 4090) is in the name that CUDA gives it."""
+    """Return whether the model in a provider's name of a GPU (A100, 4090) is also in the name by CUDA."""
     words = [word for word in gpu.upper().replace("RTX", "RTX ").split() if re.search(r"\d", word)]
     spaced = cuda_name.upper().replace("RTX", "RTX ")
     return not words or bool(re.search(rf"(?<![0-9A-Z]){re.escape(words[0])}(?![0-9A-Z])", spaced))
 
 
 def _speed_problems(events: _Events, plan: Json, *, has_moved: bool) -> Iterator[str]:
-    """Check that the cards can have been so fast: the multiplications of the weights alone, against their data sheet.
+    """Check that the reported speed is not more than the GPUs can do by their data sheet.
 
-    For a run that was on several machines, the fastest of their cards counts.
+    Only the multiplications by weights are counted. For a run on several machines, the fastest GPUs count.
     """
     peaks = [
         (start, cards.peak_tflops(start.cuda_name) if start.cuda_name else None)
@@ -232,7 +241,7 @@ def _speed_problems(events: _Events, plan: Json, *, has_moved: bool) -> Iterator
         return
     start, peak = max(peaks, key=lambda pair: (pair[1] or 0) * (pair[0].world_size or 1))
     assert peak is not None
-    # Without the cost of attention, because a kernel may skip half of it.
+    # Attention is not counted, because a kernel may skip half of its operations.
     flops = schema.flops_per_token(dataclasses.replace(model, context=1), int(plan["data"]["vocab_size"]))
     most = peak * 1e12 * (start.world_size or 1) / flops
     quickest = max(events.quickest, events.rates.median())
@@ -242,13 +251,13 @@ def _speed_problems(events: _Events, plan: Json, *, has_moved: bool) -> Iterator
 
 
 def has_own_keys(plan: Json) -> bool:
-    """Return whether the model has keys that only its changed trainer knows: then size and speed are not checked."""
+    """Return whether the model has keys that only its changed trainer knows; size and speed can then not be checked."""
     known = {key.name for key in dataclasses.fields(schema.ModelConfig)}
     return str(plan.get("trainer")).startswith("changed") and not plan["resolved"]["model"].keys() <= known
 
 
 def _model_of(plan: Json) -> schema.ModelConfig | None:
-    """Return the plan's model; None if there is none, or its weights cannot be counted here."""
+    """Return the plan's model; None if there is none, or if only a changed trainer knows its keys."""
     if "model" not in plan.get("resolved", ()) or has_own_keys(plan):
         return None
     model: schema.ModelConfig = schema.read_table(
@@ -258,9 +267,9 @@ def _model_of(plan: Json) -> schema.ModelConfig | None:
 
 
 def _challenge_problems(predicate: Mapping[str, Any], plan: Json) -> Iterator[str]:
-    """Check that the seed follows from the challenge, and that the challenge was for the signing key.
+    """Check that the seed follows from the challenge, and that the challenge names the signing key.
 
-    A command receives its seed, and no evidence shows what it does with it.
+    The seed of a command is not checked: no evidence shows whether the command used it.
     """
     train, command = plan.get("resolved", {}).get("train", {}), plan.get("command")
     challenge = (command or train).get("challenge", "")
@@ -274,7 +283,7 @@ def _challenge_problems(predicate: Mapping[str, Any], plan: Json) -> Iterator[st
 
 
 def weaknesses(folder: RunFolder, plan: Json, predicate: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what makes an honest run prove less than others: each is a warning, which `--strict` counts."""
+    """Yield what cannot be checked in a run, although it may be honest, as warnings, which fail under `--strict`."""
     if has_own_keys(plan):
         yield "not checked: the size and speed of a model that only its changed trainer knows"
     train = plan.get("resolved", {}).get("train", {})
@@ -288,14 +297,15 @@ def weaknesses(folder: RunFolder, plan: Json, predicate: Mapping[str, Any]) -> I
 def _step_problems(
     events: _Events, records: Sequence[Record], predicate: Mapping[str, Any], plan: Json
 ) -> Iterator[str]:
-    """Check that the events have each step that the trainer reports: the first, every `log_every` and the last.
+    """Check that the events have each step that the trainer always reports: the first, and every `log_every` steps.
 
-    After the last reported step, lines may be lost with a machine; a run that is done lost none. A checkpoint may come
-    from a bucket and be newer than the lines that came home before its machine was lost.
+    Steps after the last reported one count only for a run that is done, up to its last checkpoint, because lines may be
+    lost with a machine. For the same reason, steps are left out that a lost machine trained after its last line at home
+    and up to the checkpoint from which the run continued.
     """
     every = whole(plan.get("resolved", {}).get("train", {}).get("log_every"))
     if not every or not events.starts or not events.losses.last or stated_trainer(predicate).startswith("changed"):
-        return  # A run without any loss claims nothing that steps could show; a replay finds that.
+        return  # Without any loss there is nothing to check here; a replay finds that the losses are missing.
     begun = events.starts[0].resumed_from or 0
     is_whole = predicate["training"]["outcome"] == "done" and not any(
         incident.code == "log.left" for incident in all_typed(records, Incident)
@@ -313,7 +323,7 @@ def _step_problems(
 
 
 def _size_problems(events: _Events, predicate: Mapping[str, Any], plan: Json) -> Iterator[str]:
-    """Check that the trained model, and the weights that came home, are as large as the recipe makes them."""
+    """Check that the reported parameters and the downloaded weights have the size that follows from the recipe."""
     counts = {start.parameters for start in events.starts if start.parameters is not None}
     if not counts or (model := _model_of(plan)) is None:
         return
@@ -326,7 +336,7 @@ def _size_problems(events: _Events, predicate: Mapping[str, Any], plan: Json) ->
 
 
 def _log_problems(folder: RunFolder, events: _Events) -> Iterator[str]:
-    """Check that the log shows the losses of the events."""
+    """Check that the losses in the log are those in the events."""
     for text in lines_of(folder.log):
         found = _STEP_LINE.fullmatch(text)
         known = events.losses.at_step(int(found[1])) if found else set()
@@ -336,7 +346,7 @@ def _log_problems(folder: RunFolder, events: _Events) -> Iterator[str]:
 
 
 def _time_problems(events: _Events, records: Sequence[Record]) -> Iterator[str]:
-    """Check that the trainer's own seconds fit into those that passed here."""
+    """Check that the trainer's seconds do not exceed those that passed on this computer."""
     if events.turned_back:
         yield "the events' own time runs backwards"
     begun, ended = lines_with(records, TrainIntended), lines_with(records, TrainObserved)
@@ -347,7 +357,7 @@ def _time_problems(events: _Events, records: Sequence[Record]) -> Iterator[str]:
 
 
 def _state(folder: RunFolder, file: Mapping[str, Any]) -> Json:
-    """Return what a checkpoint states about itself; {} if it is not here or not an object."""
+    """Return the content of a checkpoint's state file; {} if the file is missing or not a JSON object."""
     try:
         return read_object(folder.artifacts / str(file["name"]), MOST_STATE_BYTES)
     except (OSError, ValueError):
@@ -355,7 +365,7 @@ def _state(folder: RunFolder, file: Mapping[str, Any]) -> Json:
 
 
 def _state_problems(state: Json, events: _Events, plan: Json, name: str) -> Iterator[str]:
-    """Check that a checkpoint is of this run: its losses, its torch, and its recipe."""
+    """Check that the state of a checkpoint fits this run: its losses, its torch version and its recipe."""
     step = state.get("step")
     for key, losses in (("loss", events.losses), ("val_loss", events.val_losses)):
         known, own = losses.at_step(step), state.get(key)
@@ -373,7 +383,7 @@ def _state_problems(state: Json, events: _Events, plan: Json, name: str) -> Iter
 
 
 def _unlike(planned: Json, trained: Json) -> Iterator[str]:
-    """Yield the keys that differ, change the weights, and are not the machine's choice."""
+    """Yield the keys with different values that influence the weights and that the machine must not change."""
     for table in ("model", "data", "optim", "schedule", "train"):
         for key, value in planned.get(table, {}).items():
             if key not in _FREE and trained.get(table, {}).get(key) != value:

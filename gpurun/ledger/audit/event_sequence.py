@@ -1,6 +1,7 @@
-"""Checks that a journal tells a story that can have happened: every record has what must come before it.
+"""Checks that the events of a journal can have happened in this order: most events need certain events before them.
 
-The hash chain shows that a journal was not edited; this shows that it was not invented, or reordered and chained again.
+The hash chain shows that a journal was not edited. These checks find journals that were invented, or reordered and then
+chained again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gpurun.core.money import Micros, cost_of, total
 from gpurun.core.records import Teardown, digest_json
 from gpurun.ledger.audit.rentals import gpu_hours, measured_gpu_hours, measured_micros
 
-# The event that must have been recorded before, for the same machine.
+# For each event, the event that must have been recorded before it for the same machine.
 _NEEDS: dict[str, str] = {
     Event.CREATE_OBSERVED: Event.CREATE_INTENDED,
     Event.CREATE_REFUSED: Event.CREATE_INTENDED,
@@ -42,7 +43,7 @@ _NEEDS: dict[str, str] = {
     Event.DEATH_READ: Event.DESTROY_ASKED,
     Event.DEATH_PROVEN: Event.DEATH_READ,
 }
-# Events beside the machine: before one is requested, or after its end.
+# The same for events outside of a rental: before a machine is requested, or after its end.
 _OUTSIDE_RENTAL: dict[str, str] = {
     Event.STAGE_INTENDED: Event.RUN_OPENED,
     Event.STAGE_OBSERVED: Event.STAGE_INTENDED,
@@ -50,7 +51,7 @@ _OUTSIDE_RENTAL: dict[str, str] = {
     Event.SALVAGE_INTENDED: Event.DEATH_PROVEN,
     Event.SALVAGE_OBSERVED: Event.SALVAGE_INTENDED,
 }
-# The events of an imported run: nothing was requested, and it came as one file.
+# The same for events of an imported run, for which no machine was requested.
 _IMPORTED: dict[str, str] = {Event.TRAIN_OBSERVED: Event.RUN_OPENED, Event.COLLECT_OBSERVED: Event.TRAIN_OBSERVED}
 # How many readings, over how many seconds, each kind of end needs (docs/RECEIPTS.md).
 _PROOF: dict[str, tuple[int, float]] = {
@@ -65,19 +66,19 @@ _ENDS_RENTAL = {Event.CREATE_REFUSED, Event.DEATH_PROVEN}
 _CLOCK_SLACK_S = 5.0
 _BILL_GAP_S = 600.0
 _ROUNDED = 1e-6
-"""How far two sums of the same fractions of an hour may differ."""
+"""The most by which two sums of the same fractions of an hour may differ."""
 
 
 def is_rented(records: Sequence[Record]) -> bool:
-    """Return whether a machine was requested and neither refused nor proven gone."""
+    """Return whether the last machine that was requested is neither refused nor proven gone."""
     turns = _ENDS_RENTAL | {Event.CREATE_INTENDED}
     return next((record.event == Event.CREATE_INTENDED for record in reversed(records) if record.event in turns), False)
 
 
 def find_unended(records: Sequence[Record]) -> tuple[set[str], set[str]]:
-    """Return the ids of extra or late machines, and the tokens that left something billed, if they are not gone since.
+    """Return the ids of extra machines that are not proven gone, and the tokens that still have a billed leftover.
 
-    A proof that nothing has a token any more covers all machines of that token.
+    A proof of death for a token covers all machines with that token.
     """
     late: dict[str, str] = {}
     billed: set[str] = set()
@@ -102,7 +103,7 @@ def find_unended(records: Sequence[Record]) -> tuple[set[str], set[str]]:
 
 
 def order_problems(records: Sequence[Record]) -> Iterator[str]:
-    """Yield what cannot have happened in the journal's order; what a newer gpurun added to it is skipped."""
+    """Yield the problems in the order of a journal's records. Events that only a newer gpurun knows are skipped."""
     records = [record for record in records if isinstance(record.event, Event)]
     opened = records[0].typed if records else None
     imported = isinstance(opened, RunOpened) and bool(opened.imported)
@@ -148,7 +149,7 @@ def order_problems(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _intent_problems(record: Record, intent: CreateIntended, opened: object) -> Iterator[str]:
-    """Check the promises that are made before anything is requested: worst case, cap and deadline."""
+    """Check the figures of a create intent: worst case, cap and deadline."""
     lease, unit_s = intent.lease, intent.billing_unit_s
     longest_s, once = lease.total_s + lease.kill_allowance_s, Micros(intent.egress_micros)
     rates = (Micros(intent.rate_micros_per_hour), Micros(intent.beside_micros_per_hour))
@@ -162,7 +163,10 @@ def _intent_problems(record: Record, intent: CreateIntended, opened: object) -> 
 
 
 def _leg_problems(leg: LegPlanned, opened: object, before: Sequence[Record], legs: int, is_over: bool) -> Iterator[str]:
-    """Yield what is wrong with the plan of a further machine: it must be agreed to, and follow a proven end."""
+    """Check the plan of a further machine: the run must allow it, and the machine before must be proven gone.
+
+    `legs` is the machine's number, `is_over` whether the rental before it has ended.
+    """
     late, billed = find_unended(before)
     if not is_over or late or billed:
         yield "the machine before it was not proven gone"
@@ -176,7 +180,7 @@ def _leg_problems(leg: LegPlanned, opened: object, before: Sequence[Record], leg
 
 
 def _cap_problems(intent: CreateIntended, opened: object, before: Sequence[Record]) -> Iterator[str]:
-    """Check that the cap covered what a further machine could cost, after the cost of the machines before it."""
+    """Check that the caps covered the worst case of a further machine after what the machines before it had used."""
     cap = opened.cap_micros if isinstance(opened, RunOpened) else None
     spent = measured_micros(before)
     if cap is not None and spent is not None and total(spent, Micros(intent.worst_micros)) > cap:
@@ -188,7 +192,7 @@ def _cap_problems(intent: CreateIntended, opened: object, before: Sequence[Recor
 
 
 def _rental_problems(record: Record, rental: Sequence[Record], rented: set[str]) -> Iterator[str]:
-    """Yield what is wrong with a record of a machine, given those before it; `rented` are their events."""
+    """Check a record of a rental, given the rental's earlier records and their events (`rented`)."""
     event = record.event
     intent = rental[0].typed if rental else None
     if not isinstance(intent, CreateIntended):
@@ -210,7 +214,7 @@ def _rental_problems(record: Record, rental: Sequence[Record], rented: set[str])
 
 
 def _bill_problems(bill: BillObserved, tokens: set[str]) -> Iterator[str]:
-    """Check a bill: it counts if it was read twice, some time apart, with the same amount."""
+    """Check a bill: it counts only if two readings, at least ten minutes apart, gave the same amount."""
     if bill.token not in tokens:
         yield "it is the bill of a machine that was not requested"
     if bill.reads < 2 or bill.spread_s < _BILL_GAP_S:
@@ -223,7 +227,10 @@ def _price_rose(intent: CreateIntended, rental: Sequence[Record]) -> bool:
 
 
 def _death_problems(record: Record, proof: DeathProven, rental: Sequence[Record]) -> Iterator[str]:
-    """Check that the readings since the last request to destroy carry the claim: enough, GONE, unlisted, spread."""
+    """Check that the readings since the last destroy request suffice as a proof of death.
+
+    There must be enough of them, over enough time, and all that count must show the machine as gone and not listed.
+    """
     if proof.teardown not in _PROOF:
         yield f"{str(proof.teardown)!r} is not a proven end"
         return
@@ -249,7 +256,10 @@ def _death_problems(record: Record, proof: DeathProven, rental: Sequence[Record]
 
 
 def _end_problems(record: Record, earlier: Sequence[Record], before: set[str]) -> Iterator[str]:
-    """Check that receipt and close come once, in this order, with no machine left; `before` are the earlier events."""
+    """Check a record of receipt or close: each comes once, in this order, when all machines are proven gone.
+
+    `earlier` are the records before it, `before` their events.
+    """
     if record.event in before:
         yield "it occurs twice"
     late, billed = find_unended(earlier)

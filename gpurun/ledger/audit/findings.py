@@ -1,4 +1,4 @@
-"""What an audit finds: a row for each run, the chain's head, and the problems."""
+"""The results of an audit: a row for each run, the head of the chain, and the problems."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ NO = "does not hold"
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """One audited run.
+    """The result for one audited run.
 
-    `chain`: its journal's chain and its place among the receipts. `files`: how many of the collected files are here
-    with the right digest. `death`: "proven", "not seen" (something was requested and is not proven gone), "none"
-    (nothing was made), or for the user's own box "yours to end", "shutdown confirmed" or "shutdown stated".
-    `measured_micros` is the cost that gpurun shows everywhere and the audit has computed again; `measured_is` is its
-    kind: a floor while `may_be_billing`, and if the journal does not bound it or is damaged.
+    `chain` is the check of its journal's lines and of its place in the chain of receipts. `files` is how many of the
+    downloaded files are present with the right digest. `death` is "proven", "not seen" (a machine was requested and is
+    not proven gone), "none" (no machine was made), or for the user's own box "yours to end", "shutdown confirmed" or
+    "shutdown stated". `measured_micros` is the cost, which the audit has computed again. `measured_is` is its kind: a
+    floor while `may_be_billing`, and if the journal is damaged or does not bound the cost.
 
-    `verdict` is a word of ledger/log_facts.py or "none" (no receipt); but "does not hold" if there are problems, and
-    before all else "may be billing". A row without problems and warnings is sound. `marks` are what no other run can
-    have, too: its rented machine, its events. `trainer` is what its receipt calls the trainer, with the digest of a
-    changed one; else "".
+    `verdict` is "may be billing" if `may_be_billing`, else "does not hold" if there are problems, else a verdict of
+    ledger/log_facts.py, or "none" without a receipt. A row without problems and warnings is sound. `marks` are facts
+    that only one run can have: its rented machine, its events. `trainer` is the trainer by the receipt, with the digest
+    of a changed one; "" if it states none.
     """
 
     run: str
@@ -46,15 +46,15 @@ class AuditRow:
 
     @property
     def is_floor(self) -> bool:
-        """Return whether more may have been paid."""
+        """Return whether more may have been paid than `measured_micros`."""
         return self.measured_is is Figure.FLOOR
 
 
 def marks_of(predicate: Mapping[str, Any]) -> frozenset[str]:
-    """Return what only one honest receipt can have: "the rented machine runpod abc", "the events file SHA256".
+    """Return facts that only one honest receipt can have: "the rented machine runpod abc", "the events file SHA256".
 
-    Events have the time of day to the millisecond. The log is not a mark, because two honest logs may be the same: a
-    command's may have no times, and the trainer's are tenths of a second.
+    Two events files differ because events contain the time of day to the millisecond. Two logs may be equal: that of a
+    command may contain no times, and the times in the trainer's are in tenths of a second.
     """
     machine, events = predicate["instance"], predicate["digests"]["events"]
     marks = {f"the events file {events['sha256']}"} if events["bytes"] else set()
@@ -69,7 +69,7 @@ def marks_of(predicate: Mapping[str, Any]) -> frozenset[str]:
 
 
 def mark_shared_facts(rows: Sequence[AuditRow]) -> tuple[AuditRow, ...]:
-    """Return the rows, with a problem where two receipts have what only one can have: a rental, or events."""
+    """Return the rows, with a problem added to each one that shares a mark with another row."""
     owners: dict[str, list[str]] = {}
     for row in rows:
         for mark in row.marks:
@@ -86,10 +86,10 @@ def mark_shared_facts(rows: Sequence[AuditRow]) -> tuple[AuditRow, ...]:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """All rows, and what concerns the chain as a whole.
+    """The rows of an audit, and the results for the chain as a whole.
 
-    `head` is the sha256 of the last receipt: whoever keeps a copy of it can check later that nothing up to there was
-    changed (`expected_head`). `receipts` counts the chain's links, whichever rows were selected.
+    `head` is the sha256 of the last receipt. A user who keeps it can check later that no receipt up to this one was
+    changed (`expected_head`). `receipts` is the number of all links in the chain, also of runs without a row.
     """
 
     rows: tuple[AuditRow, ...]
@@ -100,10 +100,10 @@ class AuditReport:
 
     @property
     def may_be_billing(self) -> bool:
-        """Return whether any run may still cost money: exit 9, before everything else."""
+        """Return whether any run may still cost money: then the exit code is 9, whatever else was found."""
         return any(row.may_be_billing for row in self.rows)
 
     @property
     def sound(self) -> bool:
-        """Return whether nothing is wrong; warnings and unfinished runs do not count."""
+        """Return whether there are no problems; warnings and unfinished runs do not count."""
         return not self.problems and not any(row.problems for row in self.rows)

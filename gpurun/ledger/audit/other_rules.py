@@ -1,8 +1,8 @@
-"""Checks a receipt that was made by other rules than this gpurun's by what no rules can change.
+"""Checks a receipt that was made by other rules than this gpurun's for everything that no rules can change.
 
-What it quotes is compared with the run folder. What it computes is checked by its own arithmetic, and by records that
-no rules overrule: no machine costs less than the time in which it was seen alive, and none is gone without a proven
-end. A signer may declare any rules, so the note names what this gpurun computes differently, forged or not.
+What the receipt quotes is compared with the run folder. What it computes must be consistent in itself, and must not
+contradict the journal: a machine costs no less than the time in which it was seen alive, and is not gone without a
+proven end. Because a forger could declare any rules, the warning also names what this gpurun computes differently.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _QUOTED = (
 )  # fmt: skip
 _OF_TRAINER = ("outcome", "exit_code", "device", "start", "figures")
 _SLACK_S = 2
-"""A provider's stamps are whole seconds."""
+"""A duration by a provider's times may be too short by this, because they are whole seconds."""
 _MOST_NAMED = 4
 
 
 def note_of(rules: int, unlike: Sequence[str]) -> str:
-    """Return the note about a receipt of other rules; `unlike` are the paths that today's rules make differently."""
+    """Return the warning about a receipt by other rules; `unlike` are the paths at which today's rules differ."""
     more = f" and {len(unlike) - _MOST_NAMED} more" if len(unlike) > _MOST_NAMED else ""
     shown = ", ".join(path.removeprefix("predicate.") for path in unlike[:_MOST_NAMED])
     otherwise = f"; these differ by rules {RULES}: {shown}{more}" if unlike else ""
@@ -38,7 +38,7 @@ def note_of(rules: int, unlike: Sequence[str]) -> str:
 
 
 def broken_by_any_rules(statement: Json, again: Mapping[str, Any], basis: Sequence[Record]) -> Iterator[str]:
-    """Yield the paths of a statement that no rules make of this run; `again` is what today's rules make of it."""
+    """Yield the paths at which a statement is wrong by any rules; `again` is the statement by today's rules."""
     stated, made = statement["predicate"], again["predicate"]
     for name in _QUOTED:
         yield from find_differences(made[name], stated.get(name), f"predicate.{name}", keys="common")
@@ -56,7 +56,7 @@ def broken_by_any_rules(statement: Json, again: Mapping[str, Any], basis: Sequen
 
 
 def _broken_sums(stated: Json, basis: Sequence[Record]) -> Iterator[str]:
-    """Yield the totals that are not the sum of their parts, and what is wrong with the parts."""
+    """Yield the paths of totals that are not the sum of their parts, and of parts that contradict the journal."""
     cost, runtime, opened, rentals = stated["cost"], stated["runtime"], opened_of(basis), split_rentals(basis)
     lines, upper = cost["rentals"], cost["upper_bound_micros"]
     if len(lines) != len(rentals):
@@ -85,7 +85,7 @@ def _broken_sums(stated: Json, basis: Sequence[Record]) -> Iterator[str]:
 
 
 def _broken_line(line: Json, rental: AuditedRental) -> Iterator[str]:
-    """Yield the keys of a rental's line that contradict the journal or each other."""
+    """Yield the keys of a rental's entry that contradict the journal or each other."""
     facts = rental.facts
     quoted = rental.intent.model_dump(include={"attempt", "token", "billing_unit_s"}) | {"end": rental.end}
     yield from (key for key, value in quoted.items() if line[key] != value)
@@ -121,7 +121,7 @@ def _broken_line(line: Json, rental: AuditedRental) -> Iterator[str]:
 
 
 def _once(rental: AuditedRental, seconds: float) -> set[Micros]:
-    """Return what may be charged for the data that left the machine: as counted, as planned, or nothing."""
+    """Return all possible costs of the data that left the machine: as counted, as planned, or 0."""
     sent = [collected.egress_micros for collected in all_typed(rental.records, CollectObserved)]
     counted = [count for count in sent if count is not None]
     planned = rental.intent.egress_micros
@@ -130,7 +130,7 @@ def _once(rental: AuditedRental, seconds: float) -> set[Micros]:
 
 
 def _seen(rental: AuditedRental) -> tuple[float, float]:
-    """Return how long a machine was seen alive at least, and how long it can have existed at most."""
+    """Return the seconds in which a machine was seen alive, and the most seconds for which it can have existed."""
     if rental.end == "refused":
         return 0.0, 0.0
     lives = rental.lives
@@ -140,5 +140,5 @@ def _seen(rental: AuditedRental) -> tuple[float, float]:
 
 
 def _sum(seconds: Any) -> float:
-    """Add seconds as they are written, to the millisecond."""
+    """Return the sum of seconds, added exactly as they are written."""
     return float(sum((Decimal(str(part_s)) for part_s in seconds), Decimal(0)))

@@ -1,4 +1,4 @@
-"""Computes each rental's seconds, money and end from the journal a second time, with the audit's own code."""
+"""The audit's own code for the seconds, cost and end of each rental, from the journal."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ T = TypeVar("T", bound=JournalEvent)
 
 
 def lines_with(records: Sequence[Record], kind: type[T]) -> list[tuple[Record, T]]:
-    """Return the lines of an event class, each with its parsed content."""
+    """Return the records whose event has this class, each with its parsed content."""
     return [(record, record.typed) for record in records if isinstance(record.typed, kind)]
 
 
 def _exactly(seconds: float) -> Decimal:
-    """Return a number of seconds exactly as it is written, to the microsecond."""
+    """Return a number of seconds as a decimal, exactly as it is written, to the microsecond."""
     return Decimal(str(seconds)).quantize(_MICRO)
 
 
@@ -55,31 +55,34 @@ def _milli(seconds: Decimal) -> Decimal:
 
 
 def elapsed_s(a: Record, b: Record) -> Decimal:
-    """Return the seconds from one line to the next: by the clock that advanced more."""
+    """Return the seconds from a record to the next one, by the clock that advanced more; over a reboot, by `wall`."""
     ticked = _exactly(b.mono) - _exactly(a.mono) if a.boot_id == b.boot_id else _NONE
     return max(_NONE, ticked, _exactly(b.wall) - _exactly(a.wall))
 
 
 def least_elapsed_s(a: Record, b: Record) -> Decimal:
-    """Return the same by the clock that advanced less; 0 from boot to boot."""
+    """Return the seconds from a record to the next one, by the clock that advanced less; over a reboot, 0."""
     both = (_exactly(b.mono) - _exactly(a.mono), _exactly(b.wall) - _exactly(a.wall))
     return max(_NONE, min(both)) if a.boot_id == b.boot_id else _NONE
 
 
 class Passed:
-    """The seconds between any two lines of a journal, added up once."""
+    """The seconds between any two records of a journal, as sums over the records in between."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         sums = accumulate((elapsed_s(*both) for both in pairwise(records)), initial=_NONE)
         self._at = dict(zip((record.seq for record in records), sums, strict=False))
 
     def between(self, first: Record, last: Record) -> Decimal:
-        """Return the seconds from one line to another, over those between, rounded up to a millisecond."""
+        """Return the seconds from one record to a later one, rounded up to a millisecond."""
         return (self._at[last.seq] - self._at[first.seq]).quantize(_MILLI, rounding=ROUND_CEILING)
 
 
 class RecordedRise(NamedTuple):
-    """A price that rose: to what, by how much, from which second of the rental, and when it was recorded."""
+    """A price increase: the new price, the increase, and from which second of the rental on.
+
+    `at` is the second of the rental in which it was recorded.
+    """
 
     rate: int
     more: Micros
@@ -89,7 +92,7 @@ class RecordedRise(NamedTuple):
 
 @dataclass(frozen=True)
 class AuditedRental:
-    """The journal's lines of one requested machine, from its intent on."""
+    """One rental: the records from its create intent to the next one, and the whole journal."""
 
     records: Sequence[Record]
     journal: Sequence[Record]
@@ -97,12 +100,12 @@ class AuditedRental:
 
     @cached_property
     def intent(self) -> CreateIntended:
-        """Return what was about to be requested."""
+        """Return the content of the create intent."""
         return next(all_typed(self.records, CreateIntended))
 
     @cached_property
     def end(self) -> str:
-        """Return how it ended: "refused", a proven teardown, or "not_proven"."""
+        """Return how the rental ended: "refused" (no machine), the proven teardown, or "not_proven"."""
         if any(record.event is Event.CREATE_REFUSED for record in self.records):
             return "refused"
         proof = last_typed(self.records, DeathProven)
@@ -110,24 +113,24 @@ class AuditedRental:
 
     @cached_property
     def rate(self) -> int:
-        """Return the highest price that its provider reported for the machine itself, else the agreed one."""
+        """Return the highest price per hour that the provider reported for the machine, else the agreed one."""
         reported = [seen.rate_micros_per_hour for seen in self._answers if seen.rate_micros_per_hour is not None]
         return max(reported, default=self.intent.rate_micros_per_hour)
 
     @cached_property
     def has_limit(self) -> bool:
-        """Return whether its provider reported only the most that it bills per hour."""
+        """Return whether the provider reported only the most that it bills per hour."""
         return any(seen.rate_is_limit for seen in self._answers)
 
     @cached_property
     def bill(self) -> int | None:
-        """Return the amount on its provider's bill; None if it was not read."""
+        """Return the amount on the provider's bill; None if the bill was not read."""
         bills = [bill.micros for bill in all_typed(self.journal, BillObserved) if bill.token == self.intent.token]
         return bills[-1] if bills else None
 
     @cached_property
     def starts(self) -> list[Decimal]:
-        """Return after how many seconds its machine started, for every line with its provider's word on that."""
+        """Return a queued job's reported starts, one for each record with a start, in seconds after the request."""
         starts = []
         for record in self.records:
             machine = record.typed.instance
@@ -138,14 +141,14 @@ class AuditedRental:
 
     @cached_property
     def lives(self) -> list[Decimal]:
-        """Return after how many seconds each sign of life came, before the line up to which it was paid."""
+        """Return the times of all signs of life before the end of the paid time, in seconds after the request."""
         return [
             self._age_at(record) for record in self.records if record.seq < self._paid_until.seq and self._lives(record)
         ]
 
     @cached_property
     def facts(self) -> Json:
-        """Return the figures of its line in the receipt's `cost.rentals`, with its cost so far if it has not ended."""
+        """Return the figures of the rental's entry in the receipt, with its cost so far if it has not ended."""
         seconds, end_is = (0.0, None) if self.end == "refused" else self._billable()
         rises, dearer = [], Micros(0)
         for rise in self.rises_from(self.rate):
@@ -170,9 +173,10 @@ class AuditedRental:
 
     @cached_property
     def least(self) -> Micros:
-        """Return what it certainly cost: as long as it was seen to run, or as its provider reports.
+        """Return the least that the rental cost, for the seconds that are certainly billed.
 
-        Nothing is certain where its provider reports only the most that it bills per hour.
+        They are the seconds in which the machine was seen to run or, if they are more, those by the provider's report
+        or bill. The cost is 0 if the provider reported only the most that it bills per hour.
         """
         if self.end == "refused" or self.has_limit:
             return Micros(0)
@@ -185,7 +189,7 @@ class AuditedRental:
         if lines and not self.intent.lease.queue_s:
             sums = accumulate((least_elapsed_s(*both) for both in pairwise(self.records)), initial=_NONE)
             at = dict(zip((record.seq for record in self.records), sums, strict=True))
-            runs = [at[lines[-1] - 1]]  # What a line shows happened after the line before.
+            runs = [at[lines[-1] - 1]]  # The sign of life came after the record before it.
             if isinstance(read, DeathRead) and read.up_s_ago is not None:
                 runs.append(at[until - 1] - _exactly(read.up_s_ago))
             certain.append((max(runs) - at[lines[0]]).quantize(_MILLI, rounding=ROUND_FLOOR))
@@ -193,17 +197,17 @@ class AuditedRental:
 
     @property
     def is_open(self) -> bool:
-        """Return whether it may still cost more."""
+        """Return whether the rental may still cost more: a machine of it is not proven gone."""
         return self.end == "not_proven" or not all(extra["ended"] for extra in self.facts.get("extras", ()))
 
     def lasting(self, rate: int, seconds: float) -> Micros:
-        """Return the cost of so many seconds at a price, with what is paid for beside the machine."""
+        """Return the cost of so many seconds at a price per hour, with the price of what comes with the machine."""
         paid_s = max(seconds, self.intent.least_billed_s) if seconds else 0.0
         rates = (rate, self.intent.beside_micros_per_hour)
         return total(*(cost_of(Micros(price), paid_s, self.intent.billing_unit_s) for price in rates))
 
     def rises_from(self, rate: int) -> Iterator[RecordedRise]:
-        """Yield each price that rose above the one before."""
+        """Yield each increase over the highest price before it, from the price `rate` on."""
         for line, rose in lines_with(self.records, PriceRose):
             if rose.rate_micros_per_hour > rate:
                 late = max(_NONE, _milli(_exactly(line.wall) - _exactly(rose.since_wall)))
@@ -216,12 +220,15 @@ class AuditedRental:
         return [record.typed.instance for record in self.records if record.typed.instance is not None]
 
     def _age_at(self, line: Record) -> Decimal:
-        """Return after how many seconds of the rental a line was written."""
+        """Return the seconds from the request to a record."""
         return self.clock.between(self.records[0], line)
 
     @cached_property
     def _paid_until(self) -> Record:
-        """Return the line up to which it was paid at most: the first reading behind its proof, else the last line."""
+        """Return the record at which the paid time ends at the latest: the first reading of the proof of death.
+
+        Without a proof it is the last record. If an older gpurun made the readings, it is the proof itself.
+        """
         proofs = lines_with(self.records, DeathProven)
         if not proofs:
             return self.records[-1]
@@ -231,7 +238,10 @@ class AuditedRental:
         return counted[0][0] if counted and counted[0][1].tells_life else line
 
     def _billable(self) -> tuple[float, str | None]:
-        """Return the seconds that may be billed, and what their end rests on: the lowest of the bounds that hold."""
+        """Return the most seconds that may be billed, and the evidence for their end.
+
+        They are the lowest of the bounds that no sign of life contradicts.
+        """
         read, intent = self._paid_until.typed, self.intent
         longest = self._age_at(self._paid_until)
         if not isinstance(read, DeathRead):
@@ -267,7 +277,10 @@ class AuditedRental:
     def _after_queue(
         self, ran_s: float | None, bounds: list[tuple[Decimal, str]], alive: Decimal, up: Decimal
     ) -> tuple[float, str]:
-        """Return the same for a queued machine: from its earliest start, or by its bounds if none was reported."""
+        """Return the result of `_billable` for a queued job: its seconds from the earliest start on.
+
+        `bounds` are the bounds so far. If no start was reported, the signs of life do not count.
+        """
         start, limit = min(self.starts, default=_NONE), self._limit
         alive, up = (alive, up) if self.starts else (_NONE, _NONE)
         if ran_s is not None:
@@ -282,12 +295,16 @@ class AuditedRental:
 
     @property
     def _limit(self) -> Decimal:
-        """Return how long a machine may run after its queue; infinity without a queue."""
+        """Return how many seconds a queued job may run after its start; infinity without a queue."""
         lease = self.intent.lease
         return _milli(Decimal(lease.total_s + lease.kill_allowance_s)) if lease.queue_s else Decimal("Infinity")
 
     def _gone_since(self) -> Decimal:
-        """Return when the readings that show it gone begin, unbroken up to the one that ends the paid time."""
+        """Return when the last series of readings as gone begins, in seconds after the request.
+
+        The series ends at the end of the paid time. A sign of life, or too long a time without a reading, interrupts
+        it.
+        """
         since = until = None
         for record in self.records:
             if record.seq > self._paid_until.seq:
@@ -302,7 +319,7 @@ class AuditedRental:
         return since if since is not None else _NONE
 
     def _lives(self, line: Record) -> bool:
-        """Return whether a line is a sign of life; for a queued machine, only its scheduler's word."""
+        """Return whether a record is a sign of life; for a queued job, only the scheduler's word is one."""
         event = line.typed
         if isinstance(event, Incident):
             return event.code in _SAID_ALIVE
@@ -314,7 +331,7 @@ class AuditedRental:
         return not is_lost and not (isinstance(event, CollectObserved) and event.remembered)
 
     def _egress(self) -> Micros:
-        """Return what is charged for all data that left the machine; nothing if it never answered."""
+        """Return the cost of all data that left the machine; 0 if it never answered."""
         planned, collected = self.intent.egress_micros, last_typed(self.records, CollectObserved)
         if collected is None:
             return Micros(planned if any(record.event is Event.READY_OBSERVED for record in self.records) else 0)
@@ -322,7 +339,10 @@ class AuditedRental:
         return Micros(max(sent, planned if self.intent.sends_itself else 0))
 
     def _extras(self) -> list[Json]:
-        """Return the machines beside it that have its token, from its intent to their proven end, or so far."""
+        """Return the extra machines with the rental's token, each with its seconds and whether it is proven gone.
+
+        The seconds count from the create intent to the proven end, or to the last record.
+        """
         found, ends = dict[str, Json](), dict[str, Record]()
         kinds = {"create.duplicate"} | ({"create.late"} if _is_new(self.journal) else set())
         first, last = self.records[0].seq, self.records[-1].seq
@@ -345,21 +365,21 @@ class AuditedRental:
 
 
 def _is_new(records: Sequence[Record]) -> bool:
-    """Return whether its gpurun recorded which machine came late; older ones recorded no home either."""
+    """Return whether the journal records which machine appeared late; an older gpurun did not, and recorded no home."""
     return bool(records) and isinstance(opened := records[0].typed, RunOpened) and opened.home is not None
 
 
 def split_rentals(records: Sequence[Record]) -> list[AuditedRental]:
-    """Return one rental for each machine that was requested, beginning at the record of its request."""
+    """Return the rentals in a journal, oldest first, each from its create intent to the next one."""
     begins = [place for place, record in enumerate(records) if record.event is Event.CREATE_INTENDED]
     clock = Passed(records)
     return [AuditedRental(records[start:end], records, clock) for start, end in pairwise([*begins, len(records)])]
 
 
 def measured_micros(records: Sequence[Record]) -> Micros | None:
-    """Return what a run has cost at most by its journal; while a machine is not proven gone, what it has cost so far.
+    """Return the most that a run has cost by its journal, up to the last record if a machine is not proven gone.
 
-    None if it ran in a notebook, because its cost was not seen here.
+    None for a run in a notebook, because gpurun cannot see its cost.
     """
     if records and isinstance(opened := records[0].typed, RunOpened) and opened.imported:
         return None
@@ -367,7 +387,7 @@ def measured_micros(records: Sequence[Record]) -> Micros | None:
 
 
 def measured_gpu_hours(records: Sequence[Record]) -> float:
-    """Return the same in GPU-hours: the seconds of every machine, times its GPUs, or its nodes if they have none."""
+    """Return the most GPU-hours that a run has used by its journal: of all machines, with the extra machines."""
     spent = 0.0
     for rental in split_rentals(records):
         facts = rental.facts
@@ -379,13 +399,13 @@ def measured_gpu_hours(records: Sequence[Record]) -> float:
 
 
 def gpu_hours(intent: CreateIntended, seconds: float) -> float:
-    """Return so many seconds of a requested machine in GPU-hours."""
+    """Return the GPU-hours of so many seconds of a requested machine; a node without GPUs counts as one GPU."""
     offer = intent.offer
     return seconds * int(offer.get("gpu_count") or offer.get("nodes", 1) * offer.get("jobs", 1)) / SECONDS_PER_HOUR
 
 
 def is_more_than_journal_tells(records: Sequence[Record]) -> bool:
-    """Return whether more was paid than the journal shows: for a machine that came late, or something beside one."""
+    """Return whether more was paid than the records show: for a leftover, or a late machine that is in no rental."""
     tokens = {intent.token for intent in all_typed(records, CreateIntended)} if _is_new(records) else set()
     incidents = list(all_typed(records, Incident))
     late = any(
@@ -395,7 +415,7 @@ def is_more_than_journal_tells(records: Sequence[Record]) -> bool:
 
 
 def money_and_death(records: Sequence[Record]) -> Json:
-    """Return what the receipt must state about seconds, money and ends, and nothing else."""
+    """Return the part of a receipt's predicate about seconds, money and ends, as this code computes it."""
     opened, rentals = opened_of(records), split_rentals(records)
     cap = None if opened.cap_micros is None else Micros(opened.cap_micros)
     if opened.imported:
@@ -417,7 +437,7 @@ def money_and_death(records: Sequence[Record]) -> Json:
     billable = sum((Decimal(str(fact["billable_s"])) for fact in facts), _NONE)
     if cap is None or spent is None or left_of(cap, spent) >= 0:
         kept = None if cap is None or spent is None else True
-    elif (opened.rules or 1) < CAP_BROKEN_WHERE_SEEN:  # By these rules any cost over it broke it, except a bound.
+    elif (opened.rules or 1) < CAP_BROKEN_WHERE_SEEN:  # By these rules, any cost over the cap broke it, except a bound.
         kept = None if is_unseen else False
     else:
         kept = False if left_of(cap, total(*(rental.least for rental in rentals))) < 0 else None

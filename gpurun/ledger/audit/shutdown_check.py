@@ -1,4 +1,4 @@
-"""Checks, for the audit alone, the statement that the user's own box was shut down."""
+"""The audit's own code to check the statement that the user's own box was shut down."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _WORDS = {"confirmed": "shutdown confirmed", "stated by the user": "shutdown sta
 
 @dataclass(frozen=True)
 class Shutdown:
-    """What the audit shows for a box's end instead of "proven", and what is wrong with the statement about it."""
+    """The audit's word for the end of a box, and the problem with the statement about it; "" for none.
+
+    `unsigned` is a message if the statement is unsigned; "" otherwise.
+    """
 
     death: str
     problem: str = ""
@@ -35,7 +38,10 @@ class Shutdown:
 def check_shutdown(
     folder: RunFolder, statement: Json, receipt_sha256: str, keys: Mapping[str, Ed25519PublicKey]
 ) -> Shutdown | None:
-    """Return the end of a box that its user ends; None for a machine that gpurun ends, unless it has a statement."""
+    """Return the end of the user's own box, by its statement if there is one; None for a machine that gpurun ends.
+
+    A statement about a machine that gpurun ends is a problem.
+    """
     path = folder.path / "shutdown.json"
     is_users = statement["predicate"]["teardown"]["is"] == "user_operated"
     if not path.exists():
@@ -67,7 +73,7 @@ def check_shutdown(
 
 
 def _unlike(confirmation: Json, receipt: Json, run: str, receipt_sha256: str) -> list[str]:
-    """Return every part that differs from what the receipt and the checks of the box give."""
+    """Return the names of the parts of a statement that do not follow from the receipt or the checks in it."""
     predicate = confirmation["predicate"]
     tries = predicate["checked"]["tries"]
     is_seen = {attempt["seen"] for attempt in tries} <= _QUIET and tries[-1]["at_s"] - tries[0]["at_s"] >= _SPAN_S

@@ -1,4 +1,4 @@
-"""Reads journals and the chain of receipts strictly, byte by byte, with its own code."""
+"""The audit's own code to read journals and the chain of receipts, strictly and byte by byte."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Lines:
-    """The sound lines of a journal from its beginning, and the sha256 of each.
+    """The lines of a journal up to the first one that is not sound, and the sha256 of each.
 
-    `torn`: the last line is unfinished. `hides_intent`: the rest, which is not sound, requests a machine. `is_linked`:
-    every whole line names the one before it, even where a line is not sound.
+    `problem` describes the line that is not sound, None if all are. `torn` means that the last line is unfinished.
+    `hides_intent` means that the bytes from the bad line on contain an intent to request a machine. `is_linked` means
+    that every whole line is canonical JSON and names the digest of the line before, even if a line is not sound.
     """
 
     records: tuple[Record, ...]
@@ -38,9 +39,10 @@ class Lines:
 
 
 def journal_lines(path: Path) -> Lines:
-    """Return a journal up to the first line that is not sound, by its form, its place and the fields of its class.
+    """Return the lines of a journal up to the first one that is not sound.
 
-    A line that lacks a field of its event, or has it in another type, ends what can be relied on.
+    A line is sound if it is in canonical form, has the right number, names the line before, and has all required fields
+    of its event with the right types.
     """
     try:
         raw, torn = _split(path)
@@ -60,7 +62,7 @@ def journal_lines(path: Path) -> Lines:
 
 
 def _record_of(line: bytes, number: int, before: str) -> Record:
-    """Return what a line records; Malformed if it cannot be relied on."""
+    """Return the record in a line; Malformed if the line is not sound."""
     written = _canonical_object(line)
     if written is None:
         raise Malformed("is not a record")
@@ -82,22 +84,22 @@ def _record_of(line: bytes, number: int, before: str) -> Record:
 
 
 def _is_linked(raw: list[bytes]) -> bool:
-    """Return whether every line of a journal is JSON and names the digest of the one before it."""
+    """Return whether every line of a journal is a canonical JSON object and names the digest of the line before it."""
     befores = [GENESIS, *(hashlib.sha256(line).hexdigest() for line in raw)]
     written = [_canonical_object(line) for line in raw]
     return all(line is not None and line.get("prev") == before for line, before in zip(written, befores, strict=False))
 
 
 def _is_sealed(record: Json) -> bool:
-    """Return whether a closing line, which no later line confirms, still matches its own digest."""
+    """Return whether a closing line matches the digest of itself (the seal), because no later line contains one."""
     unsealed = {**record, "data": {key: value for key, value in record["data"].items() if key != "seal"}}
     return bool(record["data"].get("seal") == hashlib.sha256(canonical(unsealed)).hexdigest())
 
 
 def chain_lines(path: Path) -> tuple[tuple[Json, ...], tuple[str, ...]]:
-    """Return every readable line of the chain of receipts, and what is wrong with the lines or their order.
+    """Return the readable lines of the chain of receipts, and the problems with lines or order.
 
-    Raises a SetupError if the file cannot be read at all.
+    Raise SetupError if the file cannot be read.
     """
     try:
         raw, torn = _split(path)
@@ -126,14 +128,14 @@ def chain_lines(path: Path) -> tuple[tuple[Json, ...], tuple[str, ...]]:
 
 
 def _split(path: Path) -> tuple[list[bytes], bool]:
-    """Return the whole lines of a file, and whether something unfinished follows: no line end, or zeros."""
+    """Return the whole lines of a file, and whether an unfinished line follows: one without an end, or with zeros."""
     *raw, rest = (read_regular(path) if path.exists() else b"").split(b"\n")
     zeroed = not rest and bool(raw) and b"\0" in raw[-1]
     return raw[:-1] if zeroed else raw, zeroed or bool(rest)
 
 
 def _canonical_object(line: bytes) -> Json | None:
-    """Return a JSON object that is written in the one canonical way, or None."""
+    """Return the JSON object in a line; None if the line is not an object in canonical form."""
     try:
         value = parse_object(line, numbers=AS_WRITTEN)
         return value if canonical(value) == line else None
