@@ -88,9 +88,7 @@ def test_a_machine_denied_for_good_stays_red_and_reap_ends_it(rental: Rental, mo
     assert account.alive == []
 
 
-def test_a_machine_listed_after_its_proof_is_recorded_and_ended(
-    rental: Rental, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_listed_after_its_proven_death_is_ended(rental: Rental, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is also silent over SSH, as if its network were down, and its death therefore counts as proven."""
     account = rental.account
     admit = denies_from_the_end_on(account, monkeypatch, 3600.0)

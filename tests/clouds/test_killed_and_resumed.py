@@ -79,20 +79,20 @@ def far(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[User, 
             ways.close()
 
 
-def until(true: Callable[[], object], user: User) -> None:
+def wait_until(true: Callable[[], object], user: User) -> None:
     for _ in ticks(SystemClock(), 0.01, 120):
         if true():
             return
     pytest.fail(user.said())
 
 
-def resumed_until(true: Callable[[], object], user: User) -> None:
+def resume_until_then_kill(true: Callable[[], object], user: User) -> None:
     """Run `gpurun resume` until a condition is true, then kill it and the supervisor."""
     command = [sys.executable, "-m", "gpurun.cli.app", "resume", "fox-41", "--no-progress"]
     with subprocess.Popen(command, env=user.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                           stderr=subprocess.DEVNULL) as viewer:  # fmt: skip
         try:
-            until(true, user)
+            wait_until(true, user)
         finally:
             viewer.kill()
             kill_supervisors(user.home)
@@ -110,18 +110,18 @@ def test_killed_in_any_phase_and_resumed_nothing_is_sent_twice(far: tuple[User, 
     begun = user.begins("--data", str(text), "--set", "data.limit_mb=0", "--set", "train.steps=900", "--set",
                         "train.checkpoint_every=300")  # fmt: skip
 
-    until(lambda: Event.SHIP_INTENDED in user.events() and ways.sent_bytes > UNDER_WAY_BYTES, user)
+    wait_until(lambda: Event.SHIP_INTENDED in user.events() and ways.sent_bytes > UNDER_WAY_BYTES, user)
     kill_supervisors(user.home)
     assert begun.wait(60) == 0, "its machine was ready"
     assert Event.SHIP_OBSERVED not in user.events(), "killed while it uploaded"
     shown = json.loads((user.home / "runs" / "fox-41" / "moving.json").read_bytes())
     assert (shown["what"], shown["total"] > 2 * TEXT_BYTES) == ("ship", True), "what a viewer was shown"
 
-    resumed_until(lambda: Event.TRAIN_STARTED in user.events(), user)
+    resume_until_then_kill(lambda: Event.TRAIN_STARTED in user.events(), user)
     assert Event.TRAIN_OBSERVED not in user.events(), "killed while it trained"
     sent_bytes, resent_bytes = ways.sent_bytes, data_of(user, Event.SHIP_OBSERVED)["sent_bytes"]
 
-    resumed_until(lambda: Event.COLLECT_INTENDED in user.events(), user)
+    resume_until_then_kill(lambda: Event.COLLECT_INTENDED in user.events(), user)
     assert Event.COLLECT_OBSERVED not in user.events(), "killed while it collected"
 
     code, _ = user.envelope("resume", "fox-41")

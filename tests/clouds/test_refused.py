@@ -37,7 +37,7 @@ def _runpod() -> Iterator[Cloud]:
 
 
 @contextmanager
-def _lambda() -> Iterator[Cloud]:
+def emulated_lambda_cloud() -> Iterator[Cloud]:
     with LambdaEmulator() as emulator:
         environment = {"LAMBDA_API_BASE_URL": emulator.base_url, "LAMBDA_API_KEY": KEY}
         asks = ("--lambda-guard", "--gpu", "1xA10")
@@ -51,7 +51,7 @@ def _aws() -> Iterator[Cloud]:
         yield Cloud("aws", environment, emulator.world.meter, lambda: emulator.world.alive, asks, emulator)
 
 
-OPENED = {"runpod": _runpod, "lambda": _lambda, "aws": _aws}
+OPENED = {"runpod": _runpod, "lambda": emulated_lambda_cloud, "aws": _aws}
 
 
 def _nothing(emulator: Any) -> None:

@@ -46,7 +46,7 @@ def training(user: User, *words: str) -> Iterator[Future[Done]]:
         yield pool.submit(user.trains, *words, timeout_s=600.0)
 
 
-def all_data_of(user: User, event: Event) -> list[dict[str, Any]]:
+def list_event_data(user: User, event: Event) -> list[dict[str, Any]]:
     """Return the data of the journal's records of an event, in order."""
     return [record.data for record in records(user) if record.event is event]
 
@@ -72,7 +72,7 @@ def words_of(pid: int) -> list[bytes]:
 def wait_for(user: User, event: Event) -> None:
     """Wait until the journal has a record of the event; fail after two minutes."""
     for _ in ticks(SystemClock(), 0.01, 120):
-        if all_data_of(user, event):
+        if list_event_data(user, event):
             return
     raise AssertionError(f"no {event}:\n{user.said()}")
 
@@ -95,7 +95,7 @@ def came_home_whole(user: User) -> bool:
     assert events[-1]["kind"] == "stop"
     assert events[-1]["reason"] == "done"
     assert (folder / "artifacts/checkpoints/000060.model.safetensors").stat().st_size > 0
-    assert all_data_of(user, Event.COLLECT_OBSERVED)[-1]["missing"] == []
+    assert list_event_data(user, Event.COLLECT_OBSERVED)[-1]["missing"] == []
     code, audit = user.envelope("audit")
     assert (code, audit["ok"]) == (0, True), json.dumps(audit)
     return True
@@ -128,8 +128,8 @@ def test_lost_answers_cuts_late_sshd_and_a_freeze_lose_nothing(tmp_path: Path) -
             done = rental.result()
             assert done.returncode == 0, done.stderr + user.said()
             assert len(cloud.emulator.world.pods) == 1
-            assert all_data_of(user, Event.CREATE_OBSERVED)[0]["adopted"] is True
-            (ready,) = all_data_of(user, Event.READY_OBSERVED)
+            assert list_event_data(user, Event.CREATE_OBSERVED)[0]["adopted"] is True
+            (ready,) = list_event_data(user, Event.READY_OBSERVED)
             assert wall(user, Event.READY_OBSERVED) - wall(user, Event.CREATE_INTENDED) >= 4.0
             assert ready["facts"]["codecs"] == ["gzip"]
             assert guest.log.count("Accepted publickey") >= 3, "each cut was followed by another login"
@@ -167,7 +167,7 @@ def test_a_key_on_the_machine_is_in_no_argument_and_no_file(tmp_path: Path) -> N
             order = [event for event in user.events() if event in (Event.READY_OBSERVED, Event.SHIP_INTENDED)]
             assert order == [Event.READY_OBSERVED, Event.SHIP_INTENDED]
             deadline = float(cloud.emulator.bodies("launch")[0]["tags"][2]["value"])
-            assert all_data_of(user, Event.READY_OBSERVED)[0]["armed"] == deadline
+            assert list_event_data(user, Event.READY_OBSERVED)[0]["armed"] == deadline
             assert len(cloud.emulator.world.instances) == 1
             assert came_home_whole(user)
             assert paid(user)
@@ -184,12 +184,12 @@ def test_a_machine_whose_client_dies_at_launch_ends_in_the_cap(
         assert any(cloud.emulator.count("launch") for _ in ticks(SystemClock(), 0.02, 120)), user.said()
         kill_supervisors(user.home)
         assert begun.wait(60) == 9
-        assert not all_data_of(user, Event.READY_OBSERVED)
+        assert not list_event_data(user, Event.READY_OBSERVED)
         assert "not armed" in user.types("ps").stdout
         assert any(cloud.guests for _ in ticks(SystemClock(), 0.1, 60))
         timer = cloud.guests[0].root / "var/lib/gpurun"
         assert any((timer / "spent").exists() for _ in ticks(SystemClock(), 0.1, 60))
-        (intent,) = all_data_of(user, Event.CREATE_INTENDED)
+        (intent,) = list_event_data(user, Event.CREATE_INTENDED)
         deadline = int((timer / "spent").read_text().split()[3])
         assert abs(deadline - intent["deadline_wall"]) < 5
         assert intent["worst_micros"] <= usd(5), "which pays for all of the lease, that deadline and the kill"
@@ -210,7 +210,7 @@ def test_a_lost_answer_and_a_killed_supervisor_make_one_machine(tmp_path: Path) 
             resumed = user.types("resume", "fox-41")
             assert resumed.returncode == 0, resumed.stderr + user.said()
             assert len(cloud.emulator.world.instances) == 1
-            assert len(all_data_of(user, Event.CREATE_INTENDED)) == 1
+            assert len(list_event_data(user, Event.CREATE_INTENDED)) == 1
             assert came_home_whole(user)
             assert paid(user)
 

@@ -200,7 +200,7 @@ def test_what_came_home_early_of_the_one_before_is_on_record(world: World) -> No
     assert kept(world)
 
 
-def test_there_is_no_paid_wait_for_the_rest_of_the_one_before(
+def test_no_machine_waits_for_a_spare_file_that_does_not_fit(
     world: World, room: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One file of the spare checkpoint is at home; the disk has no room for the other.
@@ -424,11 +424,11 @@ def test_a_file_too_large_for_the_model_stays_and_the_rest_comes(world: World) -
     large = {"name": "samples/000040-0.txt", "bytes": 300 << 20, "sha256": "0" * 64, "kind": "sample", "step": 40}
     names, manifest = fetched(world), world.far.manifest
 
-    def with_it(most: int) -> Manifest:
+    def manifest_with_large_file(most: int) -> Manifest:
         listed = manifest(most)
         return listed.model_copy(update={"files": (*listed.files, ManifestFile(**large))})
 
-    world.far.manifest = with_it  # type: ignore[method-assign]
+    world.far.manifest = manifest_with_large_file  # type: ignore[method-assign]
     assert world.drive() is ExitCode.COLLECT_FAILED
     assert names == [LATEST, OPTIMIZER, BEST]
     assert collected(world)["missing"] == [large["name"]]

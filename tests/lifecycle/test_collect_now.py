@@ -454,7 +454,10 @@ STAGE = "s3://bucket/prefix"
 
 
 def pushed_run(session: Session, monkeypatch: pytest.MonkeyPatch, *parts: str, **collected: Any) -> RunFolder:
-    """Make a run that pushes to a simulated bucket. `parts` name the further parts of its journal."""
+    """Make a run that pushes to a simulated bucket.
+
+    `parts` name the `CloudRun` methods that write the rest of its journal; `collected` adds fields to `collect.observed`.
+    """
     run = opened_run(session.home, "fox-41")
     plan = Plan.from_json(run.folder.plan.read_bytes())
     run.folder.plan.write_text(plan.model_copy(update={"choices": Choices(stage=STAGE)}).to_json())

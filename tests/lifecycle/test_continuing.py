@@ -58,8 +58,8 @@ class StoppedRun(CloudRun):
     steps: tuple[int, ...] = (60, 120)
     mode = Mode.PAID
 
-    def trainer_files(self) -> None:
-        super().trainer_files()
+    def write_trainer_files(self) -> None:
+        super().write_trainer_files()
         changes = {"resolved": RECIPE.record, "recipe": "gpt2-124m", "mode": self.mode}
         self.folder.plan.write_text(changed_plan(plan_of(self.folder.name), changes).to_json())
         request = Request(recipe="gpt2-124m", overrides=("optim.lr=0.001",), gpu=GpuNeed(count=1, name="H100"))
@@ -196,8 +196,8 @@ def test_what_a_chain_of_runs_has_cost_is_added_up(home: Home) -> None:
     class Second(StoppedRun):
         steps = (240,)
 
-        def trainer_files(self) -> None:
-            super().trainer_files()
+        def write_trainer_files(self) -> None:
+            super().write_trainer_files()
             plan = plan_of(self.folder.name)
             plan = changed_plan(plan, {"resolved": RECIPE.record, "continues": spent})
             self.folder.plan.write_text(plan.to_json())
@@ -248,8 +248,8 @@ def test_a_trials_checkpoint_unlike_its_list_is_passed_over(home: Home) -> None:
     best = "outputs/gpurun-sweep/best/002/"
 
     class Swept(StoppedRun):
-        def trainer_files(self) -> None:
-            super().trainer_files()
+        def write_trainer_files(self) -> None:
+            super().write_trainer_files()
             plan = Plan.from_json(self.folder.plan.read_bytes())
             sweep = make_sweep({"optim.lr": ("0.001", "0.002")}, {})
             job = SweepJob(recipe=plan.job.recipe, recipe_sha256="0" * 64, sweep=sweep, at_once=1, trial=plan.job)
@@ -331,8 +331,8 @@ def test_a_dev_box_with_an_altered_folder_is_not_continued(home: Home, tmp_path:
     class Box(StoppedRun):
         steps = ()
 
-        def trainer_files(self) -> None:
-            super().trainer_files()
+        def write_trainer_files(self) -> None:
+            super().write_trainer_files()
             uploaded = self.folder.data / "work"
             uploaded.mkdir(parents=True)
             (uploaded / "a.py").write_text("print(1)")
@@ -381,8 +381,8 @@ def test_what_a_run_that_went_on_was_asked_is_asked_again(home: Home) -> None:
     request = training_as_before(FROM, home)
 
     class Second(StoppedRun):
-        def trainer_files(self) -> None:
-            super().trainer_files()
+        def write_trainer_files(self) -> None:
+            super().write_trainer_files()
             self.folder.request.write_text(request.to_json())
 
     Second(home, "owl-07").until_gone().settle(7)
@@ -407,7 +407,7 @@ def test_a_plan_that_was_edited_says_nothing(home: Home) -> None:
     assert refused_code(home) == "continue.altered"
 
 
-class Going(StoppedRun):
+class ContinuedRun(StoppedRun):
     """A run that continues fox-41.
 
     Its plan file names the checkpoint `before`; the plan that it was opened with names `claims`.
@@ -420,14 +420,14 @@ class Going(StoppedRun):
         signed = {"run", "step", "steps", "receipt_sha256"}
         return {**super().plan(), "continues": self.claims.model_dump(mode="json", include=signed)}
 
-    def trainer_files(self) -> None:
-        CloudRun.trainer_files(self)
+    def write_trainer_files(self) -> None:
+        CloudRun.write_trainer_files(self)
         self.folder.plan.write_text(json.dumps(super().plan() | {"continues": self.before.model_dump(mode="json")}))
 
 
 def went_on(home: Home, name: str, before: Earlier, claims: Earlier | None = None) -> list[str]:
     """Make a run that continued another one and has its own receipt; return the problems that the audit finds in it."""
-    kind: type[Going] = type("Went", (Going,), {"before": before, "claims": claims or before})
+    kind: type[ContinuedRun] = type("Went", (ContinuedRun,), {"before": before, "claims": claims or before})
     kind(home, name).until_gone().settle()
     return problems(home, name)
 
@@ -484,8 +484,8 @@ def test_a_moved_home_still_finds_the_shards_of_an_earlier_run(tmp_path: Path) -
     """
 
     class Second(StoppedRun):
-        def trainer_files(self) -> None:
-            super().trainer_files()
+        def write_trainer_files(self) -> None:
+            super().write_trainer_files()
             shards_of_first = self.folder.path.parent / "fox-41" / "data"
             shards_of_first.mkdir(parents=True)
             (shards_of_first / "data.json").write_text("{}")
@@ -508,8 +508,8 @@ def asked_of(home: Home, **changes: Any) -> None:
     """Make the earlier run, whose request has these changes."""
 
     class Asked(StoppedRun):
-        def trainer_files(self) -> None:
-            super().trainer_files()
+        def write_trainer_files(self) -> None:
+            super().write_trainer_files()
             request = Request.from_json(self.folder.request.read_bytes())
             self.folder.request.write_text(request.model_copy(update=changes).to_json())
 
@@ -587,8 +587,8 @@ def test_who_went_on_from_the_same_run_before_is_named(home: Home) -> None:
     class Second(StoppedRun):
         steps = (240,)
 
-        def trainer_files(self) -> None:
-            super().trainer_files()
+        def write_trainer_files(self) -> None:
+            super().write_trainer_files()
             plan = Plan.from_json(self.folder.plan.read_bytes())
             self.folder.plan.write_text(plan.model_copy(update={"continues": spent}).to_json())
 

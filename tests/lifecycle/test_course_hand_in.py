@@ -128,7 +128,7 @@ def test_a_class_accepts_the_card_and_finds_one_put_in_its_place(person: Person,
         (lambda challenge: f"{WORD}:{'a' * 64}", "another key"),
     ],
 )
-def test_a_plan_with_another_challenge_does_not_hold(
+def test_a_plan_with_a_foreign_challenge_is_reported(
     card: Path, tmp_path: Path, edited: Callable[[str], str], problem: str
 ) -> None:
     other = tmp_path / "other.zip"

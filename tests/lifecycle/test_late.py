@@ -234,7 +234,7 @@ def test_destroy_ends_it_and_then_it_is_red_no_more(closed_red: World, monkeypat
     assert not audit(closed_red.home).rows[0].may_be_billing
 
 
-def test_what_it_made_cannot_be_forgotten_by_a_list_either(closed_red: World) -> None:
+def test_a_failed_list_does_not_clear_a_late_machines_state(closed_red: World) -> None:
     closed_red.cloud.broken["find"] = Unknown("503")
     assert closed_red.drive() == "destroy.not_gone"
     assert closed_red.state.may_be_billing

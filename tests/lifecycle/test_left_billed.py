@@ -85,7 +85,7 @@ def test_everybody_who_is_asked_says_9_meanwhile(
     assert "billed" in capsys.readouterr().err
 
 
-def test_its_own_deadline_is_nobodys(left: World) -> None:
+def test_ps_calls_no_left_volume_overdue(left: World) -> None:
     """The deadline of a machine does not apply to the volume that it left: `ps` must not call the volume overdue."""
     left.clock.sleep(left.plan.lease.total_s)
     assert "OVERDUE" not in ps(Session(home=left.home, clock=left.clock), all_runs=False).text
@@ -167,11 +167,8 @@ def test_a_supervisor_whose_last_word_is_a_note_is_restarted(left: World) -> Non
     assert not gave_up(look_at_run(left.home, "fox-41"))
 
 
-def test_what_cannot_go_yet_keeps_nothing_that_is_billed(world: World) -> None:
-    """A firewall group in use cannot be removed, but costs nothing.
-
-    The billed disk behind it in the list must still go.
-    """
+def test_an_unremovable_free_leftover_keeps_no_billed_one(world: World) -> None:
+    """If a firewall group that costs nothing cannot be removed yet, the billed disk listed after it must still be removed."""
     world.cloud.profile = replace(world.cloud.profile, leaves=("group", "disk"))
     leave, remove = world.cloud._leave_things, world.cloud.remove
 

@@ -107,7 +107,7 @@ def swept(world: World, home: Home, *, destroy_all: bool = False, older_than_s: 
 
 
 def lost(world: World) -> Order:
-    """Drive the run until its supervisor is killed in training, and return the machine's order."""
+    """Run until the supervisor is killed during training; return the `Order` from which the machine was created."""
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"
     return world.cloud.boxes[0].order

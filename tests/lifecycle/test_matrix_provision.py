@@ -87,13 +87,13 @@ def test_a_machine_not_as_ordered_is_refused_before_the_upload(world: World, wro
 
 
 def test_a_read_under_another_token_is_not_taken_for_the_machine(world: World) -> None:
-    """If a read shows another token, the answer describes another machine: gpurun must upload nothing."""
+    """If the cloud's answer about the machine has another run's token, gpurun must not upload to it."""
     read = world.cloud.read
 
-    def mixed_up(instance_id: str) -> Instance:
+    def read_with_other_token(instance_id: str) -> Instance:
         return read(instance_id).model_copy(update={"token": "gr-other-1"})
 
-    world.cloud.read = mixed_up  # type: ignore[method-assign]
+    world.cloud.read = read_with_other_token  # type: ignore[method-assign]
     assert world.drive() is ExitCode.NO_OFFER
     assert world.state.failure.code == "boot.timeout"
     assert not world.all_of(Event.SHIP_INTENDED)
@@ -191,7 +191,7 @@ def test_an_idempotent_request_is_sent_again_at_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("why", ["a minute later", "a stop was asked for", "on resume"])
-def test_it_is_not_sent_again_late_after_a_stop_or_on_resume(
+def test_no_create_is_sent_again_late_after_a_stop_or_on_resume(
     world: World, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = answers_the_second_time(world, after_s=61.0 if why == "a minute later" else 0.0)

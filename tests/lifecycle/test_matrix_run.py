@@ -449,7 +449,7 @@ def test_a_trainer_that_ended_silently_is_reported_as_seen(
 
 
 @pytest.mark.parametrize("call", ["unpack", "start", "poll", "manifest"])
-def test_another_host_at_a_reached_address_does_not_end_it(world: World, call: str) -> None:
+def test_a_wrong_host_key_after_first_contact_does_not_end_a_run(world: World, call: str) -> None:
     """A firewall, or a machine of another network with this address, may answer SSH for a while.
 
     The run must survive that.

@@ -801,7 +801,7 @@ def next_create(voyage: Voyage, *, faults: tuple[Fault, ...]) -> None:
     voyage.at[1, 12] = take
 
 
-def noticed(voyage: Voyage) -> None:
+def give_notice(voyage: Voyage) -> None:
     """Give notice to the first machine at step 12.
 
     Its agent saves and stops the trainer, but the machine still exists.
@@ -817,7 +817,7 @@ def held(voyage: Voyage) -> None:
         far.broken["get checkpoints/000010.optim.safetensors"] = FarRefusal("unreadable", "its disk does not read it")
 
     voyage.at[1, 9] = breaks
-    noticed(voyage)
+    give_notice(voyage)
     voyage.at_record(Event.HOLD_INTENDED, voyage.take)
 
 
@@ -833,7 +833,7 @@ def silent(voyage: Voyage) -> None:
 
 ORDERS: dict[str, Callable[[Voyage], None]] = {
     "taken": lambda voyage: voyage.take_at(12),
-    "noticed": noticed,
+    "noticed": give_notice,
     "held": held,
     "sold out": partial(next_create, faults=(Fault.FULL,)),
     "answer lost": partial(next_create, faults=(Fault.LOST,)),

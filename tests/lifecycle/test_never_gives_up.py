@@ -267,7 +267,7 @@ def test_one_possibly_old_list_does_not_sweep_a_damaged_journal(world: World) ->
     assert world.cloud.alive == []
 
 
-def test_a_late_machine_counts_from_its_request_to_its_end(world: World) -> None:
+def test_the_cost_includes_a_late_machine_from_request_to_end(world: World) -> None:
     late_machine(world)
     world.drive()
     cost = receipt_of(world)["cost"]

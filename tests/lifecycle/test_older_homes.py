@@ -37,7 +37,10 @@ RUN = "fox-41"
 
 
 class Older:
-    """A home unpacked half a minute after its last record, with a cloud that has its machine if the run is open."""
+    """A home from an older gpurun, unpacked; its clock starts 30 s after the last record.
+
+    The simulated cloud holds the machine unless the run is finished.
+    """
 
     def __init__(self, kind: str, into: Path) -> None:
         with tarfile.open(HOMES / f"{kind}.tar.gz") as archive:

@@ -33,7 +33,7 @@ def incidents(world: World) -> list[str]:
     return [incident["code"] for incident in world.all_of(Event.INCIDENT)]
 
 
-def test_what_stayed_on_a_box_of_the_users_is_named(world: World) -> None:
+def test_files_left_on_the_users_box_are_reported(world: World) -> None:
     """The laptop sleeps during training and wakes an hour after the lease.
 
     The agent stopped the trainer when the lease ended. The run must report that the results are still on the box.

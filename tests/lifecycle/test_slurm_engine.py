@@ -229,7 +229,7 @@ SMALL = ("model.dropout=0", "train.batch_tokens=1024", "train.checkpoint_every=1
 
 
 def training(engine: Engine, home: Home, gpu: str, run: str, steps: int) -> subprocess.Popen[bytes]:
-    """Start `gpurun train` of a small model, with torch, on the nodes that `gpu` requests."""
+    """Start `gpurun train` of a small PyTorch model on Slurm; `gpu` is the value of `--gpu`, such as `2xcpu`."""
     home.prepare()
     home.config.write_text(f'[slurm.lab]\nhost = "local"\nworkdir = "{engine.work}"\npython = "{sys.executable}"\n')
     words = [word for setting in (*SMALL, f"train.steps={steps}") for word in ("--set", setting)]

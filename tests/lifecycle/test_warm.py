@@ -37,8 +37,8 @@ class CompiledRun(CloudRun):
         event, data = super().opened()
         return event, {**data, "provider": self.provider}
 
-    def trainer_files(self) -> None:
-        super().trainer_files()
+    def write_trainer_files(self) -> None:
+        super().write_trainer_files()
         (self.folder.artifacts / KEY).parent.mkdir()
         (self.folder.artifacts / KEY).write_bytes(self.cache)
 

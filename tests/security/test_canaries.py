@@ -37,7 +37,7 @@ def test_no_key_leaves_the_environment(own_home: Path, more: list[str]) -> None:
     while child.poll() is None:
         for token in os.listdir(own_home / "instances") if (own_home / "instances").is_dir() else []:
             for pid in processes_of(token):
-                seen += environ_of(pid)
+                seen += environ_and_command_of(pid)
         time.sleep(0.05)
     out, err = child.communicate()
     assert seen, "no process of the instance was ever looked into"
@@ -50,7 +50,7 @@ def test_no_key_leaves_the_environment(own_home: Path, more: list[str]) -> None:
     assert tainted(audited.stdout + audited.stderr) == []
 
 
-def environ_of(pid: int) -> bytes:
+def environ_and_command_of(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -22,8 +22,8 @@ from tests.security.fuzz import altered, check, many, plain, torn
 from tests.unit.report_samples import finished_run, opened_run
 
 
-def journal(folder: RunFolder, by: random.Random) -> tuple[Path, bytes]:
-    """Return the journal's path, and its content with one record altered and all lines after it chained again."""
+def alter_journal(folder: RunFolder, by: random.Random) -> tuple[Path, bytes]:
+    """Alter one random record and chain the lines after it again; return the journal's path and new content."""
     lines = [json.loads(line) for line in folder.journal.read_bytes().splitlines()]
     place = by.randrange(len(lines))
     lines[place] = {**lines[place], "data": altered(lines[place]["data"], by)}
@@ -61,7 +61,7 @@ def plan(folder: RunFolder, by: random.Random) -> tuple[Path, bytes]:
 
 Break = Callable[[RunFolder, random.Random], tuple[Path, bytes]]
 BROKEN: dict[Break, tuple[tuple[str, ...], ...]] = {
-    journal: (
+    alter_journal: (
         ("ps", "--all"),
         ("audit",),
         ("receipt", "fox-41"),

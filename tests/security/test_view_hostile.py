@@ -55,7 +55,7 @@ def test_a_line_is_one_line_of_printing_characters(name: str, as_text: bool) -> 
 
 @given(st.binary(max_size=6000) | st.text(max_size=6000))
 @settings(max_examples=examples(150), deadline=None)
-def test_so_is_anything_else(given_line: bytes | str) -> None:
+def test_any_bytes_or_text_become_printing_characters(given_line: bytes | str) -> None:
     shown = safe_line(given_line)
     assert offenders(shown) == []
     assert safe_line(shown)[:4000] == shown[:4000]

@@ -31,8 +31,8 @@ _HOLD_SLACK_S, _LEASE_SLACK_S = 40.0, 5.0
 def check(played: Played) -> list[str]:
     """Return every breach of a promise."""
     judges = (
-        intent_first, one_at_most, nothing_forgotten, death_is_proven, bounded_money, timers_hold, side_resources_go,
-        it_ends, success_is_true, what_is_not_home_is_held, legs_follow, books_hold, sentences_hold,
+        intent_first, find_second_machines, nothing_forgotten, death_is_proven, bounded_money, timers_hold,
+        side_resources_go, it_ends, success_is_true, what_is_not_home_is_held, legs_follow, books_hold, sentences_hold,
     )  # fmt: skip
     return [f"{judge.__name__}: {breach}" for judge in judges for breach in judge(played)]
 
@@ -54,7 +54,7 @@ def intent_first(played: Played) -> Iterator[str]:
     )
 
 
-def one_at_most(played: Played) -> Iterator[str]:
+def find_second_machines(played: Played) -> Iterator[str]:
     """P2: when an upload begins, no second machine lives that has been visible for a while."""
     for at_s, record in _timed(played):
         if record.event is not Event.SHIP_INTENDED:

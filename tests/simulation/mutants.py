@@ -212,7 +212,7 @@ def missed_by(path: str) -> tuple[str, ...]:
     return there
 
 
-def first_failure(copy: Path, *tests: str) -> str:
+def find_first_failure(copy: Path, *tests: str) -> str:
     """Return the first test that fails in a copy, TOO_SLOW if the tests exceed LIMIT_S, or "" if all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-m", "not slow", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -243,9 +243,9 @@ def judge(safeguard: Safeguard, copies: queue.Queue[Path]) -> Verdict:
     try:
         for _ in range(MOST_TRIES):
             target.write_text(safeguard.mutant, encoding="utf-8")
-            by = first_failure(copy, *tests)
+            by = find_first_failure(copy, *tests)
             target.write_bytes(original)
-            if by in ("", TOO_SLOW) or not first_failure(copy, f"tests/{by}"):
+            if by in ("", TOO_SLOW) or not find_first_failure(copy, f"tests/{by}"):
                 break
             tests, by = (*tests, "--deselect", f"tests/{by}"), ""  # It fails with the safeguard too.
     finally:

@@ -68,7 +68,7 @@ def test_a_new_run(story: list[str], tmp_path: Path) -> None:
 
 
 @needs_proc
-def test_a_line_that_could_not_be_written_is_taken_back_for_good(
+def test_the_cut_after_a_failed_append_is_synced(
     story: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int, content: bytes) -> int:

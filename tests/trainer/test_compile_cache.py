@@ -55,8 +55,8 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     return Compiler(monkeypatch)
 
 
-def renewed(cache: CompileCache, folder: Path) -> bool:
-    """Write the cache's file if it has something new to write; return whether it did."""
+def write_if_new(cache: CompileCache, folder: Path) -> bool:
+    """Write the cache file if the cache has new content; return whether it was written."""
     made = cache.renewed(CPU.torch)
     if made is not None:
         (folder / made[0]).parent.mkdir(exist_ok=True)
@@ -78,18 +78,18 @@ def test_only_a_file_that_lacks_something_is_written_again(tmp_path: Path, compi
     first = CompileCache(NAME, Processes())
     assert not first.load([tmp_path])
     compiler.compile(made=2)
-    assert renewed(first, tmp_path)
-    assert not renewed(first, tmp_path), "it has been written"
+    assert write_if_new(first, tmp_path)
+    assert not write_if_new(first, tmp_path), "it has been written"
     compiler.compile(made=1)  # the micro-batch shrank
-    assert renewed(first, tmp_path)
+    assert write_if_new(first, tmp_path)
     compiler.counts.clear()
     second = CompileCache(NAME, Processes())
     assert second.load([tmp_path / "nowhere", tmp_path])
     assert compiler.loaded == [b"made of 3"]
     compiler.compile(found=2)
-    assert not renewed(second, tmp_path)
+    assert not write_if_new(second, tmp_path)
     compiler.compile(made=1)
-    assert renewed(second, tmp_path), "what came along is stale"
+    assert write_if_new(second, tmp_path), "what came along is stale"
 
 
 def test_a_hit_is_said_only_where_nothing_was_compiled_anew(tmp_path: Path, compiler: Compiler) -> None:

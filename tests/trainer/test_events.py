@@ -13,7 +13,7 @@ from tests.trainer.tiny_training import ROOT, events
 from trainer.events import Reporter
 
 
-def test_half_a_line_of_a_killed_process_swallows_nothing(tmp_path: Path) -> None:
+def test_a_torn_last_line_does_not_spoil_the_next_event(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text('{"kind":"step"}\n{"kind":"st')
     Reporter(tmp_path, is_first=True).emit("eval", 3, val_loss=1.0)
     lines = (tmp_path / "events.jsonl").read_text().splitlines()

@@ -25,8 +25,8 @@ from trainer.recipe import ModelConfig
 SHAPE = {"layers": 2, "heads": 2, "width": 16, "context": 16, "vocab_size": 12}
 
 
-def theirs(weights: dict[str, Tensor], ids: Tensor, heads: int, gelu: str) -> Tensor:
-    """Return the logits of a GPT as both programs compute them, written only from their papers and tensor names."""
+def compute_reference_logits(weights: dict[str, Tensor], ids: Tensor, heads: int, gelu: str) -> Tensor:
+    """Return a GPT's logits as nanoGPT and minGPT compute them, from published papers and tensor names alone."""
     w = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
     norm = lambda x, at: F.layer_norm(x, x.shape[-1:], w[f"{at}.weight"], w.get(f"{at}.bias"))  # noqa: E731
     linear = lambda x, at: F.linear(x, w[f"{at}.weight"], w.get(f"{at}.bias"))  # noqa: E731
@@ -72,9 +72,9 @@ def test_a_run_from_nanogpts_checkpoint_is_its_network(tmp_path: Path, prefix: s
     ids = torch.tensor([1, 5, 11, 0, 3, 3, 7])
     with torch.no_grad():
         ours = logits_of(model, ids)
-    assert torch.allclose(ours, theirs(weights, ids, 2, "tanh"), atol=1e-5)
+    assert torch.allclose(ours, compute_reference_logits(weights, ids, 2, "tanh"), atol=1e-5)
     # nanoGPT's GELU is exact; GPT-2's and ours are the tanh approximation.
-    assert torch.allclose(ours, theirs(weights, ids, 2, "none"), atol=1e-2)
+    assert torch.allclose(ours, compute_reference_logits(weights, ids, 2, "none"), atol=1e-2)
     with pytest.raises(Refused, match="2 heads"):
         load_weights(GPT(ModelConfig(**{**SHAPE, "heads": 4}, bias=bias)), tmp_path / "init")  # type: ignore[arg-type]
 
@@ -108,7 +108,7 @@ def test_an_export_to_them_is_the_same_network_there_and_back(tmp_path: Path, we
     rows = len(record["lm_head.weight"])
     with torch.no_grad():
         ours = logits_of(model, ids)[:, :rows]
-    assert torch.allclose(ours, theirs(record, ids, MODEL["heads"], "tanh"), atol=1e-5)
+    assert torch.allclose(ours, compute_reference_logits(record, ids, MODEL["heads"], "tanh"), atol=1e-5)
     tensors, heads = read_foreign(tmp_path / "to" / name)
     assert heads == MODEL["heads"]
     assert all(torch.equal(tensors[key][:rows], tensor[:rows]) for key, tensor in model.state_dict().items())

@@ -175,14 +175,14 @@ def test_an_overflow_of_fp16_halves_the_scale_and_moves_nothing(
 ) -> None:
     calls = 0
 
-    def overflowing(_: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+    def overflow_gradient(_: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
         nonlocal calls
         calls += 1
         if calls == 4 * 10 + 1:  # in step 11: a finite loss with an infinite gradient
             loss.register_hook(lambda gradient: gradient * math.inf)
         return loss
 
-    tamper(monkeypatch, overflowing)
+    tamper(monkeypatch, overflow_gradient)
     train_keys = {"precision": "fp16", "checkpoint_every": 1, "steps": 11}
     assert train(recipe_record(train=train_keys, sample={"prompts": []}), tmp_path) == 0
     assert [event["skipped_steps"] for event in events(tmp_path, "step")] == [0] * 10 + [1]
@@ -200,7 +200,7 @@ def test_a_run_whose_every_step_overflowed_resumes_exactly(
 ) -> None:
     calls, report = 0, Reporter.step
 
-    def overflowing(_: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+    def overflow_gradient(_: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
         nonlocal calls
         calls += 1
         if calls <= 4 * 3:  # the first three steps, as if the scale were too large for this model
@@ -212,7 +212,7 @@ def test_a_run_whose_every_step_overflowed_resumes_exactly(
         assert number < 3
 
     recipe = recipe_record(train={"precision": "fp16", "checkpoint_every": 2}, sample={"prompts": []})
-    tamper(monkeypatch, overflowing)
+    tamper(monkeypatch, overflow_gradient)
     assert train(recipe, tmp_path / "straight") == 0
     calls = 0
     with monkeypatch.context() as once:

@@ -35,10 +35,10 @@ class CloudRun:
         self.folder.path.mkdir(mode=0o700)
         self.folder.request.write_text('{"recipe": "gpt2-124m"}\n')
         self.folder.plan.write_text(json.dumps(self.plan()) + "\n")
-        self.trainer_files()
+        self.write_trainer_files()
         self.journal = Journal.open(self.folder.journal, self.clock)
 
-    def trainer_files(self) -> None:
+    def write_trainer_files(self) -> None:
         """Write the trainer's files: a log, events, a checkpoint, its state and a sample."""
         gpu = "NVIDIA H100" if self.device == "cuda" else None
         name = [f"cuda_name: {gpu}"] if gpu else []

@@ -64,7 +64,7 @@ def test_of_forty_cards_the_twelve_forged_are_named_and_no_other(tmp_path: Path)
     forged("a copied checkpoint.zip", copied.again(), "recipe", "train.seed", "train.challenge")
     shutil.copy(into / "lab-01.zip", into / "a copied card.zip")
     swapped = lab(32).hand_in(into, "a swapped checkpoint.zip")
-    pack_again(swapped, lambda files: relisted(files, STATE_NAME, b'{"step": 120, "loss": 1.0}'))
+    pack_again(swapped, lambda files: replace_in_card(files, STATE_NAME, b'{"step": 120, "loss": 1.0}'))
     facts["a swapped checkpoint.zip"] = (STATE_NAME,)
     forged("the challenge of another.zip", lab(33, words[34]), "challenge", words[34])
     forged("and of the other.zip", lab(34), "challenge", words[34])
@@ -110,8 +110,8 @@ class Rebound:
         self.run = Lab(run.home.root.parent, run.number, word)
 
 
-def relisted(files: dict[str, bytes], name: str, content: bytes) -> dict[str, bytes]:
-    """Return a card's files with one file replaced, and with its size and digest in the index adapted."""
+def replace_in_card(files: dict[str, bytes], name: str, content: bytes) -> dict[str, bytes]:
+    """Return the files of a handed-in run card with one file replaced, and its size and digest in the index updated."""
     index = json.loads(files[INDEX])
     index["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     return {**files, name: content, INDEX: json.dumps(index).encode()}
@@ -126,7 +126,7 @@ def card(tmp_path: Path) -> Path:
 
 
 def bomb(path: Path) -> None:
-    pack_again(path, lambda files: relisted(files, "run.log", b"0" * (200 << 20)))
+    pack_again(path, lambda files: replace_in_card(files, "run.log", b"0" * (200 << 20)))
 
 
 def traversal(path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_receipt_broken_and_re_signed_is_a_row_not_a_traceback(tmp_path: Path)
         statement = json.loads(payload_of(envelope))
         statement["predicate"][key] = odd
         made = json.dumps(make_envelope(canonical(statement), signer)).encode()
-        pack_again(path, lambda files, made=made: relisted(files, "receipt.json", made))  # type: ignore[misc]
+        pack_again(path, lambda files, made=made: replace_in_card(files, "receipt.json", made))  # type: ignore[misc]
         (row, *_) = check_class([path], a_class(1))
         assert row.problems, f"{key} = {odd}"
 
@@ -233,7 +233,7 @@ def test_a_checkpoint_replaced_in_a_card_contradicts_its_receipt(tmp_path: Path)
     """A learner may put other weights, trained elsewhere, beside the receipt of their own cheap run."""
     path = Lab(tmp_path, 0, "").hand_in(tmp_path / "cards", with_checkpoint=True)
     assert check_class([path], None)[0].problems == []
-    pack_again(path, lambda files: relisted(files, WEIGHTS, b"other weights"))
+    pack_again(path, lambda files: replace_in_card(files, WEIGHTS, b"other weights"))
     (row,) = check_class([path], None)
     (problem,) = row.problems
     assert lacking(problem, WEIGHTS, "receipt") == []
@@ -255,7 +255,7 @@ def test_receipts_of_one_key_are_of_one_chain_or_neither_holds(tmp_path: Path) -
 
 def test_a_key_that_is_not_the_signers_does_not_hold(tmp_path: Path, card: Path) -> None:
     other = Lab(tmp_path, 1, "").home.keys / "ed25519.pub"
-    pack_again(card, lambda files: relisted(files, "key.pub", other.read_bytes()))
+    pack_again(card, lambda files: replace_in_card(files, "key.pub", other.read_bytes()))
     (row,) = check_class([card], None)
     assert any("key" in problem for problem in row.problems)
     assert row.verdict == "does not hold"
@@ -267,7 +267,7 @@ def test_a_recipe_changed_in_the_plan_of_a_card_does_not_hold(card: Path) -> Non
     def easier(files: dict[str, bytes]) -> dict[str, bytes]:
         plan = json.loads(files["plan.json"])
         plan["resolved"]["optim"]["weight_decay"] = 0.5
-        return relisted(files, "plan.json", json.dumps(plan).encode())
+        return replace_in_card(files, "plan.json", json.dumps(plan).encode())
 
     pack_again(card, easier)
     (row,) = check_class([card], None)

@@ -132,10 +132,10 @@ def test_a_program_asking_for_the_runs_gets_progress_and_cost(own_home: Path) ->
 
 
 def test_a_full_disk_is_no_bug_of_ours(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*given: object) -> NoReturn:
+    def raise_disk_full(*given: object) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("gpurun.core.credentials.write_atomic", full)
+    monkeypatch.setattr("gpurun.core.credentials.write_atomic", raise_disk_full)
     words = ["auth", "set", "runpod", "--json"]
     shown = CliRunner().invoke(build_app(), words, input="rpa_0123456789abcdef\n", standalone_mode=False)
     answer = json.loads(shown.output)

@@ -71,10 +71,10 @@ def thing(*, billed: bool = False, token: str = "gr-elk-33-7f3a91c0") -> Leftove
 
 
 def failing(error: Exception) -> Callable[[], None]:
-    def fail() -> None:
+    def raise_error() -> None:
         raise error
 
-    return fail
+    return raise_error
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_a_machine_without_a_deadline_is_told(session: Session, cloud: Cloud) ->
     assert result.exit_code is ExitCode.MAY_BE_BILLING
 
 
-def test_what_a_cloud_still_lists_of_its_dead_is_nothing(session: Session, cloud: Cloud) -> None:
+def test_dead_machines_still_listed_give_no_finding(session: Session, cloud: Cloud) -> None:
     cloud.machines = [machine(left_s=-7500, state=InstanceState.GONE)]
     result = doctor(session, online=True)
     assert (findings_of(result, "bad"), findings_of(result, "warn"), result.exit_code) == ("", "", ExitCode.DONE)

@@ -123,7 +123,7 @@ def test_a_commands_receipt_has_its_own_words_not_derived_ones() -> None:
 
 
 class CommandRun(CloudRun):
-    """A command's run that has the files of a trainer's run."""
+    """A run of the user's own command that has the records and the event file of a trainer's run."""
 
     def plan(self) -> dict[str, Any]:
         return {**super().plan(), "command": {"argv": ["train.py"], "env": {}, "secrets": []}}

@@ -321,7 +321,7 @@ def test_trouble_before_the_launch_launches_nothing(cloud: LambdaEmulator, lamb:
     assert cloud.count("launch") == 0
 
 
-def test_a_read_at_which_the_server_failed_once_is_made_again(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+def test_a_read_is_repeated_after_server_errors(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
     born = lamb.create(order())
     cloud.fail("read", Fault.ERROR_BEFORE, Fault.EDGE_AFTER)
     assert lamb.read(born.id).id == born.id

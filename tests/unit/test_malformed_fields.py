@@ -27,8 +27,8 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-class Told(CloudRun):
-    """A run whose journal has every field that affects cost."""
+class RunWithCostFields(CloudRun):
+    """A run whose journal also has the optional fields for cost that these tests corrupt."""
 
     def death(self, **how: Any) -> Iterator[tuple[float, Note]]:
         wall = self.clock.wall()
@@ -66,7 +66,7 @@ def put(records: Records, at: int, path: tuple[Any, ...], value: Any) -> Records
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: "left out" if odd is LEFT_OUT else repr(odd))
 def test_no_malformed_field_ends_what_looks_at_all_runs(home: Home, odd: object) -> None:
-    run = Told(home).until_gone().settle()
+    run = RunWithCostFields(home).until_gone().settle()
     records = [json.loads(line) for line in run.folder.journal.read_bytes().splitlines()]
     seen = 0
     for at, record in enumerate(records):
@@ -83,8 +83,8 @@ def test_no_malformed_field_ends_what_looks_at_all_runs(home: Home, odd: object)
 
 
 def test_what_is_malformed_is_named_and_the_others_are_audited(home: Home) -> None:
-    """The value `alive_s_ago: "x"` in one journal once ended both `audit` and `ps --all`."""
-    run = Told(home).until_gone().settle()
+    """`audit` must name the malformed field of one journal, and still audit the other runs."""
+    run = RunWithCostFields(home).until_gone().settle()
     finished_run(home, "owl-07")
     records = [json.loads(line) for line in run.folder.journal.read_bytes().splitlines()]
     at = next(place for place, record in enumerate(records) if record["event"] == Event.DEATH_READ)

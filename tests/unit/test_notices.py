@@ -68,7 +68,7 @@ def to(url: str = "", program: str = "") -> dict[str, Setting]:
 
 
 def begun(folder: RunFolder, settings: dict[str, Setting]) -> Notices:
-    """Return notices that were set up when the journal had only its first line; the journal now has all lines."""
+    """Set up notices while the journal has only its first line, then restore all lines; return the notices."""
     whole = folder.journal.read_bytes()
     folder.journal.write_bytes(whole.split(b"\n")[0] + b"\n")
     notices = Notices(folder, SystemClock(), settings)
@@ -92,7 +92,7 @@ def test_a_restarted_supervisor_sends_no_earlier_notices(folder: RunFolder, addr
     assert [body["notice"] for _, body in address.got] == []
 
 
-def test_a_slow_notice_program_delays_no_try_to_end_the_machine(folder: RunFolder, tmp_path: Path) -> None:
+def test_a_slow_notice_program_does_not_delay_gpurun(folder: RunFolder, tmp_path: Path) -> None:
     code = tmp_path / "slow.py"
     code.write_text("import time; time.sleep(60)")
     began = time.monotonic()

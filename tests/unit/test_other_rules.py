@@ -149,7 +149,7 @@ def test_a_receipt_holds_if_only_todays_wording_differs(
     assert (only_row(home).problems, only_row(home).warnings) == ((), ())
 
 
-def test_every_receipt_sentence_is_known_or_a_quotation(home: Home, tmp_path: Path) -> None:
+def test_every_receipt_text_is_a_code_a_quotation_or_uncompared(home: Home, tmp_path: Path) -> None:
     """Each text in a receipt is a fixed code, a quotation from the run's files, or a wording that is not compared."""
     codes = {*log_facts._NOT_SHOWN, "its own timer", "the provider's bill"}
     homes = [home, *(unpacked(kind, tmp_path) for kind in SAID)]

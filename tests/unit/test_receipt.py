@@ -142,8 +142,8 @@ def test_it_quotes_the_logs_machine_code_and_losses(home: Home) -> None:
 
 def test_steps_lost_to_memory_are_in_it_but_not_in_an_older_one(home: Home) -> None:
     class Warned(CloudRun):
-        def trainer_files(self) -> None:
-            super().trainer_files()
+        def write_trainer_files(self) -> None:
+            super().write_trainer_files()
             lost = "step 70, micro_batch 64 became 32\u001b[31m, 10 steps"
             event = {"kind": "warning", "step": 70, "code": "memory.micro_batch", "message": lost}
             with self.folder.events.open("a") as events:

@@ -428,9 +428,7 @@ def test_a_broken_answer_is_never_an_absence(
 
 
 @pytest.mark.parametrize("route", ["list", "read"])
-def test_a_read_at_which_the_server_failed_once_is_made_again(
-    cloud: RunPodEmulator, runpod: RunPodProvider, route: str
-) -> None:
+def test_a_read_is_repeated_after_server_errors(cloud: RunPodEmulator, runpod: RunPodProvider, route: str) -> None:
     born = runpod.create(order())
     cloud.fail(route, Fault.ERROR_BEFORE, Fault.HTML_AFTER)
     assert (runpod.find(TOKEN)[0] if route == "list" else runpod.read(born.id)).id == born.id
@@ -978,7 +976,7 @@ def wait_until(over: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
-def test_a_real_pod_without_its_laptop_ends_behind_its_host_key(tmp_path: Path) -> None:
+def test_a_real_pod_deletes_itself_without_the_laptop(tmp_path: Path) -> None:
     """A real container with the real guard presents the host key that we gave it.
 
     With no laptop, it deletes its pod with its API key at the deadline.

@@ -97,7 +97,7 @@ class World:
         self.tick()
 
     def interrupt(self, identifier: str) -> None:
-        """Interrupt a spot instance, as AWS does."""
+        """End a spot instance at once, without notice, with AWS's state reason for an interruption."""
         self.end(identifier, "Server.SpotInstanceTermination")
 
     def tick(self) -> None:

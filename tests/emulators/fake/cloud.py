@@ -23,11 +23,13 @@ CALL_S = 0.2
 class FakeCloud:
     """A cloud with six verbs, side resources and a timer; every call takes a little virtual time.
 
-    `script` holds the next faults of each verb; when none is left, `nemesis` returns the fault of a verb. `passing` is
-    called before and after each call, and may raise to kill the caller. In `outages` (true seconds) no call gets an
-    answer; in `refusals` no termination is granted, not even to a timer that needs the API; in `denials` no verb knows
-    a machine that has answered its user. A list takes `list_s`. `account` is the mark of the key's account; `laptop` is
-    the caller's clock if it may differ from true time.
+    - `script` holds the next faults of each verb; when none is left, `nemesis` returns the fault.
+    - `passing` is called at the beginning and at the end of a call, and may raise to kill the caller.
+    - `outages`, `refusals` and `denials` are spans of true seconds. In an outage no call gets an answer; in a refusal
+      no termination is granted, not even to a timer that needs the API; in a denial, reads and lists do not show a
+      machine that has answered its user before.
+    - `list_s` is how long a list takes; `account` is what `account_mark` returns.
+    - `laptop` is the caller's clock if it may differ from true time.
     """
 
     profile: Profile

@@ -156,8 +156,8 @@ class Guest:
     def pids(self) -> list[int]:
         """Return the ids of all processes in the guest, as this computer numbers them."""
         if not self._spec.whole:
-            return sorted(set(self._everything()) - {self._room.pid})
-        return [pid for pid in self._everything() if processes.apart(pid)]
+            return sorted(set(self._list_processes()) - {self._room.pid})
+        return [pid for pid in self._list_processes() if processes.apart(pid)]
 
     @property
     def root(self) -> Path:
@@ -271,7 +271,7 @@ class Guest:
                 self._mounts = os.open(f"/proc/{self._room.pid}/ns/mnt", os.O_RDONLY)
                 self._namespace = os.readlink(f"/proc/self/fd/{self._mounts}")
 
-    def _everything(self) -> list[int]:
+    def _list_processes(self) -> list[int]:
         """Return all processes of the guest, including the room."""
         if self._ended.is_set():
             return []
@@ -283,7 +283,7 @@ class Guest:
         """Kill processes until two looks in a row find none; a look can miss a process that is changing its parent."""
         looks = 0
         for _ in self._patiently("processes of it cannot be ended"):
-            left = set(self._everything()) - ({self._room.pid} if not self._spec.whole else set())
+            left = set(self._list_processes()) - ({self._room.pid} if not self._spec.whole else set())
             looks = 0 if left else looks + 1
             if looks == 2:
                 return

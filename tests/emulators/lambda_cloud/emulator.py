@@ -56,7 +56,7 @@ class LambdaEmulator(HttpEmulator):
         self.violations += [f"answer {error}" for error in contract.answer_errors(method, path, status, plain)]
 
     def answer(self, route: str, identifier: str, body: Any, age_s: float) -> Any:
-        """Return the data that answers a request, as of `age_s` ago for a list or a read."""
+        """Carry out a request and return its data; a list or a read shows the state at least `age_s` seconds ago."""
         world = self.world
         with world.lock:
             world.tick()

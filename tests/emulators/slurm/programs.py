@@ -206,7 +206,7 @@ def srun(state: Path, words: list[str]) -> int:
     pairs, command = getopt.getopt(words, "", LONG)
     options = dict(pairs)
     if "--jobid" in options:
-        return step(state, options, command)
+        return run_step(state, options, command)
     nodes, tasks = int(options["--nodes"]), list[subprocess.Popen[bytes]]()
     assert str(nodes) == os.environ["SLURM_JOB_NUM_NODES"]
     signal.signal(signal.SIGTERM, lambda *_: [task.kill() for task in tasks])  # As srun does, kill them all.
@@ -223,7 +223,7 @@ def srun(state: Path, words: list[str]) -> int:
     return max(128 - code if code < 0 else code for task in tasks if (code := task.wait()) is not None)
 
 
-def step(state: Path, options: dict[str, str], command: list[str]) -> int:
+def run_step(state: Path, options: dict[str, str], command: list[str]) -> int:
     """Run a command on the node of a running job."""
     assert ":" not in command, "srun takes a lone colon for the end of a component"
     folder = state / "jobs" / options["--jobid"]

@@ -139,7 +139,7 @@ def test_more_parts_than_an_order_takes_are_ordered_in_turn(
     assert shipping.ship() < 5000
 
 
-def test_an_altered_object_fails_by_part_and_ssh_brings_the_file(s3: S3Emulator, shipping: Shipping) -> None:
+def test_an_altered_part_fails_and_ssh_sends_the_file(s3: S3Emulator, shipping: Shipping) -> None:
     s3.alter(shipping.key_of("train_1.bin"))
     came = shipping.pull()
     assert [one.code for one in came.failed.values()] == ["altered"]

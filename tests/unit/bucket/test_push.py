@@ -239,7 +239,7 @@ def test_a_machine_without_a_spare_thread_pushes_slot_by_slot(
 
 
 def test_an_unforeseen_error_is_retried_like_any_other(
-    trainer: Trainer, watching: Pusher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    trainer: Trainer, start_pusher: Pusher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     calls, pushed = [MemoryError(), Refusal("not_regular", "it cannot be read so")], Pusher.push
 
@@ -250,7 +250,7 @@ def test_an_unforeseen_error_is_retried_like_any_other(
 
     monkeypatch.setattr(Pusher, "push", push_once)
     saved = trainer.save(10)
-    watching.finish()
+    start_pusher.finish()
     assert trainer.brought(tmp_path / "home") == saved
 
 
@@ -330,7 +330,7 @@ def test_names_that_lead_elsewhere_are_not_pushed(s3: S3Emulator, trainer: Train
 
 
 @pytest.fixture
-def watching(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pusher]:
+def start_pusher(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pusher]:
     """Yield a pusher that works on its thread, as in the keeper, with short pauses."""
     monkeypatch.setattr(s3_push, "LOOK_S", 0.02)
     monkeypatch.setattr(s3_push, "AGAIN_S", 0.02)
@@ -341,11 +341,11 @@ def watching(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Push
 
 
 def test_the_last_checkpoint_is_pushed_after_the_end_over_cuts(
-    s3: S3Emulator, trainer: Trainer, watching: Pusher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    s3: S3Emulator, trainer: Trainer, start_pusher: Pusher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     s3.fail(5)
     saved = trainer.save(10)
-    watching.finish()
+    start_pusher.finish()
     assert trainer.brought(tmp_path / "home") == saved
     log = capsys.readouterr().err
     assert lacking(log, "push: UrlRefused: ", "503") == []

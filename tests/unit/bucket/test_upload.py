@@ -243,7 +243,7 @@ def test_an_archived_object_is_staged_again_before_a_pull_fails(
     ],
     ids=["by itself", "on its way", "brought back"],
 )
-def test_what_was_brought_back_from_an_archive_is_there(
+def test_an_archived_object_is_there_only_once_restored(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, answer: dict[str, str], is_there: bool
 ) -> None:
     monkeypatch.setattr(bucket, "_call", lambda *_, **__: {"ContentLength": 1, "ETag": '"x"', **answer})

@@ -33,7 +33,7 @@ def starts(box: Box) -> int:
     return len((box.folder / "starts").read_text().splitlines())
 
 
-def test_it_is_begun_once_and_told_with_its_words_and_its_end(box: Box) -> None:
+def test_setup_runs_once_and_reports_output_and_exit_code(box: Box) -> None:
     script = 'echo begun >>starts\npwd\nread word || echo "no input" >&2\nsleep 0.3\nexit 3\n'
     first, _ = ask(box.far, script)
     assert first.state == "running"

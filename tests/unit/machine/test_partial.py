@@ -216,7 +216,7 @@ def test_what_a_killed_process_had_counts_until_the_next_boot(tmp_path: Path, bo
     assert have(tmp_path / "part") == [], "nothing says that it was on the disk"
 
 
-def test_after_a_boot_only_what_was_on_the_disk_counts(tmp_path: Path, boots: list[str]) -> None:
+def test_after_a_reboot_only_synced_bytes_count(tmp_path: Path, boots: list[str]) -> None:
     with Partial(tmp_path / "part", 10) as mine:
         written(mine, 0, b"12")
         mine.sync()

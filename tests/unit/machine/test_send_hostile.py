@@ -32,7 +32,7 @@ class Lying(FarSide):
     def ask(  # type: ignore[override]
         self, verb: str, *options: str, stdin: Iterable[bytes] | None = None, site: bool = False, timeout_s: float = 20
     ) -> tuple[bytes, bytes]:
-        """Make the call, and return the reply as this verb's lie changes it."""
+        """Make the call, and return its reply after the lie for this verb, if any, has changed it."""
         line, content = super().ask(verb, *options, stdin=stdin, site=site, timeout_s=timeout_s)
         return self._lies.get(verb, lambda *answer: answer)(line, content)
 
