@@ -39,7 +39,7 @@ class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 
 class Watch(TrainerCallback):
-    """A callback that keeps all logged losses, and the time at the end of each step (of the steps in `at`, if given)."""
+    """A callback that keeps all logged losses, and the end time of each step (of those in `at`, if given)."""
 
     def __init__(self, clock: Callable[[], float], at: set[int] | None) -> None:
         self.clock, self.at = clock, at

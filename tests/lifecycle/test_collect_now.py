@@ -456,7 +456,8 @@ STAGE = "s3://bucket/prefix"
 def pushed_run(session: Session, monkeypatch: pytest.MonkeyPatch, *parts: str, **collected: Any) -> RunFolder:
     """Make a run that pushes to a simulated bucket.
 
-    `parts` name the `CloudRun` methods that write the rest of its journal; `collected` adds fields to `collect.observed`.
+    `parts` name the `CloudRun` methods that write the rest of its journal; `collected` has more fields of
+    `collect.observed`.
     """
     run = opened_run(session.home, "fox-41")
     plan = Plan.from_json(run.folder.plan.read_bytes())

@@ -168,7 +168,7 @@ def test_a_supervisor_whose_last_word_is_a_note_is_restarted(left: World) -> Non
 
 
 def test_an_unremovable_free_leftover_keeps_no_billed_one(world: World) -> None:
-    """If a firewall group that costs nothing cannot be removed yet, the billed disk listed after it must still be removed."""
+    """If a firewall group that costs nothing cannot be removed yet, the billed disk after it must still be removed."""
     world.cloud.profile = replace(world.cloud.profile, leaves=("group", "disk"))
     leave, remove = world.cloud._leave_things, world.cloud.remove
 
