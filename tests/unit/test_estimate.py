@@ -165,7 +165,7 @@ def test_every_checkpoints_evaluation_and_samples_are_paid_time(every: int, chec
 
 @pytest.mark.parametrize("end", [0, 1])
 def test_on_a_gpu_samples_take_the_launch_time_of_each_token(end: int) -> None:
-    """On a fast card, samples take an eighth to a sixth of this run's time: each token needs a launch, but hardly any FLOPs."""
+    """On a fast card, samples take an eighth to a sixth of this run's time: each token needs a launch."""
     sampled, silent = (
         estimate(
             resolve(load_recipe("shakespeare-char"), "full", words), offers_for(parse_gpu("H100"))[0], vocab_size=65
