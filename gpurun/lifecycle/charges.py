@@ -79,10 +79,10 @@ def _charge(rental: Rental, provider_named: Callable[[str], Provider], until_wal
 
 
 def final_bills(rentals: Sequence[Rental], state: RunState, context: Context) -> Iterator[Note]:
-    """Wait until the bills of machines whose end was not seen are final, at most BILL_WAIT_S, and record the final
-    ones.
+    """Wait until the bills of machines whose end was not seen are final, and record the final bills.
 
-    A stop request ends the wait. Without a final bill, the receipt states only an upper bound of the cost.
+    The wait is at most BILL_WAIT_S, and a stop request ends it. Without a final bill, the receipt states only an upper
+    bound of the cost.
     """
     seen, final = dict[str, tuple[float, Micros | None]](), set[str]()
     unseen = [rental for rental in rentals if _reports_charges(rental, context)]

@@ -89,8 +89,7 @@ class MachineConnector:
         return place_facts(instance.provider).is_queued
 
     def _to_job(self, address: Address, instance: Instance) -> FarSide:
-        """Return the connection to a cluster's job through its login node, using the Python that the cluster's table
-        names.
+        """Return the connection to a cluster's job through its login node, with the Python of the cluster's table.
 
         If the job does not run, the connection reaches only the job's folder, which the login node also sees.
         """
@@ -141,8 +140,8 @@ class Patience(Waits):
         self._context.raise_if_stopped(self._state)
 
     def require_time(self, file: ManifestFile, why: GpurunError | None) -> None:
-        """Raise StopWanted after a stop request, and CollectFailed once the lease is over. `why` is added to the
-        message.
+        """Raise StopWanted after a stop request, and CollectFailed, with the message of `why`, once the
+        lease is over.
         """
         self.raise_if_stopped()
         if self._context.seconds_left(self._state) <= 0:

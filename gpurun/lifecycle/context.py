@@ -54,9 +54,7 @@ Note = JournalEvent
 
 
 class StopWanted(GpurunError):
-    """Raised inside a step when the user has requested a stop. The driver then records the request and runs the next
-    step.
-    """
+    """Raised inside a step when the user has requested a stop. The driver records the stop and continues."""
 
     def __init__(self) -> None:
         super().__init__("stop.wanted", "A stop was requested.", hint="Nothing to do.")
@@ -148,8 +146,8 @@ class Context:
 
     @property
     def is_shared(self) -> bool:
-        """Return whether other people may use the machine too, or it keeps its files: then files not downloaded stay
-        there.
+        """Return whether others may use the machine too, or it keeps its files. Files not downloaded then
+        stay on it.
         """
         traits = self.provider.traits
         return traits.is_this_computer or not traits.removes_files
@@ -176,15 +174,11 @@ class Context:
         return real_seconds(self._lease_left_s(state), state, self.plan, self.clock)
 
     def is_lease_over(self, state: RunState) -> bool:
-        """Return whether a working machine must be ended now because its lease is over. False if its end is already
-        requested.
-        """
+        """Return whether the lease is over while the machine works and its end is not yet requested."""
         return state.phase in WORKING and state.stop != "destroy" and self.seconds_left(state) <= 0
 
     def hold_left_s(self, state: RunState) -> float:
-        """Return for how many more seconds the machine is held: the smaller result of both clocks, never beyond its
-        lease.
-        """
+        """Return how many more seconds the machine is held: the smaller of both clocks' results, within its lease."""
         state = self.latest(state)
         if state.held_at is None or state.hold_until_wall is None:
             return 0.0
@@ -217,19 +211,17 @@ class Context:
         return min(by_wall, ask_wall - state.requested_at.wall - (self.clock.monotonic() - state.requested_at.mono))
 
     def _ends_wall(self, state: RunState) -> float:
-        """Return the deadline of the machine; for a cluster's job that has started, the deadline that follows from its
-        start.
-        """
+        """Return the machine's deadline. If a cluster's job has started, it follows from the time of its start."""
         assert state.deadline_wall is not None
         started_wall = state.instance.started_wall if state.instance is not None else None
         return self.plan.lease.ends_wall(state.deadline_wall, started_wall)
 
     def ends_by_their_clock(self, state: RunState) -> float:
-        """Return the monotonic time when the lease ends by the provider's clock; infinity if that is not needed or not
-        known.
+        """Return the monotonic time when the lease ends by the provider's clock; infinity if that is not needed.
 
-        It is needed only after a reboot of this computer, because its own clock may be hours off. The result is on the
-        monotonic clock, because the wall clock may be corrected at any moment.
+        It is needed only after a reboot of this computer, because its own clock may be hours off. Without the
+        provider's clock the result is infinity too. The monotonic clock is used because the wall clock may be corrected
+        at any moment.
         """
         provider, deadline_wall = self.provider, state.instance.deadline_wall if state.instance else None
         is_of_this_boot = state.requested_at is not None and state.requested_at.boot_id == boot_id()
@@ -250,29 +242,29 @@ class Context:
         return max(0.0, self._ends_wall(state) - self.plan.lease.destroy_s - begun_wall - self.seconds_left(state))
 
     def hidden_s(self, state: RunState) -> float:
-        """Return the seconds for which the provider may still hide the new machine; 0 once the agent on it has
+        """Return for how long the provider may still hide the new machine, in seconds; 0 once its agent has
         answered.
         """
         return 0.0 if state.facts else self.unsettled_s(state)
 
     def unsettled_s(self, state: RunState) -> float:
-        """Return for how many more seconds the provider may still hide what was requested together with the machine."""
+        """Return for how long the provider may still hide what was requested with the machine, in seconds."""
         settle_s = self.provider.traits.settle_s
         if state.heard_at is None or state.heard_at.boot_id != boot_id():
             return settle_s
         return max(0.0, settle_s - (self.clock.monotonic() - state.heard_at.mono))
 
     def since_s(self, moment: Moment) -> float:
-        """Return the seconds since a moment, by the monotonic clock; by the wall clock if this computer rebooted since
-        then.
+        """Return the seconds since a moment: by the monotonic clock, or by the wall clock if it is of an
+        earlier boot.
         """
         if moment.boot_id == boot_id():
             return max(0.0, self.clock.monotonic() - moment.mono)
         return max(0.0, self.clock.wall() - moment.wall)
 
     def looks_late(self, state: RunState) -> bool:
-        """Return whether the provider's last reply is so old, by either clock, that the requested machine may have run
-        since.
+        """Return whether the last reply is so old, by either clock, that the requested machine may have run
+        since then.
         """
         now = Moment(wall=self.clock.wall(), mono=self.clock.monotonic(), boot_id=boot_id())
         since_s = state.heard_at.seconds_until(now) if state.heard_at is not None else float("inf")
@@ -284,9 +276,7 @@ class Context:
         return request is not None and STRENGTH[request.how] > STRENGTH[state.stop_of_user]
 
     def must_end(self, state: RunState) -> bool:
-        """Return whether the machine must end now: its lease is over, the user requested it, or no work is
-        left for it.
-        """
+        """Return whether the machine must end now: its lease is over, the user requested it, or no work is left."""
         request = read_stop_request(self.folder)
         if request is not None and STRENGTH[request.how] > STRENGTH[state.stop_of_user]:
             state = state.model_copy(update={"stop": request.how, "overdue": False})
@@ -385,8 +375,7 @@ def by_our_clock(instance: Instance, state: RunState) -> Instance:
 
 
 def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock) -> float:
-    """Return the seconds until the machine's end must be requested so that the cap is not exceeded; at most
-    `lease_left_s`.
+    """Return the seconds until the machine's end must be requested to keep the cap; at most `lease_left_s`.
 
     Extra machines and price rises shorten the time. Their cost is converted into seconds of the run's own machine at
     the agreed price. For example, a second machine of the same price that ran for a minute shortens the time by a

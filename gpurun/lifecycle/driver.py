@@ -91,9 +91,7 @@ _UNREPEATABLE = (Event.COLLECT_OBSERVED, Event.STEP_FAILED)
 
 
 class Unrecorded(SetupError):
-    """Raised if the journal cannot be written and waiting would save nothing. This attempt to drive the run
-    then ends.
-    """
+    """Raised if the journal cannot be written and waiting would save nothing. It ends this attempt to drive the run."""
 
 
 class Driver:
@@ -121,9 +119,7 @@ class Driver:
             raise self._end_and_explain(state, error) from error
 
     def record_outlived(self, instance: Instance) -> None:
-        """Record that a machine still runs although its end was recorded. The run stays red until its end is proven
-        again.
-        """
+        """Record that a machine still runs although its end was recorded. The run stays red until it is proven gone."""
         if instance.id not in self._state().late:
             self._record(close_run.came_late(instance, self._state()))
 
@@ -172,9 +168,7 @@ class Driver:
         return None
 
     def _record_bug(self, bug: Exception) -> None:
-        """Record a bug between two steps and pause. Raise it if nothing is billed, or an error if the machine must end
-        now.
-        """
+        """Record a bug between two steps and pause. Raise if nothing is billed or the machine must end now."""
         state = self._state()
         if not state.may_be_billing:
             raise bug
@@ -321,9 +315,7 @@ class Driver:
         return replay_journal(self._context.plan.run, [*self._journal.records, after])
 
     def _end_if_unneeded(self, state: RunState, after: RunState) -> bool:
-        """End the machine if it is not needed in the state `after`, once the note is recorded. Return whether it is
-        proven gone.
-        """
+        """End the machine if the state `after` does not need it. Return whether it is proven gone."""
         context = self._context_at(state)
         return context.must_end(after) and end_unrecorded(state, context) is None
 
@@ -352,9 +344,7 @@ class Driver:
         raise error
 
     def _not_proven_gone(self, error: GpurunError) -> MayBeBilling:
-        """Return the error as MayBeBilling, whose exit code outranks all others, because a machine is not
-        proven gone.
-        """
+        """Return the error as MayBeBilling, whose exit code outranks all others: a machine is not proven gone."""
         run, by_hand = self._context.plan.run, self._console_url()
         hint = f"{error.hint} Then: gpurun destroy {run}" + (f", or end it by hand: {by_hand}" if by_hand else ".")
         return MayBeBilling(error.code, error.what, hint=hint)
@@ -398,9 +388,7 @@ def end_unrecorded(state: RunState, context: Context) -> GpurunError | None:
 
 
 def ended_unrecorded(state: RunState, context: Context, error: GpurunError) -> MayBeBilling:
-    """End the machine of a run that can no longer be driven. Return an error that states whether the
-    machine is gone.
-    """
+    """End the machine of a run that can no longer be driven. Return an error that states whether it is gone."""
     run, by_hand = state.run, context.provider.traits.console_url
     still_there = end_unrecorded(state, context)
     if still_there is None:

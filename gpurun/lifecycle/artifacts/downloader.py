@@ -77,9 +77,7 @@ class Waits:
         """Note that bytes have arrived."""
 
     def wait(self, error: MachineLost | FarRefusal) -> None:
-        """Pause before the next try, or raise. A raised FarRefusal ends this file only; any other error ends the
-        download.
-        """
+        """Pause before the next try, or raise: a FarRefusal ends this file only, any other error ends the download."""
         raise error
 
     def hold(self, held: Sequence[GpurunError]) -> None:
@@ -135,8 +133,8 @@ class Downloader:
         deque(self.each(files), maxlen=0)
 
     def each(self, files: Iterable[ManifestFile]) -> Iterator[StoreFull]:
-        """Download files like `bring`. Whenever no remaining file can proceed, yield the errors of those that lack disk
-        space.
+        """Download files like `bring`. Whenever all remaining files must wait, yield the disk-full errors
+        among them.
         """
         waiting = list(files)
         while waiting and self.gone is None:
@@ -280,8 +278,8 @@ class BackgroundDownload:
     def __init__(
         self, far: FarSide | None, folder: RunFolder, budget: EgressBudget, clock: Clock, is_attended: bool = False
     ) -> None:
-        """With `is_attended` (a dev box), also download other files than checkpoints, as far as the plan pays for the
-        egress.
+        """With `is_attended` (a dev box), also download files other than checkpoints, as far as the plan
+        pays for it.
         """
         self._is_attended = is_attended
         self._far = far.lane() if far is not None else None
@@ -374,7 +372,7 @@ class BackgroundDownload:
         )
 
     def _note_newest(self, manifest: Manifest, here: set[str]) -> None:
-        """If all files of the newest checkpoint are in `here`, record that and remove the older files that they
+        """If all files of the newest checkpoint are in `here`, record that and remove older files that they
         replaced.
         """
         newest = [file for file in manifest.files if file.step == manifest.latest and file.kind != "sample"]
@@ -383,9 +381,7 @@ class BackgroundDownload:
             self._remove_replaced(manifest)
 
     def _remove_replaced(self, manifest: Manifest) -> None:
-        """Remove downloaded files that the machine no longer lists, if a newer complete checkpoint is on
-        this computer.
-        """
+        """Remove downloaded files that the machine no longer lists, if a newer complete checkpoint is here."""
         artifacts = self._inventory.artifacts
         with self._inventory.alone() as noted:
             needed = {file.name for file in (*manifest.files, *noted.whole)}

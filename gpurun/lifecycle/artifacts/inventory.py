@@ -171,9 +171,7 @@ class Inventory:
 
     @property
     def memory(self) -> Memory:
-        """Return the notes. Without a file, they are empty or an earlier gpurun's; if it is unreadable,
-        `left` is None.
-        """
+        """Return the notes. Without a file they are empty, or an earlier gpurun's; if unreadable, `left` is None."""
         try:
             return Memory.model_validate_json(read_regular(self._path, MOST_BYTES))
         except FileNotFoundError:
@@ -217,9 +215,7 @@ class Inventory:
             make_room_for_names(self.artifacts, names)
 
     def remembered(self) -> Manifest | None:
-        """Return the machine's last list of finished files, completed by `with_whole`; None if there is no readable
-        list.
-        """
+        """Return the machine's last list of finished files, completed by `with_whole`; None if it cannot be read."""
         try:
             content = read_regular(self._listed, MOST_BYTES)
         except OSError:
@@ -238,8 +234,7 @@ class Inventory:
         return listed.model_copy(update={"files": (*listed.files, *here)})
 
     def counted(self, records: Sequence[Record]) -> dict[str, Any]:
-        """Return what the collect step recorded; if it recorded nothing, the files that were downloaded before,
-        verified.
+        """Return what the collect step recorded. Without a record, return the files downloaded before, verified.
 
         The result has all files and all missing names, even if the record keeps them in separate files.
         """
@@ -281,9 +276,7 @@ class Inventory:
             yield SalvageObserved(**fields, seconds=0.0, brought=0)
 
     def count_all_legs(self) -> Iterator[JournalEvent]:
-        """Record, once, which files of all of a run's machines are on this computer. A file from several machines
-        counts once.
-        """
+        """Record, once, the local files from all of a run's machines. A file from several machines counts once."""
         records = read_journal(self.folder.journal).records
         last, intended = last_brought(records), last_typed(records, SalvageIntended)
         is_after_all = records[-1].event is Event.SALVAGE_OBSERVED
@@ -350,8 +343,7 @@ def newest_files(manifest: Manifest) -> list[ManifestFile]:
 
 
 def due_files(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
-    """Return the files to download: the latest checkpoint, the best one, all other kinds of files, then older
-    checkpoints.
+    """Return the files to download: latest checkpoint, best one, all other kinds of files, then older checkpoints.
 
     At most `keep` older checkpoints are included, because each may cost money.
     """
@@ -367,9 +359,7 @@ def due_files(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
 
 
 def spare_files(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
-    """Return the older checkpoints, which are needed only if the latest is damaged, without the newest
-    `keep` of them.
-    """
+    """Return the older checkpoints, which are needed only if the latest is damaged, except the newest `keep`."""
     if not newest_files(manifest):
         return []
     needed = {manifest.latest, manifest.best.step if manifest.best else None}

@@ -30,9 +30,7 @@ _LEAST_DRAIN_BYTES, _SHARE = 64 << 20, 4
 
 
 def resume_offset(path: Path, offset: int) -> int:
-    """Return where a reader of a copy resumes: at its offset, or after the head if the copy is now shorter
-    than that.
-    """
+    """Return where a reader of a copy resumes: at its offset, or after the head if the copy is shorter now."""
     try:
         size = path.stat().st_size
     except OSError:
@@ -41,9 +39,7 @@ def resume_offset(path: Path, offset: int) -> int:
 
 
 class LocalCopy:
-    """One copied file. The file `NAME.cut` beside it contains how many bytes of the original were dropped after the
-    head.
-    """
+    """One copied file. `NAME.cut` beside it contains how many bytes of the original were dropped after the head."""
 
     def __init__(self, path: Path, *, most_bytes: int = MOST_BYTES, head_bytes: int = HEAD_BYTES) -> None:
         self.path = path
@@ -84,9 +80,7 @@ class LocalCopy:
             ) from None
 
     def _drop(self) -> None:
-        """Drop everything after the head. Truncate before noting it: after a crash in between, the bytes are only read
-        again.
-        """
+        """Drop everything after the head. Truncate before noting it: a crash in between only repeats that read."""
         dropped = self.dropped_bytes + max(0, self._size() - self._head_bytes)
         if self._size() > self._head_bytes:
             os.truncate(self.path, self._head_bytes)
@@ -127,9 +121,7 @@ def _ends_a_line(path: Path) -> bool:
 
 
 class Tail:
-    """Fetches the new part of events and log. If a call fails on a slow connection, the next call requests
-    fewer bytes.
-    """
+    """Fetches the new part of events and log. After a call that fails, the next one requests fewer bytes."""
 
     def __init__(self, far: FarSide, folder: RunFolder, *, before: Mapping[str, int] | None = None) -> None:
         """`before` has, for each copy, how many of its bytes are from earlier machines of the run."""
@@ -169,9 +161,7 @@ class Drain:
         self._note.unlink(missing_ok=True)
 
     def may_continue(self, poll: Poll) -> bool:
-        """Return whether there is more to fetch and the limit allows it. The first call notes that training
-        has ended.
-        """
+        """Return whether there is more to fetch and the limit allows it. The first call notes the end of training."""
         here = sum(chunk.offset + len(chunk.data) for chunk in poll.chunks.values())
         if (noted := self._noted()) is None:
             noted = self._clock.wall(), here

@@ -51,9 +51,7 @@ Choose = Callable[[Manifest], Sequence[ManifestFile]]
 
 
 class Brief(Waits):
-    """Waits for a connection, or for another process that downloads the files; gives up if no bytes arrive for
-    PATIENCE_S.
-    """
+    """Waits for a connection, or for another process that downloads the files, until PATIENCE_S without progress."""
 
     def __init__(self, clock: Clock) -> None:
         self._retry = Retry(clock, RETRY_S, limit_s=PATIENCE_S)
@@ -76,9 +74,7 @@ class Brief(Waits):
 
 @dataclass(frozen=True)
 class Brought:
-    """The result of a download from a live run: `here` are the requested files; those in `left` are only on the
-    machine.
-    """
+    """The result of a download from a live run: `here` are the requested files; `left` are only on the machine."""
 
     manifest: Manifest
     here: tuple[ManifestFile, ...]

@@ -36,9 +36,7 @@ class EarlyUpload:
         self.sent_bytes = 0
 
     def send(self, queued: Instance) -> Iterator[Note]:
-        """Upload while the job waits. Raise SetupError if the cluster's disk is full, because the job could not run
-        anyway.
-        """
+        """Upload while the job waits. Raise SetupError if the cluster's disk is full: the job could not run anyway."""
         if self.is_over or queued.state is not InstanceState.PENDING or queued.address is None:
             return
         context, pack = self._context, Pack(survey_run_files(self._context.plan, self._context.trainer))

@@ -22,9 +22,7 @@ def as_finished(instance: Instance) -> Instance:
 
 
 def connect_to_folder(instance: Instance, context: Context) -> FarSide | None:
-    """Return a connection to a job's folder that does not need the job; None if the agent cannot run on the
-    login node.
-    """
+    """Return a connection to a job's folder, without the job; None if the agent cannot run on the login node."""
     far = context.reach(as_finished(instance))
     try:
         far.install_agent()
@@ -34,9 +32,7 @@ def connect_to_folder(instance: Instance, context: Context) -> FarSide | None:
 
 
 def last_status(instance: Instance, context: Context) -> Status | None:
-    """Copy a finished job's log and events to this computer. Return the agent's status; None if the end is
-    not known.
-    """
+    """Copy a finished job's log and events to this computer. Return the agent's status; None if it is not known."""
     if not context.plan.lease.queue_s or (far := connect_to_folder(instance, context)) is None:
         return None
     try:

@@ -229,9 +229,7 @@ class Outage:
         return f"{self.words}; it is given up, {limit}"
 
     def note_silence(self, lost: MachineLost, *, is_said_to_run: bool) -> Iterator[Note]:
-        """Count another failed attempt to reach the machine. Yield an incident once the silence has lasted
-        long enough.
-        """
+        """Count another failed attempt to reach the machine. Yield an incident once the silence is long enough."""
         clock, plan = self._context.clock, self._context.plan
         gap_s = min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)
         self._tried_mono = clock.monotonic()

@@ -32,9 +32,7 @@ _CHANGED_S = 1.0
 
 @dataclass
 class _Seen:
-    """The result of one check: new extra machines that live, ids of extra machines proven gone, and the
-    run's machine.
-    """
+    """The result of one check: new extra machines, ids of extra machines proven gone, and the run's machine."""
 
     alive: list[Instance] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
@@ -84,9 +82,7 @@ class Monitor:
         yield from self._own_machine_notes(seen.machine, state, context)
 
     def _pause_s(self, state: RunState, context: Context, seen: _Seen) -> float:
-        """Return the seconds until the next check: 0 after a find, few while a machine may still appear, otherwise
-        more.
-        """
+        """Return the seconds until the next check: 0 after a find, few while a machine may still appear, else more."""
         if seen.alive:
             return 0.0
         if state.late:
@@ -125,9 +121,7 @@ class Monitor:
         return seen
 
     def _extras(self, provider: Provider, state: RunState, own: str, seen: _Seen) -> list[Instance]:
-        """Return the living machines with the run's tokens, without the one that is, or may become, the run's own
-        machine.
-        """
+        """Return the living machines with the run's tokens, except the one that is or may become its own machine."""
         tokens = {attempt.token for attempt in state.attempts.values()} - (set() if own else {state.token})
         try:
             found = self._list(provider, state)
@@ -185,9 +179,7 @@ class Monitor:
         self._last_status = said
 
     def _shorten_training(self, state: RunState, context: Context) -> None:
-        """Tell the agent to end training earlier if less time is left, because of an extra machine or slow
-        downloads.
-        """
+        """Have the agent end training earlier if less time is left, because of an extra machine or slow downloads."""
         if state.hard_stop_wall is None or state.phase is not Phase.TRAINING:
             return
         soft_s, hard_s = stops_of(state, context)

@@ -16,9 +16,7 @@ from gpurun.providers.base import Provider
 
 @dataclass(frozen=True)
 class InstanceReading:
-    """The result of one check: the machine's state, and whether the provider's list has a living machine with its
-    token.
-    """
+    """The result of one check: the machine's state, and whether the list has a living machine with its token."""
 
     at_s: float
     state: InstanceState
@@ -71,9 +69,7 @@ class GoneRow:
         return round(now_mono - self.since_mono, 3) if is_on and self.since_mono is not None else None
 
     def notes(self, provider: Provider, identifier: str) -> Iterator[Note]:
-        """Yield a record of the series, if there is one, so that its time does not count as time in which the machine
-        ran.
-        """
+        """Yield a record of the series, if any, because its time does not count as time in which the machine ran."""
         if (gone_s := self.seconds) is not None:
             message = f"{provider.name} has shown {identifier} as gone for {gone_s:.0f} s, and it never answered"
             yield MachineGone(message=message, id=identifier, gone_s_ago=gone_s)

@@ -79,8 +79,7 @@ def _failed(said: SetUp, limit_s: float, context: Context) -> SetupError:
 
 
 class _Log:
-    """The local copy of the script's log: its first bytes as it grows, and its last lines if the log is longer than
-    that.
+    """The local copy of the script's log: its first bytes as it grows, and its last lines if it is too long.
 
     Errors of the local disk are ignored, because they must not end a set-up that costs money.
     """

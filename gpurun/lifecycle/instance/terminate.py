@@ -174,16 +174,12 @@ class _Requests:
             yield Incident(code="machine.back", message=back, id=self.identifier, at_s=at_s)
 
     def is_hopeless(self, elapsed: float, hidden_s: float) -> bool:
-        """Return whether to give up: the key was refused for a minute, or a machine shown as gone kept answering over
-        SSH.
-        """
+        """Return whether to give up: the key was refused for a minute, or a machine shown as gone kept answering."""
         is_refused = isinstance(self.trouble, SetupError) and elapsed >= REFUSED_S + hidden_s
         return is_refused or elapsed - self.denied_s >= 2 * self.provider.traits.settle_s
 
     def take_answer(self, elapsed: float, now_mono: float) -> Iterator[Note]:
-        """Record that the machine answered over SSH while its provider showed it as gone; then request its
-        end again.
-        """
+        """Record that the machine answered over SSH while its provider showed it as gone; request its end again."""
         self.alive_mono = self.up_mono = now_mono
         self.row.since_mono, self.requested_s = None, float("-inf")
         self.denied_s = min(self.denied_s, elapsed)
@@ -245,7 +241,8 @@ class _Replies:
     """The replies to one round of requests to end a machine.
 
     `found` are the listed machines with the token. `trouble` is the error of the request for the known machine.
-    `is_taken` says whether the provider accepted that request, or any request if no machine is known.
+    `is_taken` states whether the provider accepted that request; if no machine is known, whether it accepted any
+    request.
     """
 
     words: str
@@ -257,9 +254,9 @@ class _Replies:
 def _request_ends(provider: Provider, identifier: str, token: str, begin: Begin, row: GoneRow) -> _Replies:
     """Request the end of the known instance and of every other machine with the token.
 
-    The list is requested first, because it may show that the key sees the machine. A list or a reply that hangs does
-    not delay the reading of the known machine. A failure for one machine does not stop the requests for the others, and
-    no reply is a reason to give up: a revoked key may be restored.
+    The list is requested first, because it may show that the key sees the machine. If the list or a reply hangs, the
+    known machine is still read meanwhile. A failure for one machine does not prevent the requests for the others. No
+    reply is a reason to give up, because a revoked key may be restored.
     """
     requested, unclear, refused = list[str](), list[str](), dict[str, Exception]()
 
@@ -295,17 +292,17 @@ def _request_ends(provider: Provider, identifier: str, token: str, begin: Begin,
 
 
 def _carrying(provider: Provider, token: str) -> tuple[list[Instance], list[str]]:
-    """Return the listed machines with the token, and the errors that may have hidden others."""
+    """Return the listed machines with the token, and the errors because of which others may be missing."""
     try:
         return living_instances(provider.find(token), token), []
-    except Unknown as error:  # A partial list still shows machines to end.
+    except Unknown as error:  # A partial list may still show machines to end.
         return living_instances(error.found, token), [str(error)]
     except Exception as error:  # noqa: BLE001 - the known machine is ended without a list.
         return [], [str(error)]
 
 
 def extra_machine_incident(extra: Instance) -> Note:
-    """Return the incident for an extra machine: it carries the run's token but is not the run's machine."""
+    """Return the incident for an extra machine: it has a token of the run but is not the run's machine."""
     message = f"a second machine {extra.id} carries the token; it is ended, and its cost shortens this run's time"
     return Incident(code="create.duplicate", message=message, id=extra.id, token=extra.token)
 
@@ -317,9 +314,9 @@ def note_once(note: Note, context: Context) -> Iterator[Note]:
 
 
 def is_other_account(provider: Provider, account: str, token: str) -> bool:
-    """Return whether the key in use belongs to another account than the one that rented the machine.
+    """Return whether the current key belongs to another account than the one that rented the machine.
 
-    If this account shows a machine with the token, alive or ended, it is the same account, even with a new key. Raise
+    If the current account shows a machine with the token, alive or ended, it is the same account with a new key. Raise
     `Unknown` if the provider does not answer.
     """
     if not account or not isinstance(provider, HasAccounts) or provider.account_mark() == account:
@@ -335,10 +332,10 @@ def require_account(provider: Provider, state: RunState, *, same_account: bool =
 
 
 def knock_of(state: RunState, context: Context, identifier: str) -> Callable[[], bool]:
-    """Return a function that returns whether the run's machine still answers at its address with its pinned host key.
+    """Return a function that tests whether the run's machine still answers at its address with its pinned host key.
 
-    The function always returns False if the machine never answered, is not the run's own, or if its address may stay in
-    use after its end.
+    The function always returns False if the machine never answered, if it is not the run's own, or if another machine
+    may get its address after its end.
     """
     instance = state.instance
     is_own = instance is not None and instance.id == identifier and instance.address is not None and state.facts
@@ -355,11 +352,11 @@ def knock_of(state: RunState, context: Context, identifier: str) -> Callable[[],
 
 
 def check_account(state: RunState, context: Context) -> list[Note]:
-    """Check that the key belongs to the account that rented the machine, so that its absence proves something.
+    """Check that the key belongs to the account that rented the machine, because otherwise its absence proves nothing.
 
-    Return [], or a note if only the user's confirmation says so. Raise `Unknown` or SetupError if the provider does not
-    answer now. Raise MayBeBilling if the key is another account's and the user has not confirmed it. Request the
-    machine's end first: then a missing reply costs nothing.
+    Return [], or a note if only the user confirms that. Raise `Unknown` or SetupError if the provider does not answer
+    now. Raise MayBeBilling if the key is another account's and the user has not confirmed it. Call this after
+    requesting the machine's end, so that a missing reply does not delay that request.
     """
     provider = context.provider
     if not is_other_account(provider, state.account, state.token):
@@ -372,7 +369,7 @@ def check_account(state: RunState, context: Context) -> list[Note]:
 
 
 def other_account(provider: Provider, state: RunState) -> MayBeBilling:
-    """Return the error for ending a run with another account's key, or with a table of another cluster."""
+    """Return the error for ending a run with another account's key, or with another cluster's table in config.toml."""
     if state.account.startswith(CLUSTER):
         what = f"{state.token} is a job of the {state.account.replace(':', ' ')}, but config.toml names another one now"
         hint = f"Restore its table, then: gpurun resume {state.run}. If it is the same cluster under a new name: "
