@@ -1,4 +1,6 @@
-"""The base of every verb: refusals, this machine's clocks, and its files: read, replaced as a whole, and locked."""
+"""The base of every verb: refusals, the machine's clocks, and its files, which are read, replaced as a whole, and
+locked.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,21 @@ import stat
 import sys
 import time
 
-TYPE_CHECKING = False  # everywhere in the agent: importing typing would cost each poll milliseconds
+# This is set everywhere in the agent, because importing typing would cost each poll milliseconds.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterable, Iterator, Optional, Tuple, Union
 
     Json = Dict[str, Any]
-    Answer = Tuple[Json, Union[bytes, Iterable[Union[bytes, memoryview]]]]  # one JSON line, then raw bytes
+    Answer = Tuple[Json, Union[bytes, Iterable[Union[bytes, memoryview]]]]  # (one JSON line, raw bytes that follow it)
 
 MOST_PART_BYTES = 8 << 20
 BLOCK_BYTES = 1 << 20
-MOST_JSON_BYTES = 64 << 20  # The list of a hundred thousand files takes about twenty million bytes.
+MOST_JSON_BYTES = 64 << 20  # The list of a hundred thousand files has about twenty million bytes.
 
 
 class Refusal(Exception):
-    """A negative answer with a stable code; `more` holds figures for the client."""
+    """A negative answer with a stable code. `more` has further figures for the client."""
 
     def __init__(self, code: str, message: str, **more: Any) -> None:
         super().__init__(message)
@@ -31,12 +34,12 @@ class Refusal(Exception):
 
 
 def monotonic() -> float:
-    """Return seconds that no clock setting changes, and that count sleep where the kernel can."""
+    """Return seconds by a clock that setting the time does not change. It includes sleep if the kernel can count it."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def boot_id() -> str:
-    """Return a name for this boot, outside which monotonic times mean nothing."""
+    """Return an id of this boot; "" if unknown. Monotonic times can be compared only within one boot."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -45,7 +48,7 @@ def boot_id() -> str:
 
 
 def cores() -> int:
-    """Return how many cores this process may use: a job of a cluster has some of its node's, however assigned."""
+    """Return how many cores this process may use. A cluster's job has only some cores of its node."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
         threads = os.environ.get(name, "")
@@ -69,7 +72,7 @@ def read(*names: str) -> Any:
 
 
 def write(path: str, data: Json, durable: bool = True) -> None:
-    """Replace a JSON file as a whole."""
+    """Replace a JSON file as a whole; if `durable`, so that it survives a power failure."""
     temporary = "%s.%d.tmp" % (path, os.getpid())
     with open(temporary, "wb") as out:
         out.write(json.dumps(data, sort_keys=True).encode() + b"\n")
