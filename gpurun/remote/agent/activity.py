@@ -30,9 +30,7 @@ PEOPLE_LOOK_S, WARN_S = 5.0, 300.0
 MOST_LOOKING = 20
 """After a slow check, for example of a million files, the pause is this many times as long as the check."""
 BUSY_PERCENT, BUSY_SHARE = 5, 0.05
-"""A GPU is busy above this use in percent. The processes are busy if all together use more than this share
-of one core.
-"""
+"""A GPU is busy above this use in percent, and the processes if all together use more than this share of a core."""
 OURS = ("status.json", "MANIFEST.json", "outputs")
 """Files that gpurun itself writes into out/, whether or not the job works."""
 PASSED_OVER = frozenset(("wandb", ".git", ".venv", "node_modules", "__pycache__"))
@@ -138,8 +136,7 @@ class Activity:
 
 
 def traces_of(root: str, pids: Iterable[int]) -> Tuple[int, ...]:
-    """Return figures that change when the job writes: number, bytes and times of its files, and bytes of its open
-    files.
+    """Return figures that change when the job writes: count, bytes and times of its files, bytes of its open files.
 
     The open files also show a download that goes to a cache in another folder.
     """

@@ -55,9 +55,7 @@ def ended(folder: str, at_wall: float) -> Json:
 
 
 def read_guard(folder: str) -> Tuple[int, Optional[int], float]:
-    """Return a number that changes when the guard writes (0: never wrote), its deadline, and the seconds since it
-    wrote.
-    """
+    """Return a number that changes when the guard writes (0: never), its deadline, and the seconds since it wrote."""
     try:
         with open(os.path.join(folder, "spent"), "rb") as file:
             words = file.read(200).split()

@@ -35,9 +35,7 @@ LOCK_S = 60
 
 
 def settle(root: str, options: Json) -> Answer:
-    """Check all parts and files against the manifest, and rename the files into place. `shipped.json` is
-    written last.
-    """
+    """Check all parts and files against the manifest and rename the files into place; write `shipped.json` last."""
     digests, _, manifest = read_list(options).partition(b"\n")
     entries = json.loads(manifest)["files"]
     record = {"files": len(entries), "bytes": sum(entry["bytes"] for entry in entries)}
@@ -65,9 +63,7 @@ def check_parts(incoming: Incoming, digests: List[str]) -> None:
 
 
 def complete_files(root: str, incoming: Incoming, entries: List[Json]) -> None:
-    """Add the files that were not sent: empty ones, and those that an earlier pack left. Raise Refusal for a wrong
-    file.
-    """
+    """Add the files that were not sent: empty ones, and those that an earlier pack left. Refuse a wrong file."""
     arrived, earlier = dict(incoming.files), held_files(root)
     for entry in entries:
         name, path = entry["name"], incoming.path(entry["name"])

@@ -44,9 +44,7 @@ class GpuWatcher:
         return self.seen if time.monotonic() - self.seen_s < STALE_S else []
 
     def ask(self) -> None:
-        """Run nvidia-smi forever. If it does not answer, run it less and less often, as each call may leave
-        a process.
-        """
+        """Run nvidia-smi forever; less and less often if it does not answer, because each call may leave a process."""
         wait_s, last = EVERY_S, ""
         while True:
             (self.seen, words), self.seen_s = ask_once(), time.monotonic()

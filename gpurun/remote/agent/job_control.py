@@ -96,9 +96,7 @@ def tail(root: str) -> str:
 
 
 def stop(root: str, options: Json) -> Answer:
-    """Ask the keeper to end the trainer; if the disk is full, by a signal. With `now`, this process then kills it
-    itself.
-    """
+    """Ask the keeper to end the trainer, by a signal if the disk is full. With `now`, also kill it from here."""
     stop, is_written = (root, "now" in options, options["reason"][:200]), True
     try:
         request_stop(*stop)

@@ -26,9 +26,7 @@ def clocks_now() -> Json:
 
 
 def clock_was_set(root: str) -> bool:
-    """Return whether the wall clock was set since `hello` reported it, or may have been because this boot has no
-    report.
-    """
+    """Return whether the wall clock was set since `hello` reported it, or may have been (no report in this boot)."""
     noted, now = read(root, "agent", "clock.json") or {}, clocks_now()
     if noted.get("boot_id") != now["boot_id"]:
         return True

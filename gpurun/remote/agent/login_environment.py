@@ -99,8 +99,7 @@ def first_process() -> bytes:
 
 
 def by_login() -> Tuple[Dict[str, str], str]:
-    """Return what a login shell of this account exports; if that is unknown, for example with a slow profile, the
-    reason.
+    """Return what a login shell of this account exports; or, for example with a slow profile, why it is unknown.
 
     The call waits for the end of the shell, not of its output, which a background process of the profile may keep open.
     """

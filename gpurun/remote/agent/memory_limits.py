@@ -57,9 +57,7 @@ def shm_bytes() -> Optional[int]:
 
 
 def folders() -> Iterator[str]:
-    """Yield the folders of this process's memory cgroup and of its parents. In a container, the top is its
-    own cgroup.
-    """
+    """Yield the folders of this process's memory cgroup and its parents. In a container, the top is its own cgroup."""
     for line in read_kernel_file("", OWN).splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers not in ("", "memory"):

@@ -26,9 +26,7 @@ SHELL_OF = b"GPURUN_SHELL_OF="
 SERVERS = (b"sshd", b"sshd-session", b"nvidia-smi", b"dropbear")
 """Programs that only host a user's work, or that read the GPUs. They do not count as work themselves."""
 OWN = (b"agent.pyz", b"slurm_script")
-"""What gpurun's own command lines contain: the agent's file, or the name that Slurm gives to the job's script
-(pilot.sh).
-"""
+"""What gpurun's own command lines contain: the agent's file, or Slurm's name for the job's script (pilot.sh)."""
 ESTABLISHED, INET_DIAG_INFO, DUMP, SOCK_DIAG_BY_FAMILY, DONE = 1 << 1, 2, 0x301, 20, 3
 MESSAGE_BYTES, ACKED_AT, RECEIVED_AT = 72, 120, 128
 
@@ -113,9 +111,7 @@ class People:
         return False
 
     def cpu_seconds(self, found: Dict[int, Tuple[int, int]], runner: int) -> Optional[float]:
-        """Return the processes' CPU seconds since the last check; None at the first. Of the runner, only its children
-        count.
-        """
+        """Return the processes' CPU seconds since the last check; None at first. The runner's own do not count."""
         now = {pid: ended if pid == runner else own + ended for pid, (own, ended) in found.items()}
         before, self.cpu = self.cpu, now
         if before is None:

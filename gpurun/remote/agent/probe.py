@@ -70,9 +70,7 @@ def hello(root: str, options: Json) -> Answer:
 
 
 def write_out(root: str) -> None:
-    """Write a file to the output folder, because a read-only disk, or one without quota or inodes, may still show free
-    space.
-    """
+    """Write a file to the output folder: a read-only disk, or one without quota or inodes, may still show space."""
     path = path_in(root, "out", ".written")
     try:
         with open(path, "wb") as file:

@@ -23,9 +23,7 @@ MOST_REDIRECTS = 5
 
 
 def opened_public(request: urllib.request.Request) -> Any:
-    """Return the reply to a request for a public file. Raise UrlRefused `not_public` for an address in a private
-    network.
-    """
+    """Return the reply to a request for a public file. Raise UrlRefused `not_public` for a private address."""
     demand_https(request.full_url)
     return open_with(urllib.request.build_opener(Redirects(), Https()), request)
 

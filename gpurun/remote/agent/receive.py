@@ -165,9 +165,7 @@ def put_at(descriptor: int, content: Union[bytes, memoryview], offset: int) -> N
 
 
 def verified_parts(path: str) -> Dict[int, str]:
-    """Return the digest of each part in a list of parts; none after a reboot, because the parts were not synced to
-    disk.
-    """
+    """Return the digest of each part in a list of parts; none after a reboot: parts are not synced to disk."""
     try:
         with open(path) as log:
             lines = log.readlines()
@@ -204,9 +202,7 @@ class Incoming:
 
     @property
     def verified(self) -> Dict[int, str]:
-        """Return the digest of each part that has arrived; none after a reboot, because the parts were not synced to
-        disk.
-        """
+        """Return the digest of each part that has arrived; none after a reboot: parts are not synced to disk."""
         return verified_parts(path_in(self.folder, "verified"))
 
     def path(self, name: str) -> str:

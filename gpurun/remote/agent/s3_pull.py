@@ -47,9 +47,7 @@ FINAL = ("expired", "denied", "absent", "altered", "no_ranges", "not_public")
 
 
 def pull(root: str, options: Json) -> Answer:
-    """Pull the missing files of an order. Lines of progress follow, and a last line with the files that
-    have arrived.
-    """
+    """Pull the missing files of an order. Lines of progress follow, then a line with the files that have arrived."""
     order = json.loads(read_list(options))
     os.environ.update(remembered_variables(root))  # urllib uses the login's proxy variables.
     held = locked(root, "unpack.lock", WAIT_S)

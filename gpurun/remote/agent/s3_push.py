@@ -74,9 +74,7 @@ class Pusher:
             self.state.update(seq=placed["seq"], manifest=placed["manifest"])
 
     def finish(self) -> None:
-        """Wait for the last push once the trainer has ended, for at most LAST_S, and not after a request to
-        stop now.
-        """
+        """Wait for the last push once the trainer has ended: at most LAST_S, and not after a request to stop now."""
         self.over.set()
         end = monotonic() + LAST_S
         while self.thread.is_alive() and monotonic() < end:
@@ -246,7 +244,7 @@ class PushPlan:
 
     @property
     def slots(self) -> Set[int]:
-        """Return the slots that its head refers to."""
+        """Return the slots to which the plan's head refers."""
         return {slot for places in self.places.values() for slot, _, _ in places}
 
     @property
@@ -260,17 +258,14 @@ class PushPlan:
         return {make_file_key(file): self.places[file["name"]] for file in self.manifest_of_placed["files"]}
 
     def check_whole(self) -> None:
-        """Raise Later if the new head would lack the newest checkpoint, because an older complete one would be lost for
-        it.
-        """
+        """Raise Later if the new head would drop a complete older checkpoint without containing the newest."""
         newest = [file for file in self.manifest["files"] if file["step"] == self.manifest["latest"]]
         missing = [file["name"] for file in newest if file["kind"] in RANK and file["name"] in self.left_out]
         if missing:
             raise Later("%d slots of %d bytes have no room for %s" % (len(self.free), self.slot_bytes, missing[0]))
 
     def send(self, root: str, urls: List[str], spend: Callable[[int], None]) -> None:
-        """Send every slot with new content, some in parallel. The first error ends this, but slots that were sent
-        count.
+        """Send every slot with new content, some in parallel. The first error ends this; sent slots stay.
 
         `spend` is called with the bytes of each slot before they are sent, and afterwards with minus those that were
         not sent.

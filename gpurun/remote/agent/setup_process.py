@@ -1,6 +1,4 @@
-"""The user's set-up script: started once, however often it is requested, and ended at its limit even
-without a client.
-"""
+"""The user's set-up script: started once, however often it is requested, and ended at its limit without a client."""
 
 from __future__ import annotations
 

@@ -36,9 +36,7 @@ def is_given(base_url: str) -> bool:
 
 
 def _request(method: str, url: str, header: str, value: str) -> str:
-    """Send a request with one header, and return the text of the reply. Raise OSError (or HTTPError) if
-    there is none.
-    """
+    """Send a request with one header, and return the reply's text. Raise OSError (or HTTPError) if there is none."""
     request = urllib.request.Request(url, headers={header: value}, method=method)
     # No proxy is used, because this address is on the machine itself.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

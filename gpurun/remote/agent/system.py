@@ -1,6 +1,4 @@
-"""The base of every verb: refusals, the machine's clocks, and its files, which are read, replaced as a whole, and
-locked.
-"""
+"""The base of every verb: refusals, the machine's clocks, and its files: read, replaced as a whole, and locked."""
 
 from __future__ import annotations
 

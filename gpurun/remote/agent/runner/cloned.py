@@ -19,7 +19,7 @@ class NotCloned(Exception):
 
 
 def clone(what: List[str], work: str) -> str:
-    """Clone an address into `work`, without overwriting files; check out a commit if one is named. Return
+    """Clone an address into `work`, without overwriting files; check out a commit if one is named; return
     the commit.
     """
     address, commit = what

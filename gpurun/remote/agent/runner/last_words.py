@@ -6,9 +6,7 @@ import re
 from collections import deque
 
 LAST_LINES, MOST_CHARS = 400, 4000
-"""How many of the last lines are searched, because an earlier error did not end the command; and the limit
-of a line.
-"""
+"""How many of the last lines are searched (an earlier error did not end the command), and the limit of a line."""
 # The prefix that torchrun adds, such as `[rank0]: `.
 RANK = re.compile(r"^(?:\[(?:[a-z]*\d+|default)\]:? ?)+", re.IGNORECASE)
 RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Failure)\b\s*(?::|$)")

@@ -37,9 +37,7 @@ def mask(content: bytes, forms: list[bytes]) -> bytes:
 
 
 def begun_form_bytes(content: bytes, form: bytes) -> int:
-    """Return how many bytes at the end of `content` may be the beginning of a `form` that continues in the
-    next input.
-    """
+    """Return how many bytes at the end of `content` may begin a `form` that continues in the next input."""
     place = content.find(form[:1], max(0, len(content) - len(form) + 1))
     while place >= 0 and not form.startswith(content[place:]):
         place = content.find(form[:1], place + 1)

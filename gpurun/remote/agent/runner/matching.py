@@ -64,9 +64,7 @@ def part_pattern(part: str) -> str:
 
 
 class MatchedFiles:
-    """The result of one walk: new files, the files of each checkpoint, matches per glob, and what is left
-    out and why.
-    """
+    """The result of one walk: new files, each checkpoint's files, matches per glob, and what is left out and why."""
 
     def __init__(self, globs: int, most_files: int) -> None:
         self.most_files = most_files
@@ -180,9 +178,7 @@ class Walk:
         return kept
 
     def unit(self, above: str, child: str, done: set[int], is_file: bool = False) -> str:
-        """Return the checkpoint that a path belongs to: the topmost match, or each file itself if the glob ends in
-        `**`.
-        """
+        """Return the checkpoint of a path: the topmost match, or each file itself if the glob ends in `**`."""
         if self.checkpoint not in done:
             return above
         is_open = self.globs[self.checkpoint].parts[-1:] == ["**"]

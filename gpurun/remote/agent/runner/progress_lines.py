@@ -63,9 +63,7 @@ class Counter:
         return self.base + self.last
 
     def take(self, count: int, *, is_again: bool) -> int:
-        """Return the total number of steps for a count within an epoch. `is_again` means that the counter has
-        restarted.
-        """
+        """Return the total steps for a count within an epoch. `is_again` means that the counter has restarted."""
         if is_again:
             self.base += self.last
             self.is_repeated = True
@@ -173,16 +171,15 @@ class Progress:
         return bar.step
 
     def _use(self, bar: Counter) -> None:
-        """Note that a bar is the training bar. Its maximum is the total number of steps, unless each epoch has its own
-        bar.
-        """
+        """Note that a bar is the training bar. Its maximum is the total, unless each epoch has its own bar."""
         self.used, self.counts_epochs = bar, False
         is_one_of_many = bar.is_repeated or self.first_epoch is not None
         self.set_total(bar.size * self.epochs if self.epochs else 0 if is_one_of_many else bar.size)
 
     def _hear_epoch(self, line: str) -> tuple[int | None, str]:
-        """Note the epoch in a line, and the number of epochs if they count from one. Return the epoch, and the line
-        without it.
+        """Note the epoch in a line, and the number of epochs. Return the epoch, and the line without it.
+
+        The number of epochs is noted only if epochs count from one.
         """
         found = EPOCH.search(line)
         if not found:
@@ -229,9 +226,7 @@ class Progress:
         return step
 
     def _of_keras(self, count: int, size: int) -> int:
-        """Return the step of a Keras bar; -1 for a bar of `evaluate`, which has another size or is not in a
-        new epoch.
-        """
+        """Return the step of a Keras bar; -1 for a bar of `evaluate` (another size, or not in a new epoch)."""
         if count < self.keras_last or self.keras_size not in (0, size):
             return -1
         self.keras_size, self.keras_last = size, count

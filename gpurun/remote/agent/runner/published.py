@@ -161,9 +161,7 @@ class PublishedOutputs:
         return []
 
     def publish_checkpoint(self, names: list[str], stamps: dict[str, Stamp], step: int, is_last: bool) -> bool:
-        """Publish the newest checkpoint, completely or not at all. The checkpoint before it becomes an
-        ordinary output.
-        """
+        """Publish the newest checkpoint, completely or not at all. The one before it becomes an ordinary output."""
         held = {name: self.published[name].stamp for name in names if name in self.published}
         if self.newest == names and held == {name: stamps[name] for name in names}:
             return True
@@ -247,9 +245,7 @@ class PublishedOutputs:
             self.is_changed = True
 
     def write(self) -> None:
-        """Write the manifest to a new file, entry by entry because it may be large, then put it in place of
-        MANIFEST.json.
-        """
+        """Write the manifest to a new file, entry by entry, and then put it in place of MANIFEST.json."""
         path = os.path.join(self.out, MANIFEST)
         with open(path + ".tmp", "w") as file:
             file.write('{"v": 1, "latest": %s, "best": null, "files": [' % json.dumps(self.latest))
@@ -264,9 +260,7 @@ class PublishedOutputs:
         os.replace(path + ".tmp", path)
 
     def reserve(self, size: int) -> None:
-        """Reserve disk space for the last list, and for the folders and links of its files, if the disk has
-        that space.
-        """
+        """Reserve disk space for the last list and for its files' folders and links, if the disk has that space."""
         needed = RESERVED_BYTES + 2 * size
         if needed <= self.reserved_bytes:
             return

@@ -44,9 +44,7 @@ END_S = 8.0
 
 
 class Events:
-    """Appends to events.jsonl. Disk space is reserved, so that the last events can be written to a disk
-    that is full.
-    """
+    """Appends to events.jsonl. Disk space is reserved so that the last events fit even on a full disk."""
 
     def __init__(self, out: str) -> None:
         self.room = os.path.join(out, ".room")
@@ -108,9 +106,7 @@ class ProgressEvents:
                 self.put(found)
 
     def take_reported(self) -> bool:
-        """Read what the command has written to $GPURUN_EVENTS since the last call. Return whether there was
-        anything.
-        """
+        """Read what the command has written to $GPURUN_EVENTS since the last call. Return whether it wrote anything."""
         with self.lock:
             return self.read_reported()
 

@@ -67,7 +67,7 @@ class Row:
 
     @property
     def result(self) -> float | None:
-        """Return the figure that ranks trials; None if there is none, or it is not a finite number."""
+        """Return the figure that ranks trials; None if there is none, or if it is not a finite number."""
         found = self.lowest if self.val_loss is not None else self.loss
         return found if found is not None and math.isfinite(found) else None
 
@@ -486,9 +486,7 @@ class RunningSweep:
             trial.end("stopped")
 
     def write(self) -> None:
-        """Replace the table of all trials. If the disk is full, use the reserved space; if that fails too, end the
-        sweep.
-        """
+        """Replace the table of all trials. On a full disk, use the reserved space, or else end the sweep."""
         try:
             self.replace_table()
         except OSError:
