@@ -120,7 +120,7 @@ def read_part(path: str, offset: int, most: int) -> Tuple[bytes, int]:
 
 
 def stream(path: str, offset: int, most: int) -> Tuple[Iterator[memoryview], int, int]:
-    """Return a regular file's bytes in blocks (each valid until the next), their number, and the file's size."""
+    """Return a regular file's bytes as blocks (each valid until the next), the number of bytes, and the file's size."""
     try:
         file, size = open_part(path, offset, most)
     except FileNotFoundError:
@@ -141,7 +141,7 @@ def stream(path: str, offset: int, most: int) -> Tuple[Iterator[memoryview], int
 
 
 def open_part(path: str, offset: int, most: int) -> Tuple[io.FileIO, int]:
-    """Return a regular file, open at an offset, and its size; FileNotFoundError if there is none."""
+    """Return a regular file, open at an offset, and its size. Raise FileNotFoundError if it does not exist."""
     file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
     facts = os.fstat(file.fileno())
     if not stat.S_ISREG(facts.st_mode) or offset < 0 or most < 0:
@@ -152,7 +152,7 @@ def open_part(path: str, offset: int, most: int) -> Tuple[io.FileIO, int]:
 
 
 def lock(root: str, name: str, wait_s: float) -> Optional[int]:
-    """Return a kernel lock as a descriptor (closing it releases it), or None if another process holds it too long."""
+    """Return a kernel lock as a descriptor (close it to release the lock); None if it is not free within `wait_s`."""
     descriptor, end = os.open(path_in(root, "agent", name), os.O_RDWR | os.O_CREAT, 0o600), monotonic() + wait_s
     while True:
         try:
@@ -166,7 +166,7 @@ def lock(root: str, name: str, wait_s: float) -> Optional[int]:
 
 
 def locked(root: str, name: str, wait_s: float) -> int:
-    """Return the lock as `lock` does; Refusal `busy` if another process holds it for longer than `wait_s`."""
+    """Return the lock as `lock` does. Raise Refusal `busy` if another process holds it for longer than `wait_s`."""
     held = lock(root, name, wait_s)
     if held is None:
         raise Refusal("busy", "another call holds %s" % name)

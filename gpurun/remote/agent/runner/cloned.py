@@ -19,9 +19,7 @@ class NotCloned(Exception):
 
 
 def clone(what: List[str], work: str) -> str:
-    """Clone an address into `work`, without overwriting files; check out a commit if one is named; return
-    the commit.
-    """
+    """Clone an address into `work`, without overwriting files; check out a named commit; return the commit."""
     address, commit = what
     into = work + ".clone"
     shutil.rmtree(into, ignore_errors=True)  # This is left from an interrupted start.
