@@ -76,9 +76,7 @@ class Parts:
         self.layout_sha256 = hashlib.sha256(self.layout).hexdigest()
 
     def read(self, index: int) -> Part:
-        """Return one part; none may be skipped. Raise UsageError `pack.changed` if a file has changed since
-        the survey.
-        """
+        """Return one part; none may be skipped. Raise UsageError `pack.changed` if a file differs from the survey."""
         if index > len(self.digests):
             raise ValueError(f"part {index} is read before part {len(self.digests)}")
         pieces = [(file, offset, content_at(file, offset, size)) for file, offset, size in self._places(index)]

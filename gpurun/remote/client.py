@@ -266,9 +266,7 @@ class FarSide:
         return understood_manifest(arriving.content(), most_bytes)
 
     def gather(self, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
-        """Download many small files and pass each to `take`. Return those that no longer exist
-        (`remote.small_files`).
-        """
+        """Download many small files and pass each to `take`. Return those that are gone (`remote.small_files`)."""
         return fetch_small_files(self, files, take)
 
     def fetch(

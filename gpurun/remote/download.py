@@ -197,9 +197,7 @@ class Fetching:
                 self._stop.set()
 
     def _take(self, size_bytes: int) -> tuple[int, int] | None:
-        """Return the next range, about `size_bytes` long; a shorter one near the end, so that all lanes end
-        together.
-        """
+        """Return the next range, about `size_bytes` long; a shorter one near the end: all lanes should end together."""
         with self._taking:
             if not self._todo:
                 return None

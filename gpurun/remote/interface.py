@@ -89,9 +89,7 @@ class Machine(Protocol):
         ...
 
     def put(self, path: str, content: bytes) -> None:
-        """Replace a file of the folder as a whole; create its parents. Raise MachineLost if the machine cannot be
-        reached.
-        """
+        """Replace a whole file of the folder, and create its parents. Raise MachineLost if that fails."""
         ...
 
     def lane(self) -> Machine:

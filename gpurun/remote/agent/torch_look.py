@@ -127,8 +127,7 @@ class Looks:
         self.looks = [TorchProbe(program, exported) for program in ([python] if python else pythons())]
 
     def best(self, tell: Callable[[Json], None]) -> Json:
-        """Return the first Python whose torch works on every GPU, else the best one. The choice is recorded for
-        `start`.
+        """Return the first Python whose torch works on all GPUs, else the best one; record it for `start`.
 
         `looks` are the other Pythons that were waited for. `tell` is called every two seconds with those that still
         run.

@@ -118,9 +118,7 @@ class Keeper:
         return code is not None or (self.child is None and self.pid not in trainers(self.root))
 
     def cannot_end(self) -> bool:
-        """Return whether the trainer was killed long ago and still exists, so that more waiting would only
-        cost rent.
-        """
+        """Return whether the trainer was killed long ago and still exists, so that waiting would only cost rent."""
         return self.killed_at is not None and monotonic() >= self.killed_at + KILLED_S
 
     def kill(self) -> None:
@@ -135,9 +133,7 @@ class Keeper:
         self.finish(self.child.returncode if self.child else None)
 
     def is_over(self) -> bool:
-        """Check once, and act. Return whether the trainer has ended (its other processes are then killed) or cannot
-        end.
-        """
+        """Check once, and act. Return whether the trainer has ended or cannot end; its processes are then killed."""
         try:
             if self.ended() or self.cannot_end():
                 kill_all(self.root)
@@ -152,9 +148,7 @@ class Keeper:
         return False
 
     def enforce(self) -> None:
-        """Stop the trainer, or kill it, if the lease or a request requires that. The earlier of the two
-        clocks counts.
-        """
+        """Stop the trainer, or kill it, if the lease or a request requires it. The earlier of two clocks counts."""
         request, lease, now = self.requested(), read(self.root, "agent", "lease.json") or {}, monotonic()
 
         def due(which: str) -> bool:
@@ -183,9 +177,7 @@ class Keeper:
         return {"now": False, "reason": self.requests[0]}
 
     def end_if_stuck(self) -> None:
-        """End a trainer that makes no more progress: its processes print their stacks, may save, and are
-        then killed.
-        """
+        """End a trainer that makes no more progress: its processes print stacks, may save, and are then killed."""
         silent_s = self.pulse.overdue_s()
         if not silent_s or self.reason:  # A trainer that was asked to stop has its own time limit.
             return
