@@ -123,7 +123,7 @@ def with_pip_if_it_can(choices: Choices, lines: Sequence[str], python: str = "")
 
 
 def distributions(modules: Iterable[str], python: str = sys.executable) -> dict[str, list[str]]:
-    """Return those of the modules that a Python here can import, each with the distributions that provide it."""
+    """Return the modules that a local Python can import, each with the distributions that provide it."""
     names = [name for name in modules if name.isidentifier()]
     if python == sys.executable:
         by = packages_distributions()

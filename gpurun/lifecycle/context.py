@@ -96,17 +96,17 @@ class StepClock:
 class Context:
     """Everything a step may use.
 
-    - - `reach` returns the connection to an instance. It does not connect yet.
-    - - `trainer` is the package to upload.
-    - - `open` opens the provider of another approved offer. If it is None, only the plan's first offer is tried.
-    - - `brings_early`: whether checkpoints are downloaded during training.
-    - - `ends_mono`: the end of the lease measured with the provider's clock, if that clock was read (see
+    - `reach` returns the connection to an instance. It does not connect yet.
+    - `trainer` is the package to upload.
+    - `open` opens the provider of another approved offer. If it is None, only the plan's first offer is tried.
+    - `brings_early`: whether checkpoints are downloaded during training.
+    - `ends_mono`: the end of the lease measured with the provider's clock, if that clock was read (see
       `ends_by_their_clock`).
-    - - `begin` starts a call that may take long.
-    - - `budgets` are checked before anything is rented.
-    - - `hang_up` closes every connection to the machine.
-    - - `abandoned` is set once the driver no longer waits for the step that has this context.
-    - - `latest` returns the run's current state. A long step may have an old one.
+    - `begin` starts a call that may take long.
+    - `budgets` are checked before anything is rented.
+    - `hang_up` closes every connection to the machine.
+    - `abandoned` is set once the driver no longer waits for the step that has this context.
+    - `latest` returns the run's current state. A long step may have an old one.
     """
 
     home: Home

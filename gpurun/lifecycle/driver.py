@@ -339,7 +339,7 @@ class Driver:
             self._give_up(self._not_proven_gone(error))
 
     def _give_up(self, error: MayBeBilling) -> NoReturn:
-        """Record the error and raise it. The run stays open and red; the next attempt to drive it resumes from here."""
+        """Record the error and raise it. The run stays open and red, and the next attempt to drive it resumes it."""
         self._record(Incident(code=error.code, message=f"{error.what} {error.hint}"))
         raise error
 

@@ -274,7 +274,7 @@ def _is_open_run(run: str, token: str, home: Home) -> bool:
 def sweep_leftovers(
     providers: list[Provider], home: Home, clock: Clock, *, remove_all: bool, look_only: bool, anyones: bool = False
 ) -> Iterator[Stray]:
-    """Remove the side resources that no living machine and no supervisor here needs; yield each with its fate.
+    """Remove the side resources that no living machine and no local supervisor needs. Yield each with its fate.
 
     A resource without a deadline in the past may belong to a rental that is just beginning. It is removed only with
     `remove_all`; if it belongs to another home, only with `anyones` too. With `look_only`, nothing is removed. Raise

@@ -1,4 +1,4 @@
-"""Read a user's cluster before anything is planned there."""
+"""Read the state of a user's cluster before a plan for it is made."""
 
 from __future__ import annotations
 

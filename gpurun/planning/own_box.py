@@ -111,7 +111,7 @@ def make_box_machine(
 
 
 def known_login(cluster: Cluster, home: Home) -> Box:
-    """Return how to log in to a cluster's login node, from what is recorded here. The node is not contacted."""
+    """Return how to log in to a cluster's login node, from what this home has recorded. The node is not contacted."""
     login = Login(cluster.user, cluster.host, cluster.port)
     jump = parse_host(cluster.jump, name="jump") if cluster.jump else None
     name = f"{login.host} by {jump}" if jump else login.host

@@ -69,14 +69,14 @@ class Desk:
 class Place(ABC):
     """One kind of place, for a request.
 
-    - - `is_rented`: there are several offers, their prices change, and a machine is rented for this run alone.
-    - - `has_others`: a run whose machine at this place is lost can continue on another machine.
-    - - `is_shown`: the plan will not be started, so catalogue prices are enough where none can be read.
-    - - `joins_nodes`: the place has several nodes for one run.
-    - - `forwards_ports`: gpurun can forward a port of the machine.
-    - - `is_outfitted`: gpurun may install on the machine what a recipe needs.
-    - - `takes`: the options that are only for such a place.
-    - - `box`: how to log in to the machine, once that is known.
+    - `is_rented`: there are several offers, their prices change, and a machine is rented for this run alone.
+    - `has_others`: a run whose machine at this place is lost can continue on another machine.
+    - `is_shown`: the plan will not be started, so catalogue prices are enough where none can be read.
+    - `joins_nodes`: the place has several nodes for one run.
+    - `forwards_ports`: gpurun can forward a port of the machine.
+    - `is_outfitted`: gpurun may install on the machine what a recipe needs.
+    - `takes`: the options that are only for such a place.
+    - `box`: how to log in to the machine, once that is known.
     """
 
     is_rented: ClassVar[bool] = False

@@ -1,7 +1,7 @@
 """Turn a proposal into a plan: read the place's offers, judge them, and choose the best.
 
-Nothing is rented or spent here. Modules that only some plans need are imported where they are used, so that `gpurun
-plan` answers quickly.
+Planning rents nothing and spends nothing. Modules that only some plans need are imported where they are used, so that
+`gpurun plan` starts quickly.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Plan the staging of shards: which files the bucket has, which are uploaded before renting, and what that saves.
 
-Problems with the bucket are reported here, before anything is rented.
+Problems with the bucket are reported before anything is rented.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _worth_staging(seen: Survey | None) -> list[PackedFile]:
 def _in_bucket(bucket: Bucket, files: list[PackedFile], plan: Plan) -> list[PackedFile]:
     """Return the files that the bucket has, by the digests in their manifest.
 
-    Files without a digest count as missing here; they are checked when they are staged.
+    Files without a digest count as missing until staging, which checks them.
     """
     digests = _digests(Path(plan.data.beside or plan.data.folder))
     known = [(file, digests[file.name]) for file in files if file.name in digests]

@@ -117,7 +117,7 @@ class TrainerProposal(Proposal):
         return need_of(self.request, self.resolved, is_rented=place.is_rented)
 
     def refuse_impossible(self, place: Place) -> None:
-        """Raise UsageError if a run would rent a machine and its shards exist neither here nor in public."""
+        """Raise UsageError if a run would rent a machine and its shards exist neither locally nor in public."""
         source = self.resolved.tables.data.source
         is_missing = self.request.data is None and source not in BUILT_IN and not public_shards(self.request, source)
         if place.is_rented and not place.is_shown and is_missing:
@@ -392,7 +392,7 @@ def _nodes(request: Request) -> int:
 
 
 def _require_packages(here: ResolvedRecipe) -> None:
-    """Raise SetupError if a package that the training needs is not installed here."""
+    """Raise SetupError if a package that the training needs is not installed on this computer."""
     if find_spec("torch") is None:
         raise SetupError(
             "torch.missing",

@@ -1,6 +1,6 @@
 """Estimate the transfers: uploads of shards and program, downloads of checkpoints, their times, and notes for plans.
 
-The size of shards that do not exist yet is estimated; nothing is prepared here.
+The size of shards that do not exist yet is estimated. No shards are made.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def vocabulary_of(full: ResolvedRecipe) -> int:
 
 
 def _tokens_of(full: ResolvedRecipe) -> int:
-    """Return the number of tokens in shards that do not exist here: as many as training reads or the source has."""
+    """Return the number of tokens in shards that do not exist yet: as many as training reads or the source has."""
     train = full.tables.train
     read = train.steps * train.batch_tokens
     return min(read, SOURCE_TOKENS.get(full.tables.data.source, read))

@@ -89,7 +89,7 @@ class WandbLog:
 
 
 def parse_trackers(text: str) -> tuple[str, ...]:
-    """Return the trackers in --log-to. Raise UsageError for an unknown one, SetupError if one is not usable here."""
+    """Return the trackers in --log-to. Raise UsageError for an unknown one, SetupError for one that cannot be used."""
     names = tuple(dict.fromkeys(name_typed.strip() for name_typed in text.split(",") if name_typed.strip()))
     for name in names:
         if name not in TRACKERS:

@@ -20,7 +20,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class News:
-    """Everything that is new since the last call. `heard_wall` is when the machine's last output was stored here."""
+    """Everything new since the last call. `heard_wall` is when this computer last stored output of the machine."""
 
     records: list[Record]
     events: list[TrainerEvent]

@@ -76,7 +76,7 @@ def find_checkpoint(sight: Sight, reference: str) -> HomeCheckpoint:
 
 
 def _downloaded_files(sight: Sight) -> dict[str, Any]:
-    """Return the recorded download; without one, for an unfinished run, files here that are in the machine's list."""
+    """Return the recorded download; without one, for an unfinished run, local files that are in the machine's list."""
     recorded = last_brought(sight.records)
     listed = Inventory(sight.folder).remembered() if sight.unfinished and recorded is None else None
     if listed is None:

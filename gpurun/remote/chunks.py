@@ -6,11 +6,11 @@ compressed separately. Upload (`upload.py` here, `agent/receive.py` and `agent/f
 1. `begin` announces the layout: the part size, and the files' names and sizes. With `--held ask` the machine first
    replies with the digests of complete files that an earlier pack or a bucket has brought; then the rest is announced
    again (`--held settled`). Finally it replies which parts an interrupted upload has left, as lines `INDEX SHA256`.
-2. `receive`, in several lanes at once, reads a stream of parts: each is a `PART_HEAD` (index, length, length as sent,
+2. `receive`, in several parallel lanes, reads a stream of parts: each is a `PART_HEAD` (index, length, length as sent,
    sha256) and its bytes; `END_OF_PARTS` ends the stream. A verified part is written to its place in the files and
-   recorded in `.incoming/LAYOUT/verified`. The first line there names the boot: the list is not valid after a reboot,
-   because nothing is synced. After an interruption, `begin` tells which of the interrupted parts have arrived; only the
-   others are sent again.
+   recorded in `.incoming/LAYOUT/verified`. The first line of that list names the boot: the list is not valid after a
+   reboot, because nothing is synced. After an interruption, `begin` tells which of the interrupted parts have arrived;
+   only the others are sent again.
 3. `settle` sends all digests and the manifest for a check, and has the files renamed into place: all of them, or none.
 
 Download (`download.py` and `resumable_file.py` here, `agent/job_status.py` on the machine): `get` requests a range of a
@@ -123,7 +123,7 @@ def part_bytes_for(total_bytes: int) -> int:
 
 
 def compress_part(content: bytes, codec: Codec) -> bytes:
-    """Return the compressed content of a part. Several threads may call this at once."""
+    """Return the compressed content of a part. Several threads may call this in parallel."""
     if codec == "gzip":
         return gzip.compress(content, _GZIP_LEVEL, mtime=0)
     import zstandard

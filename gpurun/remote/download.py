@@ -64,7 +64,7 @@ class WantedFile:
 def fetch(expected: WantedFile, into: Path, *pulls: Pull) -> Path:
     """Download one file to `into`/name and return its path. An existing file with the right digest is left alone.
 
-    Each pull is a separate lane; all are used at once. Arrived content is kept in `into`/.partial under its digest, so
+    Each pull is a separate lane; all are used together. Arrived content is kept in `into`/.partial under its digest, so
     a
     later call fetches only the rest. A file with a wrong digest is downloaded again, up to three times.
 

@@ -36,7 +36,7 @@ class HeldElsewhere(MachineLost):
 
 
 class Partial:
-    """A partly downloaded file at `path`, which will have `size_bytes`. Several threads may write at once.
+    """A partly downloaded file at `path`, which will have `size_bytes`. Several threads may write in parallel.
 
     Opening raises HeldElsewhere if another process has the file open for longer than WAIT_S.
     """

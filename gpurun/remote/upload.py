@@ -1,4 +1,4 @@
-"""Uploads a pack to a machine: in parts, over several lanes at once, and only the parts that it does not have.
+"""Uploads a pack to a machine: in parts, over several parallel lanes, and only the parts that it does not have.
 
 `chunks.py` has the protocol.
 """

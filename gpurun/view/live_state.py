@@ -1,4 +1,4 @@
-"""The state of the live view. It receives records, events and log lines, answers with facts, and draws nothing.
+"""The state of the live view. It receives records, events and log lines, provides figures, and draws nothing.
 
 Everything that it stores is limited, because the machine decides how much it sends.
 """
@@ -132,7 +132,7 @@ class Screen:
         heard_wall: float | None = None,
         gpus: GpuReading | None = None,
     ) -> None:
-        """Add the new input, the current transfer and GPU figures, and the time of the machine's last answer."""
+        """Add the new input, the current transfer and GPU figures, and the time of the machine's last reply."""
         self.moving, self.heard_wall = moving, heard_wall
         self.gpus = gpus
         if gpus is not None and gpus.use_percent is not None and gpus.wall >= self._gpu_due_wall:

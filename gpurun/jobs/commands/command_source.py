@@ -187,7 +187,7 @@ class _Reader:
             self._take(file, beside, is_sure=is_sure)
 
     def _files_of(self, module: str, place: str, names: tuple[str, ...] = ()) -> set[str]:
-        """Return the files that importing a module reads, looked up in the folder `place`; empty if it is not there."""
+        """Return the files that importing a module reads, looked up in the folder `place`; empty if it is not found."""
         parts, files = module.split("."), set[str]()
         for count in range(1, len(parts) + 1):
             stem = os.path.normpath("/".join([place, *parts[:count]]))

@@ -106,7 +106,7 @@ def file_warnings(found: WorkFolder) -> Iterator[str]:
 
 
 def import_warnings(found: WorkFolder, command: Command, *, python: str, is_rented: bool) -> Iterator[str]:
-    """Yield a warning about each imported module that Python will not find on the machine, as far as is known here."""
+    """Yield a warning about each imported module that Python will not find on the machine, as far as is known."""
     source = found.source
     for module, (by, place) in sorted(source.elsewhere.items()):
         yield (

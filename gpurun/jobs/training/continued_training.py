@@ -2,7 +2,7 @@
 
 The new run trains the remaining steps with the same recipe, shards, order, weights and optimiser state, on any machine.
 It uploads only checkpoint files that the earlier run's signed receipt names. What the trainer would refuse on paid time
-is refused here, before anything is rented.
+is refused before anything is rented.
 """
 
 from __future__ import annotations

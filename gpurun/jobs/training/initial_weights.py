@@ -2,7 +2,7 @@
 
 `--init ckpt.pt` converts a checkpoint of nanoGPT or minGPT, which is a pickle file. The trainer reads it in a child
 process on this computer, with an unpickler that creates only tensors and plain values. Only safetensors and JSON files
-are uploaded. Weights that the trainer would refuse on paid time are refused here, if that can be seen without loading
+are uploaded. Weights that the trainer would refuse on paid time are refused before, if that can be seen without loading
 them. docs/FORMATS.md has the rules.
 """
 

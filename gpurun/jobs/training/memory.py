@@ -27,17 +27,17 @@ class _Kept:
     """Bytes per token that a forward pass keeps for its backward pass, in 16-bit autocast or in fp32.
 
     Counted once per layer:
-    - - `channel`: per channel
-    - - `head`: per head
-    - - `norms`: a constant
-    - - `position`: per position of the context (the attention mask as numbers)
-    - - `weights`: per head and position; only without a fused attention
-    - - `masks`: per channel; only with dropout
-    - - `single`: per channel; only with a single head, whose values are not copied
+    - `channel`: per channel
+    - `head`: per head
+    - `norms`: a constant
+    - `position`: per position of the context (the attention mask as numbers)
+    - `weights`: per head and position; only without a fused attention
+    - `masks`: per channel; only with dropout
+    - `single`: per channel; only with a single head, whose values are not copied
 
     Counted once per network:
-    - - `around`: per channel, during the loss
-    - - `backward`: per channel, during the last layer's backward pass
+    - `around`: per channel, during the loss
+    - `backward`: per channel, during the last layer's backward pass
     """
 
     channel: float
@@ -79,12 +79,12 @@ _TOKEN_BYTES = 40  # Token ids, targets and losses.
 class Way:
     """The aspects of training that affect memory. `way_of` derives them from a recipe and an offer.
 
-    - - `half`: computing uses 16 bits.
-    - - `fused`: attention is a GPU's fused kernel, which includes dropout.
-    - - `chunked`: the loss is the trainer's own; on a GPU it is also `compiled` or `eager`.
-    - - `muon`: the matrices of the blocks have only one moment.
-    - - `gradient`: gradients already exist when a forward pass begins (several micro-batches, or replicas).
-    - - `shards`: the number of processes that share the weights; with 1 each process has all of them.
+    - `half`: computing uses 16 bits.
+    - `fused`: attention is a GPU's fused kernel, which includes dropout.
+    - `chunked`: the loss is the trainer's own; on a GPU it is also `compiled` or `eager`.
+    - `muon`: the matrices of the blocks have only one moment.
+    - `gradient`: gradients already exist when a forward pass begins (several micro-batches, or replicas).
+    - `shards`: the number of processes that share the weights; with 1 each process has all of them.
     """
 
     half: bool = True
@@ -106,17 +106,17 @@ class _Sizes:
     """The sizes from which the bytes of a training step are computed.
 
     Numbers of weights:
-    - - `parameters`: in total
-    - - `root`: weights outside the blocks
-    - - `block`: weights of one block
-    - - `head`: weights of the head
-    - - `widest`: weights of a block's widest matrix
+    - `parameters`: in total
+    - `root`: weights outside the blocks
+    - `block`: weights of one block
+    - `head`: weights of the head
+    - `widest`: weights of a block's widest matrix
 
     Bytes:
-    - - `layer_bytes`: what a forward pass keeps per layer
-    - - `kept_bytes`: what a forward pass keeps in total
-    - - `loss_bytes`: what the loss adds to that
-    - - `backward_bytes`: what the last layer's backward pass adds to that
+    - `layer_bytes`: what a forward pass keeps per layer
+    - `kept_bytes`: what a forward pass keeps in total
+    - `loss_bytes`: what the loss adds to that
+    - `backward_bytes`: what the last layer's backward pass adds to that
     """
 
     parameters: int

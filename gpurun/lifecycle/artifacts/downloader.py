@@ -372,16 +372,14 @@ class BackgroundDownload:
         )
 
     def _note_newest(self, manifest: Manifest, here: set[str]) -> None:
-        """If all files of the newest checkpoint are in `here`, record that and remove older files that they
-        replaced.
-        """
+        """Record the newest checkpoint if all its files are in `here`, and remove the older files that it replaces."""
         newest = [file for file in manifest.files if file.step == manifest.latest and file.kind != "sample"]
         if newest and {file.name for file in newest} <= here:
             self._inventory.note(step=manifest.latest, whole=tuple(newest))
             self._remove_replaced(manifest)
 
     def _remove_replaced(self, manifest: Manifest) -> None:
-        """Remove downloaded files that the machine no longer lists, if a newer complete checkpoint is here."""
+        """Remove downloaded files that the machine no longer lists, if a newer complete checkpoint was downloaded."""
         artifacts = self._inventory.artifacts
         with self._inventory.alone() as noted:
             needed = {file.name for file in (*manifest.files, *noted.whole)}

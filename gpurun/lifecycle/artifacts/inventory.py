@@ -86,13 +86,13 @@ def _write_list(folder: RunFolder, name: str, text: str) -> dict[str, str]:
 class Memory(BaseModel):
     """The content of `inventory.json`.
 
-    - - `manifest`: the machine's last list of finished files, written by an earlier gpurun only. Today the list is in
+    - `manifest`: the machine's last list of finished files, written by an earlier gpurun only. Today the list is in
       `manifest.json`, because it may be long.
-    - - `files`: the files that were downloaded during training.
-    - - `whole` and `step`: the files and the step of the newest complete checkpoint among them.
-    - - `bytes_per_s`: the measured download speed.
-    - - `kept`: files that the user requested. Later checkpoints do not replace them.
-    - - `left`: for a machine whose egress is charged, the size by digest of each file that was requested from it; None
+    - `files`: the files that were downloaded during training.
+    - `whole` and `step`: the files and the step of the newest complete checkpoint among them.
+    - `bytes_per_s`: the measured download speed.
+    - `kept`: files that the user requested. Later checkpoints do not replace them.
+    - `left`: for a machine whose egress is charged, the size by digest of each file that was requested from it; None
       if the notes cannot be read.
     """
 
@@ -227,7 +227,7 @@ class Inventory:
             return None
 
     def with_whole(self, listed: Manifest) -> Manifest:
-        """Return the manifest plus the files of the last complete checkpoint here that the machine no longer lists."""
+        """Return the manifest plus the downloaded files of the last complete checkpoint that it no longer lists."""
         names = {file.name for file in listed.files}
         more = [file for file in self.memory.whole if file.name not in names]
         here = [file for file in more if _size_of(locate_file(self.artifacts, file.name)) == file.bytes]

@@ -148,7 +148,7 @@ class Drain:
 
     The limit is a quarter of the plan's `collect_s` and `home_bytes`, because the checkpoints need the rest. A limit is
     needed because the machine is billed during the fetch and may report wrong sizes. The time when training ended and
-    the bytes that were here then are noted beside the copies, so that a later process does not start the limit again.
+    the bytes copied until then are noted beside the copies, so that a later process does not start the limit again.
     """
 
     def __init__(self, folder: RunFolder, clock: Clock, collect_s: float, home_bytes: int) -> None:

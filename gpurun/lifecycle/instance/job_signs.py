@@ -53,7 +53,7 @@ def outcome_of(status: Status, context: Context) -> TrainObserved:
     if outputs is None:
         return TrainObserved(**ended)
     traits, is_kept = context.provider.traits, context.is_shared
-    if is_kept:  # Other programs write there too, so only files named like weights count as the command's.
+    if is_kept:  # Other programs write to it too, so only files named like weights count as the command's.
         names = () if context.plan.job.is_attended else WEIGHTS
         outputs = replace(outputs, elsewhere=outputs.elsewhere.ending_in(names))
     ended["outputs"] = outputs.record | ({"kept": True} if is_kept else {})

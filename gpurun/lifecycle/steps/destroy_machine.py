@@ -31,7 +31,7 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
     """Destroy the machine in the journal and every other machine with the run's token, and prove that they are gone."""
     identifier = state.instance.id if state.instance else ""
     reason = "failure" if state.failure or state.moves_on else state.stop or state.outcome or "lease"
-    # A guard on the machine is not a guarantee: root can stop it there, and the provider can refuse its request.
+    # A guard on the machine is not a guarantee: root can stop it, and the provider can refuse its request.
     is_limited = context.provider.traits.ends_by is EndsBy.PROVIDER
     yield DestroyIntended(id=identifier, token=state.token, reason=reason, timer=is_limited)
     if context.plan.box is not None:
@@ -60,7 +60,7 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _leave_box(state: RunState, context: Context) -> Iterator[Note]:
-    """Leave the user's box: end the training there and remove the run's folder, if the box can be reached.
+    """Leave the user's box: end the training and remove the run's folder, if the box can be reached.
 
     Files that were not downloaded stay on the box as the only copy, unless the user gave them up.
     """

@@ -190,7 +190,7 @@ def _known_files(inventory: Inventory, records: Sequence[Record]) -> list[Manife
     """Return every known file of the run: from the journal, the last machine's manifest and the inventory.
 
     The inventory is needed for a command's last complete checkpoint: the manifest may list it as an ordinary output, or
-    list a newer file of that name that is not here yet.
+    list a newer file of that name that was not downloaded yet.
     """
     manifest = inventory.remembered()
     recorded = [ManifestFile(**file) for record in records for file in _files_in(record)]  # type: ignore[arg-type]

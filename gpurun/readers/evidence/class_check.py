@@ -75,7 +75,7 @@ class CardRow:
     weights: set[str] = field(default_factory=set)
     saved: set[str] = field(default_factory=set)
     place: tuple[str, int, str] = ("", 0, "")
-    """The id of the receipt's chain, its position there, and the digest of the previous receipt."""
+    """The id of the receipt's chain, the receipt's position in it, and the digest of the previous receipt."""
     predicate: Mapping[str, Any] = field(default_factory=dict)
 
 

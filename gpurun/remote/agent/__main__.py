@@ -49,7 +49,7 @@ def do(verb: str, root: str, options: Json) -> Answer:
 
 
 def main(words: List[str]) -> int:
-    """Run the verb in `words`, print its answer, and return the exit code."""
+    """Run the verb in `words`, print its reply, and return the exit code."""
     import errno
 
     options: Json = {}

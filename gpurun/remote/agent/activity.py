@@ -44,8 +44,8 @@ class Activity:
 
     `silent_since_wall` is when the job wrote last, if that is long ago. `end` is called once, with "idle" or "silent",
     when the job has been idle or silent for as long as its order allows (`idle_s`, `silent_s`; 0 or missing means
-    forever). On a dev box, where `people` work, the job never counts as silent; `idle_at_wall` is when the box will be
-    ended, if that is soon, and open terminals are warned.
+    forever). On a dev box (`people` then counts the users' sessions) the job never counts as silent. `idle_at_wall` is
+    when the box will be ended, if that is soon; open terminals are then warned.
     """
 
     def __init__(self, root: str, job: Json, gpus: GpuWatcher, end: Callable[[str], None]) -> None:

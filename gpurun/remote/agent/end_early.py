@@ -29,7 +29,7 @@ def end(_: str, options: Json) -> Answer:
 
 
 def ended(folder: str, at_wall: float) -> Json:
-    """Return the answer of `end`. Its `deadline` is read back from the guard; it is null if the guard has none.
+    """Return the reply to `end`. Its `deadline` is read back from the guard; it is null if the guard has none.
 
     If the deadline is already early enough, it is sufficient that the guard is alive, which means that it wrote within
     its last few checks.

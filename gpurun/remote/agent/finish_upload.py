@@ -111,7 +111,7 @@ def put_in_place(root: str, folder: str, entries: List[Json]) -> None:
 
 
 def shipped_record(root: str) -> Json:
-    """Return the record of the upload; empty if there is none, or if a reboot came before all files were on disk."""
+    """Return the record of the upload; empty if there is none, or if a reboot may have lost some of its files."""
     record = read(root, "agent", "shipped.json") or {}
     return {} if record.pop("boot", boot_id()) != boot_id() else dict(record)
 

@@ -84,11 +84,11 @@ def blank(root: str) -> Json:
 def ensure_keeper(root: str, fresh: bool) -> str:
     """Start a keeper for the job, from the same zip, if there is none. Return what was found or done.
 
-    - - "kept": a keeper lives.
-    - - "ended": the job's end is recorded.
-    - - "nobody": no process of the trainer lives, and none is started, because `fresh` is false.
-    - - "adopted": the new keeper watches the running trainer.
-    - - "started": the new keeper starts the trainer.
+    - "kept": a keeper lives.
+    - "ended": the job's end is recorded.
+    - "nobody": the trainer has no process, and none is started, because `fresh` is False.
+    - "adopted": the new keeper watches the running trainer.
+    - "started": the new keeper starts the trainer.
     """
     held = lock(root, "keeper.lock", 0.1 if fresh else 0.0)
     if held is None:

@@ -144,7 +144,7 @@ def get(root: str, options: Json) -> Answer:
 def gather(root: str, _: Json) -> Answer:
     """Return many small files one after the other. Each line of the client's list has the bytes and name of one file.
 
-    The answer states, by position, which files do not exist with that size. All others follow completely.
+    The reply states, by position, which files do not exist with that size. All others follow completely.
     """
     import sys
 

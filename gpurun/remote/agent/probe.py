@@ -34,7 +34,7 @@ WRITTEN_BYTES = 1 << 20
 def hello(root: str, options: Json) -> Answer:
     """Return the machine's facts and its current time, which is also recorded.
 
-    Lines that name the Pythons that are still being examined may come before the answer.
+    Lines that name the Pythons that are still being examined may come before the reply.
     """
     write_out(root)
     exported = learn(root)

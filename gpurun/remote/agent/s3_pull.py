@@ -160,7 +160,7 @@ class Pulling:
         yield self.line({"bytes": self.came, "pulled": [f.sha256 for f in self.files if f.is_here], "failed": failed})
 
     def line(self, event: Json) -> bytes:
-        """Return one line of the answer, after sending the lines before it."""
+        """Return one line of the reply, after sending the lines before it."""
         import sys
 
         sys.stdout.buffer.flush()

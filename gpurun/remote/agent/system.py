@@ -24,7 +24,7 @@ MOST_JSON_BYTES = 64 << 20  # The list of a hundred thousand files has about twe
 
 
 class Refusal(Exception):
-    """A negative answer with a stable code. `more` has further figures for the client."""
+    """A refusal of a call, with a stable code. `more` has further figures for the client."""
 
     def __init__(self, code: str, message: str, **more: Any) -> None:
         super().__init__(message)

@@ -119,7 +119,7 @@ def rank(answer: Json) -> int:
 
 
 class Looks:
-    """The checks of all Pythons, or of the named one: started at once, with one time limit."""
+    """The checks of all Pythons, or of the named one: started together, with one time limit."""
 
     def __init__(self, root: str, python: Optional[str]) -> None:
         exported = remembered_variables(root)

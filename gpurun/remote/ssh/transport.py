@@ -1,4 +1,4 @@
-"""Adaptations of paramiko: how much is read at once, how much is trusted, and what waits for new keys."""
+"""Adaptations of paramiko: how much is read in one call, how much is trusted, and what waits for new keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpurun.remote.interface import Take
 
 MOST_GREETING_BYTES = 1 << 20
 MOST_PACKET_BYTES = 256 << 10
-# Several packets at once: paramiko reads each in two pieces, and every read from the socket costs a thread switch.
+# Several packets in one read: paramiko reads each in two pieces, and every read from the socket costs a thread switch.
 _AHEAD_BYTES = 256 << 10
 # Messages about a channel that begin with its number: from a wider window over data and its end to the close.
 _TO_CHANNEL = MSG_CHANNEL_WINDOW_ADJUST, MSG_CHANNEL_CLOSE

@@ -29,16 +29,16 @@ _NUMBER = re.compile(r"-\d|-\.\d")
 class RunMaterial:
     """One run as the report shows it.
 
-    - - `shards`: identifies its training data. If the user supplied the text, no key of the recipe does.
-    - - `tokenizer_sha256`: identifies the vocabulary of the tokens in its losses.
-    - - `receipt`: None without a receipt; `no_receipt` then has the reason.
-    - - `spent_micros`: the cost so far of an open run.
-    - - `notes`: sentences for the reader about missing or unusual things.
-    - - `argv` and `folder_sha256`: a command's words and the digest of its folder. A command has no recipe and no known
+    - `shards`: identifies its training data. If the user supplied the text, no key of the recipe does.
+    - `tokenizer_sha256`: identifies the vocabulary of the tokens in its losses.
+    - `receipt`: None without a receipt; `no_receipt` then has the reason.
+    - `spent_micros`: the cost so far of an open run.
+    - `notes`: sentences for the reader about missing or unusual things.
+    - `argv` and `folder_sha256`: a command's words and the digest of its folder. A command has no recipe and no known
       `parameters`.
-    - - `given`: the keys that the user set with --set.
-    - - `trainer`: which trainer was used.
-    - - `env`: the values are compared but not shown, because a page is passed on to others.
+    - `given`: the keys that the user set with --set.
+    - `trainer`: which trainer was used.
+    - `env`: the values are compared but not shown, because a page is passed on to others.
     """
 
     run: str

@@ -51,7 +51,7 @@ VARIABLES = (
 def find_results(since_wall: float, passed_by: Iterable[str], limit_s: float) -> Dict[str, Any]:
     """Return the results that appeared or changed since `since_wall`, without those in `passed_by` and in caches.
 
-    The answer has their number, their bytes, and the twenty most important: weights first, then by size. `is_whole` is
+    The result has their number, their bytes, and the twenty most important: weights first, then by size. `is_whole` is
     false if the time was over before everything was searched.
     """
     found = ResultCounter()

@@ -307,7 +307,7 @@ class RunningSweep:
             from gpurun.remote.agent.runner.tpe import Tpe
 
             self.sampler = Tpe(self.order, len(self.rows))
-        except Exception as error:  # noqa: BLE001 - what is wrong with optuna there ends no sweep that is paid for
+        except Exception as error:  # noqa: BLE001 - no error of optuna may end a sweep that is paid for
             why = "%s: %s" % (type(error).__name__, error)
             message = "optuna cannot be used there (%s): settings are drawn at random, as with --sampler random" % why
             sys.stdout.write("warning: %s\n" % message)
@@ -317,7 +317,7 @@ class RunningSweep:
             self.learn(row)
 
     def restore(self) -> None:
-        """Read the rows of an earlier machine. A trial that had not ended there starts again."""
+        """Read the rows of an earlier machine. A trial that had not ended starts again."""
         places = [self.folder, *(os.path.join(self.work, place) for place in self.order["earlier"])]
         for place in places:
             try:
