@@ -140,8 +140,9 @@ class Patience(Waits):
         self._context.raise_if_stopped(self._state)
 
     def require_time(self, file: ManifestFile, why: GpurunError | None) -> None:
-        """Raise StopWanted after a stop request, and CollectFailed, with the message of `why`, once the
-        lease is over.
+        """Raise StopWanted after a stop request, and CollectFailed once the lease is over.
+
+        `why` is the error that kept the file waiting; its message is added.
         """
         self.raise_if_stopped()
         if self._context.seconds_left(self._state) <= 0:

@@ -146,9 +146,7 @@ class Context:
 
     @property
     def is_shared(self) -> bool:
-        """Return whether others may use the machine too, or it keeps its files. Files not downloaded then
-        stay on it.
-        """
+        """Return whether the run's files stay on the machine after the run, as on the user's own computer."""
         traits = self.provider.traits
         return traits.is_this_computer or not traits.removes_files
 
@@ -242,9 +240,7 @@ class Context:
         return max(0.0, self._ends_wall(state) - self.plan.lease.destroy_s - begun_wall - self.seconds_left(state))
 
     def hidden_s(self, state: RunState) -> float:
-        """Return for how long the provider may still hide the new machine, in seconds; 0 once its agent has
-        answered.
-        """
+        """Return for how many seconds the provider may still hide the new machine; 0 once its agent has replied."""
         return 0.0 if state.facts else self.unsettled_s(state)
 
     def unsettled_s(self, state: RunState) -> float:
@@ -255,17 +251,16 @@ class Context:
         return max(0.0, settle_s - (self.clock.monotonic() - state.heard_at.mono))
 
     def since_s(self, moment: Moment) -> float:
-        """Return the seconds since a moment: by the monotonic clock, or by the wall clock if it is of an
-        earlier boot.
+        """Return the seconds since a moment.
+
+        The monotonic clock measures them; for a moment before the last boot, the wall clock.
         """
         if moment.boot_id == boot_id():
             return max(0.0, self.clock.monotonic() - moment.mono)
         return max(0.0, self.clock.wall() - moment.wall)
 
     def looks_late(self, state: RunState) -> bool:
-        """Return whether the last reply is so old, by either clock, that the requested machine may have run
-        since then.
-        """
+        """Return whether the last reply is so old, by either clock, that the machine may have run unnoticed."""
         now = Moment(wall=self.clock.wall(), mono=self.clock.monotonic(), boot_id=boot_id())
         since_s = state.heard_at.seconds_until(now) if state.heard_at is not None else float("inf")
         return since_s > max(UNSEEN_S, self.provider.traits.settle_s)

@@ -181,8 +181,9 @@ def is_older(orphan: Orphan, than_s: float) -> bool:
 
 
 def _judge(instance: Instance, home: Home, provider: Provider, clock: Clock) -> Orphan:
-    """Decide what to do with a machine, from its token, this home's journals, and last its tags, which may
-    be edited.
+    """Decide what to do with a machine.
+
+    The sources are its token, this home's journals and, with the lowest priority, its tags, which can be edited.
     """
     owner, now = owner_of(instance.run, instance.token, home), their_wall(provider, clock)
     deadline_wall = _deadline_of(instance, owner, home, provider, now)

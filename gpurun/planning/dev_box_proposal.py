@@ -52,8 +52,9 @@ class DevBoxProposal(CommandProposal):
         super().__init__(_with_lab(request) if wishes.jupyter else request, desk, is_asked=is_asked, admit=admit)
 
     def with_earlier(self, command: Command, work: Path) -> tuple[Command, Earlier | None]:
-        """Copy the folder of the earlier dev box, if there is one, to `work`; return the command and that
-        box's record.
+        """Copy the folder of the earlier dev box to `work`. Return the new command, and the earlier box's record.
+
+        Without an earlier dev box, return the command unchanged and None.
         """
         if not self.request.continues:
             return command, None

@@ -171,8 +171,9 @@ def demand_password_login(host: str) -> Login:
 
 
 def install_own_key(login: Login, home: Home, clock: Clock, say: Callable[[str], None]) -> str:
-    """Install gpurun's key for a login, whose password ssh asks for, and log in with the key; return its
-    public line.
+    """Install gpurun's key for a login, log in with it once, and return its public line.
+
+    ssh asks for the login's password.
     """
     from gpurun.remote.ssh.openssh import install_key
 
@@ -406,8 +407,9 @@ def _host_key(
 
 
 def _seen(login: Login, shown: str, home: Home, name: str) -> tuple[str, Trust]:
-    """Return the host key that is shown, and why it is trusted. Raise SetupError if it differs from the
-    recorded key.
+    """Return the host key that is shown, and why it is trusted. A key shown for the first time is recorded.
+
+    Raise SetupError if the key differs from the recorded one.
     """
     known = known_host(home, name, login.port)
     if known is None:

@@ -191,8 +191,9 @@ def guard_words(offer: Offer) -> Span:
 
 
 def _fit(offer: Offer, estimate: Estimate) -> str:
-    """Return the micro-batch and its memory per GPU, such as `64/27G`; "yes" if the memory is unknown, "no" if too
-    small.
+    """Return the micro-batch and its memory per GPU, such as `64/27G`.
+
+    Return "yes" if the offer's memory is unknown, and "no" if it is too small.
     """
     if not estimate.fits:
         return "no"

@@ -133,9 +133,7 @@ class Downloader:
         deque(self.each(files), maxlen=0)
 
     def each(self, files: Iterable[ManifestFile]) -> Iterator[StoreFull]:
-        """Download files like `bring`. Whenever all remaining files must wait, yield the disk-full errors
-        among them.
-        """
+        """Download files as `bring` does, and yield the disk-full errors whenever all remaining files must wait."""
         waiting = list(files)
         while waiting and self.gone is None:
             try:
@@ -278,8 +276,9 @@ class BackgroundDownload:
     def __init__(
         self, far: FarSide | None, folder: RunFolder, budget: EgressBudget, clock: Clock, is_attended: bool = False
     ) -> None:
-        """With `is_attended` (a dev box), also download files other than checkpoints, as far as the plan
-        pays for it.
+        """Take the machine; None if nothing can be downloaded.
+
+        With `is_attended` (a dev box), also download other files than checkpoints, as far as the plan pays for that.
         """
         self._is_attended = is_attended
         self._far = far.lane() if far is not None else None

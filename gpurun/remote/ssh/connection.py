@@ -381,9 +381,7 @@ def identities(named: Path | str | None) -> Iterator[list[paramiko.PKey]]:
 
 
 def _key_of(path: Path) -> paramiko.PKey:
-    """Return the private key in a file, with the certificate beside it. `private_key` reads more forms than
-    paramiko.
-    """
+    """Return the private key in a file, with the certificate beside it; `private_key` reads more than paramiko."""
     kind, text = private_key(path)
     try:
         key = _KINDS[kind].from_private_key(StringIO(text))

@@ -20,8 +20,9 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 
 
 def report_page(runs: Sequence[RunMaterial], *, version: str) -> str:
-    """Return the report of at least one run. The same material gives the same bytes. Raise SetupError without
-    matplotlib.
+    """Return the report of at least one run. The same material gives the same bytes.
+
+    Raise SetupError if matplotlib is missing.
     """
     title = _listed([run.run for run in runs])
     heading = _listed([tag("span", escape_line(run.run), class_="whole") for run in runs])
