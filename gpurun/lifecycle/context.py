@@ -146,7 +146,7 @@ class Context:
 
     @property
     def is_shared(self) -> bool:
-        """Return whether the run's files stay on the machine after the run, as on the user's own computer."""
+        """Return whether other programs may use the machine too: on this computer, an own box or a cluster."""
         traits = self.provider.traits
         return traits.is_this_computer or not traits.removes_files
 
@@ -260,7 +260,7 @@ class Context:
         return max(0.0, self.clock.wall() - moment.wall)
 
     def looks_late(self, state: RunState) -> bool:
-        """Return whether the last reply is so old, by either clock, that the machine may have run unnoticed."""
+        """Return whether the last reply is so old, by either clock, that the machine may have run since then."""
         now = Moment(wall=self.clock.wall(), mono=self.clock.monotonic(), boot_id=boot_id())
         since_s = state.heard_at.seconds_until(now) if state.heard_at is not None else float("inf")
         return since_s > max(UNSEEN_S, self.provider.traits.settle_s)

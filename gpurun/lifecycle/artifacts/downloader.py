@@ -276,7 +276,7 @@ class BackgroundDownload:
     def __init__(
         self, far: FarSide | None, folder: RunFolder, budget: EgressBudget, clock: Clock, is_attended: bool = False
     ) -> None:
-        """Take the machine; None if nothing can be downloaded.
+        """Prepare downloads from the machine `far`; with None, nothing is downloaded.
 
         With `is_attended` (a dev box), also download other files than checkpoints, as far as the plan pays for that.
         """
