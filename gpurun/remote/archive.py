@@ -108,8 +108,7 @@ def survey(sources: Sources, allowed: Collection[str] = ()) -> Survey:
 
     Sources map a name in the pack (`bundle/trainer`, `data`) to a file, a folder (with everything in it) or bytes. A
     source itself may be reached through a link, but links below it are never followed. Caches and version control are
-    left
-    out. Unreadable or missing files are refused.
+    left out. Unreadable or missing files are refused.
     """
     files: list[PackedFile] = []
     refusals: list[RefusedPath] = []

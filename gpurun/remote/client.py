@@ -114,8 +114,7 @@ class FarSide:
         """Return the machine's facts. This may take minutes, because the machine imports torch from a cold disk.
 
         If `python`, or else this object's Python, is a path, only that Python is searched for torch. `on_wait` is
-        called with
-        the seconds waited so far, and with what the machine is waiting for.
+        called with the seconds waited so far, and with what the machine is waiting for.
         """
         chosen = python or self._job_python
         options = ["--python", chosen] if chosen else []
@@ -156,8 +155,7 @@ class FarSide:
         """Start the job (docs/FORMATS.md has its keys) unless it was started before.
 
         If it was, the call can only shorten its lease. Raise FarRefusal `other_job` if a job with another run, argv,
-        cwd or env
-        was started.
+        cwd or env was started.
         """
         self._put("job.json", canonical(dict(job)))
         return parse_message(Started, self.ask("start", "--job", "job.json", timeout_s=_START_S)[0])
@@ -242,8 +240,7 @@ class FarSide:
         """End the trainer at once, remove the run's whole folder, and return how many processes were ended.
 
         With `keep_results` the trainer's outputs stay, and with `keep_work` a command's own folder. The call may be
-        repeated,
-        also on a full disk, because the agent is uploaded only if it is missing or damaged.
+        repeated, also on a full disk, because the agent is uploaded only if it is missing or damaged.
         """
         if self._agent_amiss():
             self.install_agent()

@@ -45,8 +45,7 @@ class WantedFile:
     """A file of a verified manifest that must be downloaded.
 
     `on_progress` is called with the bytes that have arrived so far, and with 0 if the download starts again. With
-    `aside` a
-    separate partial file is used, because another process holds the usual one and makes no progress.
+    `aside` a separate partial file is used, because another process holds the usual one and makes no progress.
     """
 
     name: str
@@ -65,12 +64,10 @@ def fetch(expected: WantedFile, into: Path, *pulls: Pull) -> Path:
     """Download one file to `into`/name and return its path. An existing file with the right digest is left alone.
 
     Each pull is a separate lane; all are used together. Arrived content is kept in `into`/.partial under its digest, so
-    a
-    later call fetches only the rest. A file with a wrong digest is downloaded again, up to three times.
+    a later call fetches only the rest. A file with a wrong digest is downloaded again, up to three times.
 
     Raise CollectFailed if the digest stays wrong, StoreFull if the file cannot be stored, and HeldElsewhere, a
-    MachineLost,
-    if another process is downloading it. Files that were verified before stay unchanged.
+    MachineLost, if another process is downloading it. Files that were verified before stay unchanged.
     """
     target = locate_file(into, expected.name)
     if has_content(target, expected):

@@ -81,10 +81,8 @@ class Machine(Protocol):
         """Run a program in the folder, send it its input, and wait for its end.
 
         With a `sink` the program's standard output is passed on as it arrives, from another thread, and is not in the
-        reply. An
-        exception of `stdin` or `sink` ends the program and is raised here. Raise MachineLost if the machine cannot be
-        reached,
-        the time is over, or more than MOST_REPLY_BYTES arrive.
+        reply. An exception of `stdin` or `sink` ends the program and is raised here. Raise MachineLost if the machine
+        cannot be reached, the time is over, or more than MOST_REPLY_BYTES arrive.
         """
         ...
 

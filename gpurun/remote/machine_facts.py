@@ -68,8 +68,7 @@ class Torch(MachineAnswer):
     """The Python that has torch. `cuda` is torch's CUDA version, or None if no device can be used.
 
     `built_for` is the CUDA version that torch was built for, and `archs` are the GPU architectures. `error` says why
-    torch
-    cannot use the devices. `packages` are the packages in that Python, after --setup.
+    torch cannot use the devices. `packages` are the packages in that Python, after --setup.
     """
 
     found: bool

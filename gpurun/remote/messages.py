@@ -109,10 +109,8 @@ class Status(MachineAnswer):
     """The heartbeat. `wall` is when the keeper last wrote it, by the machine's own clock.
 
     `silent_since_wall` is when the job last wrote a log line or a file, if that is long ago. `idle_at_wall` is when a
-    dev
-    box will be ended as idle, if that is soon. For an ended job, `oom_kills` counts the processes that the kernel
-    killed
-    for lack of memory while the job ran.
+    dev box will be ended as idle, if that is soon. For an ended job, `oom_kills` counts the processes that the kernel
+    killed for lack of memory while the job ran.
     """
 
     v: Literal[1]
@@ -315,8 +313,7 @@ def demand_sound(manifest: Manifest, most_bytes: int) -> None:
     """Raise FarRefusal `bad_manifest` if the files do not fit into one folder, or into `most_bytes`.
 
     Two names must not be equal (for plain names, in any case of letters), and no file may have the name of a folder.
-    The
-    number of checkpoints is limited too.
+    The number of checkpoints is limited too.
     """
     taken, folders = set[str](), set[str]()
     for file in manifest.files:

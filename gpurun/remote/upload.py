@@ -74,8 +74,7 @@ def send_pack(
     """Send the files that the machine lacks. Afterwards all files are in place and verified there, or none is.
 
     `on_progress` is called, on this thread, with the content bytes that the machine has or that were sent. An exception
-    of
-    it ends the upload.
+    of it ends the upload.
     """
     pack.survey.demand_clean()
     upload = _Upload(far, pack, codec, on_progress, clock or SystemClock(), timeout_s)
@@ -130,8 +129,7 @@ class _Upload:
         """Announce these parts. Return the digests of complete files that the machine already has.
 
         If it has some, the parts of the other files must be announced before any is sent. If it has none, this object
-        now knows
-        which parts the machine has.
+        now knows which parts the machine has.
         """
         self._parts, self._todo = parts, deque(range(parts.count))
         self._held_bytes = self._pack.survey.total_bytes - parts.total_bytes

@@ -61,8 +61,8 @@ def make_startable(command: Command, found: WorkFolder) -> StartableCommand:
 def with_notebook(command: Command, request: Request, mode: Mode) -> tuple[Command, tuple[str, ...]]:
     """Return a notebook's command with nbconvert and ipykernel added to its requirements, and notes for the plan.
 
-    On the user's own machine gpurun installs nothing without a flag. Raise UsageError if the packages may be missing
-    on that machine.
+    On the user's own machine gpurun installs nothing without a flag. Raise UsageError if the packages may be missing on
+    that machine.
     """
     notebook = command.argv[0]
     if not notebook.endswith(".ipynb"):

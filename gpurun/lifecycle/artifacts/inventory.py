@@ -92,8 +92,8 @@ class Memory(BaseModel):
     - `whole` and `step`: the files and the step of the newest complete checkpoint among them.
     - `bytes_per_s`: the measured download speed.
     - `kept`: files that the user requested. Later checkpoints do not replace them.
-    - `left`: for a machine whose egress is charged, the size by digest of each file that was requested from it; None
-      if the notes cannot be read.
+    - `left`: for a machine whose egress is charged, the size by digest of each file that was requested from it; None if
+      the notes cannot be read.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")

@@ -83,8 +83,7 @@ def have_pulled(
     """Let the machine pull files, with fresh URLs if some have expired. Add the results of all calls to `came`.
 
     `on_progress` is called about twice a second; an exception ends the pulling. Raise FarRefusal (`disk_full` and
-    others),
-    MachineLost, or SetupError if no URL can be made.
+    others), MachineLost, or SetupError if no URL can be made.
     """
     for _ in range(MOST_FRESH):
         came.failed = {}

@@ -60,8 +60,7 @@ def read_pushed(bucket: Bucket, folder: str, *, run: str, key: str, most_bytes: 
     """Return what a run has pushed; None if it has pushed nothing.
 
     `most_bytes` is the limit of the local disk. Raise CollectFailed if the list is invalid, or was not signed by the
-    run's
-    machine.
+    run's machine.
     """
     content = bucket.get(head_key(folder), MOST_HEAD_BYTES)
     if content is None:

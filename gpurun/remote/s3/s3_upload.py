@@ -52,10 +52,8 @@ def stage_file(
     """Return the index of a file after uploading it to the bucket. Existing content is not sent again.
 
     `notes` is a folder for state that must survive a crash: the next call continues with the existing pieces. `on_sent`
-    is
-    called with the bytes of each sent piece, on any thread, and with 0 while another run sends the same file. An
-    exception
-    of it ends the upload.
+    is called with the bytes of each sent piece, on any thread, and with 0 while another run sends the same file. An
+    exception of it ends the upload.
     """
     make_private(notes)
     # If two runs have the same shards, the second one finds them in the bucket.
@@ -168,8 +166,7 @@ class _Sending:
         """Prepare to continue an interrupted upload: note the pieces that S3 has with the recorded tag.
 
         Return the compressed size of each part if all pieces were joined before, and only the reply was lost; else an
-        empty
-        list.
+        empty list.
         """
         lines = self._notes.read_text().splitlines() if self._notes.exists() else []
         noted = [found for line in lines if isinstance(found := _read(line), dict)]

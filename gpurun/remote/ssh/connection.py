@@ -93,8 +93,7 @@ class ParamikoConnection:
         """Return a new channel for one program; None if the server allows no more beside the open ones.
 
         Data from the program is kept until it is read or, with `take`, passed on at once by the connection's own
-        thread. Raises
-        paramiko's errors.
+        thread. Raises paramiko's errors.
         """
         clock, end_mono = self._wire.clock, self._wire.clock.monotonic() + ROOM_S
         while True:
@@ -121,8 +120,7 @@ class ParamikoConnection:
         """Return a channel to another host through this one. Raises paramiko's errors.
 
         The channel ends if nothing arrives for a long time. The connection that uses it requests signs of life, so
-        something
-        should arrive.
+        something should arrive.
         """
         to = (address.host, address.port)
         channel = self._transport.open_channel(
@@ -152,8 +150,7 @@ def connect(
     """Log in to the host with the expected key, using the keys of `identities` and nothing else.
 
     Raise MachineLost if the host cannot be reached or does not accept a key (yet), HostKeyMismatch if it is another
-    host,
-    and SetupError if the user's key cannot be used.
+    host, and SetupError if the user's key cannot be used.
     """
     with identities(key) as keys:
         transport, wire = _to_expected(address, expected, clock, limit_s, _dialled(address, clock, key, jump))
@@ -356,8 +353,7 @@ def identities(named: Path | str | None) -> Iterator[list[paramiko.PKey]]:
     """Yield the keys to try in turn: that of a private key file, those of the SSH agent with `agent`, or none.
 
     A public key's file selects this key of the agent. Raise SetupError if the file has no usable key, and MachineLost
-    if
-    the agent has none, because that may change.
+    if the agent has none, because that may change.
     """
     picked = public_part(Path(named)) if named and named != AGENT else None
     if named != AGENT and picked is None:

@@ -75,8 +75,7 @@ def read_entry(name: str, identity: str = "") -> Entry | None:
     """Return the entry to which `ssh -G` resolves a name; None if there is no such entry.
 
     If `identity` is given, it is the only key. Raise UsageError for an invalid name, and SetupError if ssh is missing
-    or
-    fails.
+    or fails.
     """
     if not NAME.fullmatch(name):
         hint = "A name may have letters, digits, dots, _ and -, but must not begin with _ or -."
@@ -173,8 +172,7 @@ class OpensshMachine(RemoteMachine):
     """See `RemoteMachine`. The connection is the master connection to an entry, which is opened if there is none.
 
     `asks` means that a user is at the terminal, whom ssh asks what the login requires. Otherwise a login that requires
-    more
-    than a key raises a MachineLost that says how to open the connection again.
+    more than a key raises a MachineLost that says how to open the connection again.
     """
 
     def __init__(
@@ -223,8 +221,7 @@ class Master:
         """Log in if necessary, and leave the connection in the background.
 
         Raise HostKeyMismatch if another host replies. Raise MachineLost if the host cannot be reached, or if the login
-        asks
-        something and no user is at a terminal.
+        asks something and no user is at a terminal.
         """
         _make_own(self._folder)
         with exclusive(self._folder / f"{self._socket.name}.lock"):

@@ -112,8 +112,7 @@ class RemoteProgram:
     """A program in a folder, which is created private if missing. The program starts at once.
 
     Its output counts from its mark on (`MARK GROUP`); before the mark it gets no input. `group` is its process group on
-    the
-    machine, or None until it has started.
+    the machine, or None until it has started.
     """
 
     def __init__(

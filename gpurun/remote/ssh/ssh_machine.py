@@ -36,14 +36,11 @@ class RemoteMachine:
     """Runs programs in `folder` of the host at `address`, whose key must be `host_key`.
 
     `host_key` is a public line or a fingerprint. `folder` is below the login's home unless it is absolute. The first
-    call
-    connects. Calls of several threads share one connection, or use another one if the server allows no more programs on
-    the
-    first.
+    call connects. Calls of several threads share one connection, or use another one if the server allows no more
+    programs on the first.
 
     `client_key` is the only key that is ever offered, or `agent` for the keys of the SSH agent. No password is used.
-    With a
-    `jump` the host is reached through another host, which accepts the same key. No call waits longer than until
+    With a `jump` the host is reached through another host, which accepts the same key. No call waits longer than until
     `last_mono`, the monotonic time at which the machine's end must be requested.
     """
 

@@ -104,17 +104,14 @@ class Transport(paramiko.Transport):
     """A connection over which programs may end at any moment, also while its keys are renewed.
 
     paramiko's thread replies at once when a program ends. While keys are renewed nothing may be sent, so that thread
-    would
-    wait for the new keys, which only it can receive, and give up the connection after 30 s (paramiko's issue 822). Here
-    such replies are held back until the new keys have arrived.
+    would wait for the new keys, which only it can receive, and give up the connection after 30 s (paramiko's issue
+    822). Here such replies are held back until the new keys have arrived.
 
     Another thread's message about a program may come after that reply, which closes the program's channel. A server
-    ends
-    the whole connection if it gets a message for a closed channel. Here nothing is sent after a close.
+    ends the whole connection if it gets a message for a closed channel. Here nothing is sent after a close.
 
     If a channel has an attribute `take`, its data is passed to that by this thread, because keeping it for another
-    thread
-    would double its cost. `is_taking` is True meanwhile.
+    thread would double its cost. `is_taking` is True meanwhile.
 
     `offered` has the server's lists of algorithms, so that an error can show them.
     """
